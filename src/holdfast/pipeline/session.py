@@ -20,6 +20,7 @@ import holdfast
 
 JAVA_VERSION_MIN: Final = 17
 JAVA_TIMEOUT_S: Final = 20.0
+"""The most seconds that `java -version` may take."""
 ARROW_ROWS: Final = 32_768
 """The most rows in one Arrow batch between Spark and Python."""
 

@@ -12,8 +12,11 @@ from holdfast.pipeline.decoders.json_payload import Fields, take_fields
 from holdfast.pipeline.decoders.text_payload import boolean, number
 
 SKIPPED: Final = "_"
+"""The name of a column to leave out."""
 LINES_MAX: Final = 10_000
+"""The most lines of one message."""
 CELLS_MAX: Final = 1_000_000
+"""The most cells of one message."""
 
 
 def decode_csv(

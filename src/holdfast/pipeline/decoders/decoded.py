@@ -15,6 +15,7 @@ ERRORS_MAX: Final = 8
 """The most errors listed for one message. More are counted."""
 INTEGER_MIN: Final = -(1 << 63)
 INTEGER_MAX: Final = (1 << 64) - 1
+"""The range of integers: signed and unsigned numbers of 64 bits."""
 EXACT_MAX: Final = 1 << 53
 """The integer up to which a double is exact."""
 

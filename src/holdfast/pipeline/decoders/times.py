@@ -18,6 +18,7 @@ _MILLISECONDS_BELOW: Final = _SECONDS_BELOW * 1000
 _MICROSECONDS_BELOW: Final = _MILLISECONDS_BELOW * 1000
 _NANOSECONDS_BELOW: Final = _MICROSECONDS_BELOW * 1000
 _TEXT_LENGTH_MAX: Final = 40
+"""The most characters of a text that may be a time."""
 
 
 def parse_time(value: Any) -> int | None:

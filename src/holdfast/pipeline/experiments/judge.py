@@ -121,6 +121,7 @@ def _accused(events: DataFrame) -> DataFrame:
 
 
 def _incomplete(events: DataFrame) -> DataFrame:
+    """Return the writers of whose events some are missing."""
     writers = events.groupBy("run", "writer").agg(
         F.count("*").alias("present"),
         F.max("n").alias("newest"),

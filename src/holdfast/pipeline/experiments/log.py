@@ -15,7 +15,9 @@ from holdfast.pipeline.experiments.events import SCHEMA_VERSION, check_event, ch
 BUFFER_BYTES_MAX: Final = 32 << 20
 """The bytes that may wait for the disk, about 200,000 events. Beyond them `write` waits."""
 WRITE_INTERVAL_S: Final = 0.2
+"""The seconds between two writes to the file."""
 CLOSE_S: Final = 60.0
+"""The most seconds that `close` waits for the disk."""
 
 _checked = lru_cache(maxsize=256)(check_event)
 

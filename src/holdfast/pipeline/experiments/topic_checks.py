@@ -19,6 +19,7 @@ GOODBYE_US: Final = 2_000_000
 """The microseconds after a DISCONNECT in which a fault may lose it. Nothing acknowledges a
 DISCONNECT, so a node that fails soon after may not have stored it."""
 TEXT_CHARACTERS_MAX: Final = 500
+"""The most characters of a finding's text."""
 SENT_AGAIN: Final = "sent again by its publisher"
 RESENT: Final = "resent with DUP"
 OTHER_CONNECTION: Final = "sent to another connection"

@@ -21,6 +21,7 @@ OF_ALL: Final = (
 )  # fmt: skip
 """The events that concern every topic."""
 END_US: Final = inf
+"""The end of a fault that was never healed."""
 
 Key = tuple[str, int]
 """A message of the topic: its publisher and sequence."""
@@ -148,6 +149,7 @@ class History:
         )
 
     def _take_common(self, row: Row) -> None:
+        """Note an event that concerns all topics."""
         client = row.client or ""
         if row.event == "connected":
             self.accepted_us.setdefault(client, []).append(row.time_us)
@@ -187,6 +189,7 @@ class History:
         return self.subscriptions.setdefault(name, JudgedSubscription(name))
 
     def _take(self, row: Row) -> None:
+        """Note an event of the topic."""
         key = (row.publisher or "", row.sequence or 0)
         if row.event == "published":
             known = self.messages.get(key)

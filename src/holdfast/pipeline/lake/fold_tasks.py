@@ -131,6 +131,7 @@ def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int)
 
 
 def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: int) -> TaskShare:
+    """Divide the rows of some units into buckets, and write them to one exchange file."""
     writer = None
     try:
         for unit in units:
@@ -199,6 +200,10 @@ def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
 def _fold(
     spec: FoldSpec, rows: list[pa.RecordBatch], states: list[pa.RecordBatch], prefix: str
 ) -> list[Pair]:
+    """Fold rows with their states, and write the outputs.
+
+    If the fold fails, the files stay incomplete and no commit names them.
+    """
     written = _Outputs(spec, prefix)
     try:
         known = pa.Table.from_batches(states, None if states else spec.state_schema)

@@ -38,6 +38,7 @@ ROWS_PER_BUCKET_MIN: Final = 100_000
 BYTES_PER_BUCKET: Final = 32 << 20
 """The most bytes of the source's compressed files per bucket."""
 BUCKETS_MAX: Final = 1024
+"""The most buckets of a step."""
 ROWS_PER_UNIT: Final = 131_072
 """The rows of the source or the state that one unit has."""
 FILE_ROWS: Final = 1_000_000

@@ -34,6 +34,7 @@ wrong device clock does not stop a table. More grains mean that the grain is too
 """
 DAY_US: Final = 86_400_000_000
 UNIT_US: Final = {"hour": 3_600_000_000, "day": DAY_US}
+"""The length of each unit in microseconds."""
 DAYS: Final = ((date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days + 1)
 """The days since 1970 that Python's dates can express, the end excluded: the years 1 to 9999.
 Spark's times go further; rows of such a time are in no grain."""
@@ -126,6 +127,7 @@ def step_gold(engine: Engine, table: Table) -> Commit | None:
 
 
 def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) -> Touched:
+    """Return the grains that the new files of the source touch."""
     grain = _grain(table)
     if grain.unit == "all":
         return Touched(grain, [])
@@ -184,6 +186,7 @@ def _build(
     live: Sequence[File],
     touched: Touched,
 ) -> None:
+    """Compute the touched grains and stage one file each."""
     grain = touched.grain
     wanted = touched.of_source()
     files = [file for file in live if wanted.has_file(file)]

@@ -15,9 +15,13 @@ from holdfast.pipeline.lake.runner import RunListener, RunReport
 from holdfast.pipeline.lake.table import RECORDS
 
 TERMINAL_S: Final = 1.0
+"""The seconds between two lines on a terminal."""
 LOG_S: Final = 60.0
+"""The seconds between two lines in a log."""
 RATE_WINDOW_S: Final = 10.0
+"""The seconds over which rates are computed."""
 ERROR_LINES_MAX: Final = 3
+"""The most lines of an error that are printed."""
 SKIPPED_SHOWN: Final = 5
 """The most ranges of offsets in one line."""
 

@@ -230,6 +230,7 @@ class Runner:
             self._failed(name, error, None)
 
     def _bronze_loop(self, trigger_s: float) -> None:
+        """Make steps of bronze until the run stops, with a new connection after an error."""
         engine = replace(self.engine, logs={})  # the other thread reads the same commits
         _fair_share(engine, RECORDS)
         bronze: Bronze | None = None
@@ -259,6 +260,7 @@ class Runner:
             bronze.close()
 
     def _tables_loop(self, names: Sequence[str], trigger_s: float) -> None:
+        """Make steps of the other tables in turn until the run stops."""
         _fair_share(self.engine, "tables")
         retries = dict.fromkeys(names, (0.0, RETRY_S))
         while not self.stopping:

@@ -111,6 +111,7 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
 
 
 def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequence[File]) -> None:
+    """Compute rows, quarantine and state from the new files of the source, and stage them."""
     if isinstance(table.build, StreamFold):
         build_folded(engine, table, step, source.columns, files)
         return

@@ -10,7 +10,9 @@ from holdfast.pipeline.report.data import POINTS_MAX, Stored, most, thinned, whe
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
 
 LINES_MAX: Final = 6
+"""The most lines in a chart."""
 OTHERS_MAX: Final = 20
+"""The most rows in a table of the worst or busiest."""
 
 
 def add_devices(page: Page, stored: Stored) -> None:

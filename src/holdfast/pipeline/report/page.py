@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any, Final
 
 TABLE_ROWS_MAX: Final = 40
+"""The most rows of a table in the report."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ ways. Both give the same numbers in every attempt:
   tasks in any way that keeps the rows of one partition in one task.
 
 The epoch of a producer is always 0. Two attempts publish the same rows with the same numbers, each
-in ascending order, so it does not matter which of them is newer. Fencing the older one by an epoch
-would only fail it.
+in ascending order, so it does not matter which of them is newer. An epoch per attempt would be
+wrong: the broker compares sequences within one epoch only, and would store the rows of both.
 """
 
 import hashlib
@@ -22,13 +22,17 @@ from holdfast.protocol.mqtt.properties import USER_PROPERTY
 
 EPOCH: Final = 0
 BATCH_SHIFT: Final = 32
+"""The bits of a sequence below the batch id."""
 BATCH_MAX: Final = (1 << 31) - 1
+"""The largest batch id whose sequences fit into 63 bits."""
 ROWS_MAX: Final = (1 << BATCH_SHIFT) - 1
 """The most rows in one task."""
 REPEAT_SHIFT: Final = 16
+"""The bits of a sequence below the origin offset, for rows with the same origin."""
 REPEATS_MAX: Final = 1 << REPEAT_SHIFT
 """The most rows of one task with the same origin, as `explode` makes them."""
 OFFSET_MAX: Final = (1 << 63 - REPEAT_SHIFT) - 2
+"""The largest origin offset whose sequences fit into 63 bits."""
 ORIGINS_MAX: Final = 10_000
 """The most origin partitions in one task."""
 

@@ -36,6 +36,7 @@ KEEP_ALIVE_S: Final = 600
 """The keep-alive in seconds. It is long because rows may come slowly and no timer sends pings
 meanwhile. If the server closes the connection, the task connects again."""
 READ_BYTES: Final = 1 << 16
+"""The most bytes of one read from the socket."""
 UNSENT_BYTES: Final = 1 << 18
 """The most bytes in the kernel that are not yet sent (TCP_NOTSENT_LOWAT). So the bytes that the
 socket takes show real progress, and a slow upload does not look like a silent server."""
@@ -160,6 +161,7 @@ def open_link(
 
 
 def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) -> None:
+    """Send CONNECT and wait for CONNACK, with one deadline for all reads."""
     connect = connect_packet(options, options.client_id, options.clean_start, None)
     connection.sendall(encode(connect, options.level))
     deadline = time.monotonic() + CONNECT_TIMEOUT_S

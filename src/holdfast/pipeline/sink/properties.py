@@ -33,6 +33,7 @@ from holdfast.protocol.mqtt.properties import (
 BLOCK_BYTES_MAX: Final = 268_435_455
 """The most bytes that a length in MQTT can express."""
 CACHE_MAX: Final = 1024
+"""The most blocks that are cached."""
 CACHED_BYTES_MAX: Final = 1024
 """The most bytes of a block that is cached."""
 
@@ -91,6 +92,8 @@ class PropertiesEncoder:
         return [encode(value) if value else b"" for value in column.to_pylist()]
 
     def _of_block(self, value: bytes) -> bytes | str:
+        """Check a binary block, and remove the properties of its connection and its producer
+        sequence."""
         known = self._known.get(value)
         if known is not None:
             return known

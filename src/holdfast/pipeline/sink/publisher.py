@@ -180,6 +180,8 @@ class Publisher:
         self._check_progress(self._away_at)
 
     def _note_progress(self, sent: int, now: float) -> None:
+        """Note acknowledgements as progress, and sent bytes as well while few attempts have
+        failed."""
         if self.window.settled != self._settled_before:
             self._settled_before = self.window.settled
             self._progress_at = now
@@ -238,6 +240,7 @@ class Publisher:
         return position
 
     def _answered(self, packet: Ack, now: float) -> None:
+        """Process an acknowledgement with a reason code, or one of QoS 2."""
         detail = reason_string(packet.properties)
         try:
             reply = self.window.answered(packet.kind, packet.packet_id, packet.reason, detail, now)

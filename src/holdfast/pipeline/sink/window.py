@@ -25,6 +25,8 @@ BYTES_MAX: Final = 16 << 20
 added."""
 PAUSE_FIRST_S: Final = 0.05
 PAUSE_MAX_S: Final = 5.0
+"""The longest pause in seconds after a transient refusal. The first is PAUSE_FIRST_S, and each
+doubles."""
 RETRIED: Final = frozenset(
     {
         reasons.UNSPECIFIED_ERROR,

@@ -101,6 +101,10 @@ class JournalMap:
             return 0  # not a shared directory
 
     def _map_segments(self) -> None:
+        """Map all segments in order. Each begins with the ends of the one before it.
+
+        A batch that overrides records of earlier segments cuts those segments' maps, too.
+        """
         sequences = self.directory.segments()
         first, self._floor = self._start(sequences)
         known = {segment.sequence: segment for segment in self._segments}

@@ -169,6 +169,11 @@ class _Reading:
         self._stream: LogStream | None = None
 
     def chunks(self) -> Iterator[Chunk]:
+        """Yield the wanted batches until all are found.
+
+        Any progress makes all servers eligible again: a server that lacked one record may have the
+        next.
+        """
         try:
             while not self._coverage.done:
                 before = dict(self._coverage.next)

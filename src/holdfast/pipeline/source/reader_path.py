@@ -85,6 +85,7 @@ def _open(path: str) -> int:
 def _read_piece(
     descriptor: int, piece: Piece, coverage: Coverage, buffer: bytearray
 ) -> Iterator[Chunk]:
+    """Read the wanted batches of one piece, chunk by chunk."""
     position = piece.start
     wanted = CHUNK_BYTES
     while position + HEADER_BYTES <= piece.end and not coverage.done:

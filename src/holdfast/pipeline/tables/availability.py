@@ -22,6 +22,7 @@ that sends several messages at once."""
 INTERVALS_MIN: Final = 5
 """The fewest intervals from which a usual one is computed."""
 SILENCE_MIN_US: Final = 10_000_000
+"""The shortest silence in microseconds that is an outage."""
 DAY_US: Final = 86_400_000_000
 
 _OUTAGE_COLUMNS: Final = (

@@ -24,11 +24,15 @@ from holdfast.pipeline.tables.stream import (
 BIRTHS_MAX: Final = 2
 """The births kept per edge node: the newest, and the one before it for late messages."""
 ALIASES_MAX: Final = 20_000
+"""The most names and aliases kept per birth."""
 DEVICES_MAX: Final = 1000
+"""The most devices kept per edge node."""
 SEQUENCE_END: Final = 256
+"""The numbers of Sparkplug messages are 0 to 255."""
 TIME_MAX_MS: Final = 100_000_000_000_000
 """The year 5138 in milliseconds. A later time is in another unit, or invalid."""
 BD_SEQUENCE: Final = "bdSeq"
+"""The metric that connects a will with the birth of its session."""
 _COMMANDS: Final = frozenset({"NCMD", "DCMD"})
 _TYPES: Final = frozenset({"NBIRTH", "NDEATH", "NDATA", "DBIRTH", "DDEATH", "DDATA"})
 

@@ -162,6 +162,7 @@ class Folder:
         return self.state
 
     def _take(self, message: TableMessage) -> None:
+        """Read one message, unless its producer sequence shows that it is a repetition."""
         reader = self.topics[message.topic].reader
         if reader is None or self._was_sent_before(message):
             return
@@ -228,6 +229,7 @@ class Folder:
         place: StreamPosition,
         first: int,
     ) -> None:
+        """Output the readings of one device in a message, with their marks."""
         decoded = emission.decoded
         store_us, time_us = message.store_us, decoded.time_us
         event_us, claimed_us = _believed(time_us, store_us, reader.future_us)

@@ -21,6 +21,7 @@ IDLE_DAYS_MAX: Final = 7
 """The days without a message after which the state is dropped."""
 IDLE_US_MAX: Final = IDLE_DAYS_MAX * 86_400_000_000
 DEVICES_MAX: Final = 1000
+"""The most devices per stream whose newest event time is kept."""
 GAPS_MAX: Final = 64
 """The most open gaps kept per stream. If there are more, the oldest can no longer be filled."""
 REORDER_MAX: Final = 1000

@@ -213,6 +213,11 @@ class Compaction:
         return commit
 
     def _merge(self, merge: Merge, path: Path, names: Sequence[str]) -> File:
+        """Write one merged file.
+
+        The number of rows is compared with the commits, so that a damaged file does not lose rows
+        silently.
+        """
         paths = [self.lake / file.path for file in merge.files]
         schema = _union([pq.read_schema(each) for each in paths], names)
         spec = WriteSpec(

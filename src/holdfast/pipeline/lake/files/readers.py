@@ -23,6 +23,7 @@ a commit and renames."""
 READING_MAX_S: Final = 120.0
 """The most seconds that a process that replaces files waits for the steps that read them."""
 POLL_S: Final = 0.01
+"""The seconds between two attempts to get the lock."""
 
 
 class BusyError(LakeError):

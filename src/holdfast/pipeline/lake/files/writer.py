@@ -24,10 +24,12 @@ import pyarrow.parquet as pq
 from holdfast.pipeline.lake.files.commits import File
 
 ROW_GROUP_ROWS: Final = 131_072
+"""The rows of a row group. It is fixed, so that equal rows give equal files."""
 ROW_GROUP_BYTES: Final = 64 << 20
 """The most bytes of unencoded Arrow data per row group. It bounds the memory of a task per open
 file."""
 OPEN_FILES_MAX: Final = 64
+"""The most open files of a task. All are closed before another one is opened."""
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 FILE_SCHEMA: Final = "file string"
 """The result rows of a writing task: one JSON text per file."""

@@ -66,6 +66,7 @@ class DeltaStore:
         return (table.transaction_version(commit.lineage) or 0) >= commit.version
 
     def _commit(self, part: StorePart, commit: Commit) -> None:
+        """Add one part of a commit to its Delta table, unless the table has it already."""
         properties = _properties(commit)
         schema = Schema.from_arrow(arrow_schema(part.columns))
         root = self.lake / part.name

@@ -137,6 +137,7 @@ class IcebergStore:
         return self._tables.create(schema, spec.build(), order, PROPERTIES, location)
 
     def _commit(self, part: StorePart, commit: Commit) -> None:
+        """Add one part of a commit to its Iceberg table, unless the table has it already."""
         table = self._load(part.name)
         if table is None:
             table = self._create(part)
