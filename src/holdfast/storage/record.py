@@ -8,7 +8,7 @@ A batch is the unit of append, checksum and replication. All integers are little
        8  crc                u32  CRC-32 (zlib) of bytes 12 to length
       12  format             u8   1
       13  attributes         u8   ATTRIBUTE_STATE: recovery must apply some record in here;
-                                  ATTRIBUTE_RESET, ATTRIBUTE_GROUPED, ATTRIBUTE_MORE: see there
+                                  ATTRIBUTE_RESET, ATTRIBUTE_GROUPED, ATTRIBUTE_MORE: see these
       14  partition          u16
       16  base_offset        u64  offset of the first record; the others follow densely
       24  epoch              u32  leadership term under which the batch was appended
@@ -40,9 +40,9 @@ HEADER_BYTES: Final = 48
 HEAD: Final = struct.Struct("<IHHHBBIIIIIQ")
 HEAD_BYTES: Final = 40
 _pack_head: Final = HEAD.pack
-# Of the same, what an index needs: body_start, topic_len, kind, timestamp_delta_us.
+# The fields of a head for an index: body_start, topic_len, kind, timestamp_delta_us.
 _HEAD_SUMMARY: Final = struct.Struct("<IH4xB9xI16x")
-# What whoever applies a record looks at first: kind, flags, ticket.
+# The fields that the application of a record reads first: kind, flags, ticket.
 _HEAD_APPLY: Final = struct.Struct("<10xBB16xI8x")
 # body_start, topic_len, client_id_len.
 _HEAD_CLIENT: Final = struct.Struct("<IHH32x")
@@ -64,13 +64,13 @@ HEAD_FIELDS: Final = [
 
 ATTRIBUTE_STATE: Final = 0x01
 ATTRIBUTE_RESET: Final = 0x02
-"""A mark without records in a replica's journal: the partition begins anew at `base_offset`, and
-what lies before the mark is void. It never leaves the node."""
+"""A mark without records in a replica's journal: the partition restarts at `base_offset`, and
+earlier batches of it are void. The mark never leaves the node."""
 ATTRIBUTE_GROUPED: Final = 0x04
-"""`group` says where in its write group the batch is. A batch that was written before there were
-such fields, was rewritten since, or is a replica's does not have the attribute."""
+"""The field `group` has the batch's position in its write group. Batches of replicas, rewritten
+batches, and those of versions before this field have no such attribute."""
 ATTRIBUTE_MORE: Final = 0x08
-"""The next batch belongs to the same write group, and counts only together with this one."""
+"""The next batch belongs to the same write group. This one counts only together with it."""
 GROUP_MASK: Final = (1 << 32) - 1
 
 MESSAGE: Final = 1
@@ -86,9 +86,9 @@ RELEASE: Final = 5
 WILL: Final = 6
 """A will was fired or dropped (client id)."""
 CONTROL: Final = 7
-"""About the log itself; readers that do not know it skip it."""
+"""A record about the log itself; readers that do not know it skip it."""
 PRODUCER: Final = 8
-"""A producer id is bound to a user (producer, client id = user name; empty: to nobody)."""
+"""A producer id is bound to a user (producer, client id = user name; empty: unbound)."""
 
 KIND_NAMES: Final = {
     MESSAGE: "message",
@@ -110,24 +110,26 @@ FLAG_PRODUCER: Final = 0x10
 FLAG_WILL: Final = 0x20
 """The message is the will of `client_id` for its session epoch `sequence`."""
 FLAG_AUDIENCE: Final = 0x40
-"""The message is not for all subscribers: `audience` says for whom, see session.audience. Readers
-that know no audiences take it for everybody's."""
+"""The message is not for all subscribers; `audience` defines for which, see session.audience.
+Readers that know no audiences treat it as a message for all."""
 
 STATE_FLAGS: Final = FLAG_RETAIN | FLAG_PACKET_ID | FLAG_PRODUCER | FLAG_WILL
-"""Of messages that matter beyond being delivered."""
+"""The flags of messages that recovery must apply."""
 
 DELTA_US_MAX: Final = (1 << 32) - 1
 BATCH_BYTES_MAX: Final = 1 << 30
-"""Above anything we write (one packet is at most 256 MiB); a longer length is damage."""
+"""The most bytes of a batch. No written batch reaches it (one packet is at most 256 MiB), so a
+longer length is damage."""
 
 
 class CorruptBatch(Exception):
-    """The bytes at a position are not a whole, valid batch. The text says what is wrong."""
+    """The bytes at a position are not a complete, valid batch. The text gives the reason."""
 
 
 class Record:
-    """One record: to be appended, or as the log has it. `topic` is UTF-8; `properties` are encoded
-    MQTT 5 properties without their length prefix, as the publisher sent them less topic alias."""
+    """One record, to be appended or read from the log. `topic` is UTF-8. `properties` are encoded
+    MQTT 5 properties without their length prefix, as the publisher sent them, except the topic
+    alias."""
 
     def __init__(
         self,
@@ -158,22 +160,22 @@ class Record:
         self.sequence = sequence
         self.properties = properties
         self.payload = payload
-        # With FLAG_AUDIENCE only.
+        # It is set with FLAG_AUDIENCE only.
         self.audience = audience
-        # By which the node that the client is connected to knows its record again; 0: none.
+        # The number by which the client's node recognises its record; 0: none.
         self.ticket = ticket
-        # Whoever appends the record gives it this; -1: nobody has.
+        # The offset, set by the append; -1 before.
         self.offset = offset
 
     def is_state(self) -> bool:
-        """Must recovery apply it?"""
+        """True if recovery must apply the record."""
         if self.kind == MESSAGE:
             return self.flags & STATE_FLAGS != 0
         return self.kind != CONTROL
 
 
 def _delta_us(timestamp_us: int, base_us: int) -> int:
-    """For the 32 bits of a head; a clock that steps back counts as no step."""
+    """The difference for the 32 bits of a head; a clock that steps back counts as no step."""
     delta = timestamp_us - base_us
     if delta < 0:
         return 0
@@ -186,7 +188,7 @@ class BatchBuilder:
     def __init__(self, partition: int, base_offset: int) -> None:
         self.partition = partition
         self.base_offset = base_offset
-        # Whoever opens a batch says under which epoch; `build` is told.
+        # The epoch under which the batch was opened; `build` takes it as an argument.
         self.epoch = 0
         self.base_timestamp_us = 0
         # Of the newest record.
@@ -194,13 +196,13 @@ class BatchBuilder:
         self.attributes = 0
         self.count = 0
         self.body_bytes = 0
-        # Of each record; b"" for one that is not a message.
+        # The topic of each record; b"" for one that is not a message.
         self.topics: list[bytes] = []
         self._heads: list[bytes] = []
         self._body: list[bytes] = []
 
     def add(self, record: Record) -> int:
-        """Add a record, which gets its offset; returns that.
+        """Add a record, set its offset and return it.
 
         The caller keeps a batch below BATCH_BYTES_MAX and closes it within an hour
         (`timestamp_delta_us` has 32 bits).
@@ -264,7 +266,7 @@ class BatchBuilder:
         return offset
 
     def move_last(self, record: Record) -> "BatchBuilder":
-        """Take the newest record out again; returns a builder for the same offset with it alone."""
+        """Move the newest record to a builder of its own, with the same offset, and return that."""
         moved = BatchBuilder(self.partition, self.base_offset + self.count - 1)
         moved.epoch = self.epoch
         moved.add(record)
@@ -286,7 +288,7 @@ class BatchBuilder:
         return moved
 
     def extend(self, batch: "Batch") -> int:
-        """Add the records of another batch as they are; returns the offset of the first."""
+        """Add the records of another batch unchanged, and return the offset of the first."""
         heads = batch.start + HEADER_BYTES
         body = heads + batch.count * HEAD_BYTES
         if self.count == 0:
@@ -307,7 +309,7 @@ class BatchBuilder:
         return offset
 
     def _add_moved_heads(self, batch: "Batch") -> None:
-        """Behind what there is already."""
+        """Add the heads, with positions and times relative to this batch."""
         moved_by = self.body_bytes
         later_by = batch.base_timestamp_us - self.base_timestamp_us
         heads = memoryview(batch.data)[batch.start + HEADER_BYTES :]
@@ -325,11 +327,11 @@ class BatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the batch if it were built now."""
+        """The bytes of the batch if it were built now."""
         return (HEADER_BYTES + self.count * HEAD_BYTES + self.body_bytes + 7) & ~7
 
     def build(self, epoch: int, group: int = 0, attributes: int = 0) -> bytes:
-        """`group` and `attributes`: of a batch in a write group."""
+        """The encoded batch. `group` and `attributes` are those of a batch in a write group."""
         length = self.size_bytes
         padding = length - HEADER_BYTES - self.count * HEAD_BYTES - self.body_bytes
         header = HEADER.pack(
@@ -350,7 +352,7 @@ class BatchBuilder:
         return b"".join([header[:8], crc32(rest).to_bytes(4, "little"), rest])
 
     def parsed(self, data: bytes) -> "Batch":
-        """What `build` has returned, as whoever reads it has it."""
+        """The Batch of the bytes that `build` returned, without parsing them again."""
         batch = Batch(data, check=False)
         batch.know_topics(self.topics, self.last_delta_us)
         return batch
@@ -360,7 +362,10 @@ class Batch:
     """A parsed header over bytes that hold one whole batch at `start`."""
 
     def __init__(self, data: bytes, start: int = 0, *, check: bool = True) -> None:
-        """Parse and (unless `check` is false) verify the checksum. Raises CorruptBatch."""
+        """Parse the header and, unless `check` is false, verify the checksum.
+
+        Raises `CorruptBatch` if the batch is incomplete or damaged.
+        """
         if len(data) - start < HEADER_BYTES:
             raise CorruptBatch(f"{len(data) - start} bytes left, a header has {HEADER_BYTES}")
         fields = HEADER.unpack_from(data, start)

@@ -1,10 +1,10 @@
-"""Emptying messages that `per_topic_last` no longer keeps, without moving any offset. Uses os,
-through files.
+"""Compaction: emptying messages that `per_topic_last` no longer keeps, without moving any offset.
+It uses os, through files.
 
-An emptied message leaves its head behind as a CONTROL record without topic and payload, so offsets
-stay dense, batches keep their place and count, and a segment still begins at its sequence. Only
-segments that retention.count_settled names may be rewritten: no session counts on them, and
-recovery begins after them. Records of other kinds stay as they are.
+An emptied message leaves its head behind as a CONTROL record without topic and payload. So offsets
+stay dense, batches keep their order and count, and a segment still begins at its sequence. Only
+segments counted by retention.count_settled may be rewritten: no session needs them, and recovery
+begins after them. Records of other kinds stay unchanged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,13 @@ from holdfast.storage.record import (
 )
 
 WRITE_BYTES: Final = 1 << 20
-"""Gathered before they are written."""
+"""The bytes collected before a write."""
 
 
 class SegmentCompactor:
     """Rewrites the batches of one segment, in their order.
 
-    `beyond`: how many of a topic's oldest messages in this segment go, see
+    `beyond` is the number of a topic's oldest messages in this segment to empty; see
     retention.messages_beyond.
     """
 
@@ -43,7 +43,7 @@ class SegmentCompactor:
         self.bytes_freed = 0
 
     def rewrite(self, batch: Batch) -> bytes:
-        """The batch with what goes emptied; the same bytes if nothing of it does."""
+        """The batch with superseded messages emptied; the same bytes if it has none."""
         emptied = self.emptied
         builder = BatchBuilder(batch.partition, batch.base_offset)
         for record in batch.records():
@@ -63,21 +63,20 @@ class SegmentCompactor:
 
 
 def is_worthwhile(counts: Mapping[bytes, int], beyond: Mapping[bytes, int]) -> bool:
-    """Does at least half of a segment's messages go? Rewriting for less costs more disk time than
-    it saves space, and the rest goes with a later, larger share."""
+    """True if at least half of a segment's messages go. For less, rewriting costs more disk time
+    than it saves space, and the rest goes with a later, larger share."""
     return 2 * sum(beyond.values()) >= max(1, sum(counts.values()))
 
 
 def compact_segment(
     directory: DataDirectory, segment: Segment, beyond: Mapping[bytes, int]
 ) -> Segment | None:
-    """Rewrite a sealed segment's file and index; returns what takes its place in the journal.
+    """Rewrite a sealed segment's file and index, and return its replacement in the journal.
 
-    None, and nothing is changed, if the segment is damaged, has void records, or nothing would be
-    freed. Once this
-    has run, what a LogReader knows of the old file is wrong: run it in the reader's thread and
-    call `forget_segment`. A crash on the way leaves the old or the new file; the index is made
-    anew if it is of the other one. Raises OSError.
+    Returns None without a change if the segment is damaged, has void records, or nothing would be
+    freed. Afterwards a LogReader's knowledge of the old file is wrong. So run this in the reader's
+    thread and call `forget_segment`. A crash meanwhile leaves the old or the new file, and an index
+    of the other one is built again. Raises `OSError` if the disk fails.
     """
     if segment.has_void():
         return None
@@ -92,7 +91,7 @@ def compact_segment(
     except BaseException:
         output.discard()
         raise
-    # Where damage was skipped when the segment was opened, the offsets tell.
+    # If damage was skipped when the segment was opened, the offsets differ.
     if not compactor.bytes_freed or index.head.end_offsets != segment.end_offsets():
         output.discard()
         return None
@@ -104,7 +103,10 @@ def compact_segment(
 def _rewrite(
     source: ReadFile, compactor: SegmentCompactor, index: ActiveIndex, output: TemporaryFile
 ) -> int:
-    """Returns the new size. Raises CorruptBatch."""
+    """Write the segment's batches to the output and return its size in bytes.
+
+    Raises `CorruptBatch` if a batch is damaged.
+    """
     position = 0
     pieces: list[bytes] = []
     gathered_bytes = 0

@@ -59,8 +59,8 @@ SEGMENT_BYTES_DEFAULT: Final = 64 << 20
 
 class Journal:
     """The journal of one node: its segments, and per partition the offsets that are appended,
-    written, durable and committed. In a partition, committed <= appended and durable <= written <=
-    appended."""
+    written, durable and committed. No partition is committed or written beyond what is appended.
+    None is durable beyond what is written, unless durability is "memory"."""
 
     def __init__(
         self,

@@ -1,27 +1,26 @@
-"""Opening a journal: from what a crash, or a bad disk, has left to a Journal that goes on. Uses
+"""Opening a journal: it makes a Journal of the files that a crash, or a bad disk, has left. It uses
 os, through files.
 
-- A sealed segment is believed on the word of its index (checksum of the head, length of the
-  segment); where that fails it is scanned and its index made anew.
-- The last segment is always scanned. Its torn end is cut off: nothing in there was acknowledged. A
-  write group is kept whole or cut off whole, see `journal.journal` and `reading.scan`.
-- An end below the offsets of the newest snapshot is damage, too: a snapshot gets its name when all
-  records before it are on the disk. Otherwise rot in the last group would be taken for a torn end.
+- A sealed segment is trusted if its index is valid (checksum of the head, length of the segment).
+  Otherwise it is scanned and its index is built again.
+- The last segment is always scanned. Its torn end is cut off: no record in it was acknowledged. A
+  write group is kept or cut off completely, see `journal.journal` and `reading.scan`.
+- An end below the offsets of the newest snapshot is damage, too. A snapshot gets its name when all
+  records before it are on the disk. Without this rule, rot in the last group would be taken for a
+  torn end.
 - A damaged place that valid batches follow is copied to quarantine, reported, and stays where it
-  is. The offsets it held are missing from then on, and never given to other records.
-
-- What a sync that failed should have written may be in the page cache, and nowhere else: the system
-  took it for written, and syncs it no more. So what is not known to be on the disk is written once
-  more, where it is, before it counts: the last group, as the one before was synced; in a replica
-  what lies behind the checkpoint. Counter-example: the group whose sync failed is read after the
+  is. Its offsets are missing from then on, and never given to other records.
+- After a failed sync, the bytes may be in the page cache and nowhere else. The system counts them
+  as written and does not sync them again. So bytes that may not be on the disk are written again,
+  in place, before they count: the last group, because the one before was synced; in a replica
+  everything behind the checkpoint. Counter-example: the group whose sync failed is read after the
   restart, its repetition is acknowledged, and a power cut takes it.
+- In a replica's directory batches may override earlier ones, see `storage.reading.index`. The
+  checkpoint of the watermarks has the committed offsets and the synced length of the last segment.
+  Damage behind that length is a torn end. Other damage makes partitions unsure: all of them if it
+  does not show which. They must get the missing records from other replicas.
 
-- In a replica's directory batches may override earlier ones, see `storage.reading.index`. What is
-  committed is taken from the checkpoint of the watermarks, and how far the last segment was synced:
-  damage behind that is its torn end. Other damage makes partitions unsure, all of them if it does
-  not tell its own: they must get what they lack from other replicas.
-
-It never refuses to start because of damage; an OSError from the disk is passed on.
+Damage never prevents a start; an OSError from the disk is passed on.
 """
 
 import errno
@@ -53,27 +52,29 @@ READ_BYTES: Final = 1 << 20
 
 @dataclass
 class OpenedJournal:
-    """The journal, and what had to be done to open it."""
+    """An opened journal, and the repairs that opening it needed."""
 
     journal: Journal
     store: SegmentStore
     damage: list[Damage] = field(default_factory=list)
-    """Found by scanning now. Damage found by earlier ones is in the `gaps` of the segments."""
+    """The damage found by scanning now. Damage found by earlier scans is in the `gaps` of the
+    segments."""
     truncated: Damage | None = None
     """The torn end of the last segment."""
     rebuilt: list[int] = field(default_factory=list)
-    """Segments whose index was missing or damaged."""
+    """The segments whose index was missing or damaged."""
     removed: list[int] = field(default_factory=list)
-    """Segments that retention had given up before it was interrupted."""
+    """The segments that an interrupted retention had already given up."""
     scanned_bytes: int = 0
     rewritten_bytes: int = 0
-    """Of the end of the last segment, which need not have been on the disk."""
+    """The bytes of the last segment that were written again, because they may not have been on the
+    disk."""
     tag: int | None = None
-    """The journal's, if it has one: see holdfast.storage.journal.journal."""
+    """The journal's tag, if it has one: see `storage.journal.journal`."""
     unsure: dict[int, int] = field(default_factory=dict)
-    """Of a replica: partitions that may lack committed records because of damage, or have others in
-    their place, and the first offset where they may. Such a one is not in sync, however much
-    follows, before it was cut there or began anew."""
+    """In a replica, the partitions that damage may have left without committed records, or with
+    others in their place, and the first such offset. An unsure partition is not in sync, however
+    much follows, until it is cut there or reset."""
 
 
 def open_journal(
@@ -84,10 +85,13 @@ def open_journal(
     on_damage: OnDamage | None = None,
     tag: int = 0,
 ) -> OpenedJournal:
-    """`writes`: this is the node that serves the directory. Else nothing is changed, and the
-    journal may be growing: what its last group lacks looks like a torn end. `on_damage`: told what
-    is found later, by reading; in the reading thread. `tag`: of a journal that has none yet; below
-    2**32, and not to be guessed."""
+    """Open the journal of a directory.
+
+    `writes` is true for the node that serves the directory. Otherwise no file changes, and the
+    journal may be growing, so an incomplete last group looks like a torn end. `on_damage` is
+    called, in the reading thread, for damage that reads find later. `tag` is for a journal without
+    one; it is below 2**32 and must not be guessable.
+    """
     return _Opener(directory, segment_bytes, writes, on_damage, tag).open()
 
 
@@ -120,11 +124,12 @@ class _Opener:
 
     def open(self) -> OpenedJournal:
         directory = self._directory
-        # Before the journal is looked at: in a directory that is served, both grow.
+        # The snapshot is read before the journal. In a directory that is served both grow, and a
+        # later snapshot would cover records that this opening has not seen.
         vouched = None if self._replica else self._newest_snapshot()
         if self._writes:
             directory.remove_temporary_files()
-            # A process that was killed may not have come to it.
+            # A process that was killed may not have synced the names.
             directory.sync_names()
         start = directory.read_start()
         sequences = directory.segments()
@@ -199,7 +204,7 @@ class _Opener:
         self._result.rebuilt.append(sequence)
         self._result.scanned_bytes += size_bytes
         if scan.torn is not None:
-            # The segment was whole when the next one was begun.
+            # The segment was complete when the next one was begun, so its torn end is damage.
             scan.damage.append(scan.torn)
             scan.note_uncertain(scan.torn.length)
             if self._replica:
@@ -211,7 +216,8 @@ class _Opener:
         index.head.log_bytes = size_bytes
         self._take_over(scan)
         self._segments.append(Segment(sequence, index.head, None, size_bytes))
-        # Of what damage may have overridden the next opening must hear again.
+        # The next opening must scan this segment again, because the damage may have overridden
+        # earlier records. A written index would hide that.
         if self._writes and not scan.blind:
             self._directory.write_index(sequence, index.encode(self._result.store.pause))
 
@@ -261,8 +267,8 @@ class _Opener:
             self._end_file(segment, scan, size_bytes)
 
     def _note_missing(self, scan: SegmentScan, vouched: Snapshot) -> None:
-        """The journal ends before records that a snapshot has seen. Their offsets stay empty, and
-        those of as many records as may have followed them."""
+        """Note that the journal ends before records that a snapshot covers. Their offsets stay
+        empty, and so do those of as many records as may have followed them."""
         index = scan.index
         for partition, end in enumerate(vouched.offsets):
             if index.head.end_offsets[partition] < end:
@@ -277,7 +283,7 @@ class _Opener:
             scan.damage.append(Damage(torn.segment, torn.position, torn.length, reason))
 
     def _find_tag(self, sequences: list[int]) -> int | None:
-        """The journal's, from the newest of these segments that begins with a marked group."""
+        """The journal's tag, from the newest of these segments that begins with a marked group."""
         for sequence in reversed(sequences):
             header = self._directory.open_segment(sequence).read(0, HEADER_BYTES)
             tag = group_field(header)
@@ -286,13 +292,14 @@ class _Opener:
         return None
 
     def _synced_bytes(self, sequence: int) -> int | None:
-        """Of the last segment; None: all that is there, as far as anybody knows."""
+        """The bytes of the last segment that are known to be synced; None: all, as far as is
+        known."""
         if not self._replica:
             return None
         return self._checkpoint.position if self._checkpoint.segment == sequence else 0
 
     def _note_shortened(self, sequence: int, size_bytes: int) -> None:
-        """What was durable was damaged, and cut off when somebody opened the journal before."""
+        """Note that durable bytes were damaged, and cut off when the journal was opened before."""
         checkpoint = self._checkpoint
         if self._replica and checkpoint.segment == sequence and checkpoint.position > size_bytes:
             self._blind.update(range(len(self._ends)))
@@ -312,7 +319,7 @@ class _Opener:
         self._result.rewritten_bytes = write_again(self._directory, segment, synced)
 
     def _trusted_head(self, sequence: int) -> IndexHead | None:
-        """The head of a segment's index, if it goes together with what came before."""
+        """The head of a segment's index, if it fits the segments before."""
         try:
             head = self._directory.read_index_head(sequence)
         except CorruptIndex:
@@ -326,11 +333,11 @@ class _Opener:
         return head
 
     def _follow(self, head: IndexHead) -> None:
-        """Go on after a segment that was not scanned."""
+        """Continue after a segment that was not scanned."""
         if self._known_start:
             for partition, end in enumerate(self._ends):
                 if head.start_offsets[partition] > end:
-                    # A whole segment is missing in between.
+                    # A whole segment is missing between the two.
                     head.gaps.append(DamagedOffsets(partition, end, head.start_offsets[partition]))
                     head.missing += head.start_offsets[partition] - end
                     head.start_offsets[partition] = end
@@ -340,7 +347,7 @@ class _Opener:
         self._blind.difference_update(head.resets)
 
     def _override(self, head: IndexHead) -> None:
-        """A segment's batches may begin below the end of those before."""
+        """Void the records of earlier segments that this one overrides."""
         for partition, start in enumerate(head.start_offsets):
             if start < self._ends[partition]:
                 for segment in reversed(self._segments):
@@ -358,7 +365,7 @@ class _Opener:
     def _take_over(self, scan: SegmentScan) -> None:
         head = scan.index.head
         for partition, records in self._uncertain.items():
-            # Records of the partition that came after the damage have told its length.
+            # Later records of the partition have shown the length of the damage.
             if head.end_offsets[partition] == self._ends[partition]:
                 scan.uncertain[partition] = scan.uncertain.get(partition, 0) + records
         self._uncertain = scan.uncertain
@@ -374,8 +381,8 @@ class _Opener:
 
 
 def last_group_start(directory: DataDirectory, segment: Segment, tag: int | None) -> int:
-    """Where the last write group of a journal that is no replica's begins in its last segment; 0 if
-    the batches do not tell."""
+    """The position of the last write group in the last segment of a journal that is no replica; 0
+    if the batches do not show it."""
     index = segment.index
     if index is None or not index.positions or tag is None:
         return 0
@@ -388,8 +395,11 @@ def last_group_start(directory: DataDirectory, segment: Segment, tag: int | None
 
 
 def write_again(directory: DataDirectory, segment: Segment, start: int) -> int:
-    """Write the batches of the last segment from `start` on once more, and sync it. Returns how
-    many bytes. Whoever else may still write there writes the same. Raises OSError."""
+    """Write the batches of the last segment from `start` on again, and sync it. Returns the number
+    of bytes. Another process that still writes there writes the same bytes.
+
+    Raises `OSError` if a batch changed meanwhile, or the disk fails.
+    """
     index = segment.index
     source = directory.open_segment(segment.sequence)
     file = directory.append_to_segment(segment.sequence)
@@ -403,7 +413,8 @@ def write_again(directory: DataDirectory, segment: Segment, start: int) -> int:
             try:
                 batch = Batch(data)
             except CorruptBatch as error:
-                # It was whole a moment ago. What the cache had is lost: the next start finds that.
+                # The batch was valid when it was scanned. The cache has lost it, and the next start
+                # finds that.
                 name = segment_name(segment.sequence)
                 raise OSError(errno.EIO, f"byte {position} has changed: {error}", name) from None
             file.write(position, [data[: batch.length]])
@@ -422,11 +433,11 @@ def replay(
     limits: Sequence[int] | None = None,
     state_only: bool = True,
 ) -> Iterator[Record]:
-    """The records from `offsets` (per partition; None: all there are) up to `limits` (None: the
-    end), in journal order.
+    """The records from `offsets` (per partition; None: the start) up to `limits` (None: the end),
+    in journal order.
 
-    `state_only`: only batches with a record that recovery must apply; most are passed without
-    being read. A batch that has become unreadable is reported and passed.
+    With `state_only`, only batches with a record that recovery must apply are read; most are
+    skipped. A batch that has become unreadable is reported and skipped.
     """
     journal = opened.journal
     first = list(journal.start_offsets)
@@ -456,7 +467,7 @@ def _batches(
     ends: list[int],
     state_only: bool,
 ) -> Iterator[tuple[int, Batch]]:
-    """With their numbers."""
+    """The batches in this range, each with its number in the index."""
     file = store.open_segment(segment.sequence)
     window = b""
     window_start = 0

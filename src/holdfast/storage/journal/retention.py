@@ -1,12 +1,13 @@
-"""Which of the oldest segments may go.
+"""Retention: the choice of the oldest segments that may be deleted.
 
-A pure decision over a description of the segments; it removes nothing itself. Only a run of the
-oldest segments ever goes, so what is left has no holes: age, bytes and `per_topic_last` say what
-the policy wants gone, and three things stand against it:
+The module decides over a description of the segments and removes nothing itself. Only a run of the
+oldest segments ever goes, so the rest has no holes. Age, bytes and `per_topic_last` select what the
+policy removes. Three rules limit that:
 
 - the active segment stays;
-- so does every record that recovery may need: `sequence` of the oldest snapshot still relied upon;
-- durable sessions that are behind hold back what they have not read, each up to its own limit in
+- every record that recovery may need stays: those from the `sequence` of the oldest snapshot in
+  use;
+- durable sessions that are behind pin the records they have not read, each up to its own limit in
   bytes. Beyond it they lose their oldest records, which is counted.
 """
 
@@ -18,41 +19,44 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class SegmentSummary:
+    """The description of a segment for retention."""
+
     sequence: int
-    """Of its first record."""
+    """The sequence of its first record."""
     size_bytes: int
     last_timestamp_us: int
-    """Of its newest record, microseconds since 1970 UTC."""
+    """The time of its newest record, in microseconds since 1970 UTC."""
     end_offsets: Sequence[int]
     """Per partition the offset after its last record in this segment or any older one."""
 
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """None: no limit of this kind."""
+    """The limits of the log; None means no limit of this kind."""
 
     age_s_max: float | None = None
+    """The most seconds since the newest record of a segment."""
     bytes_max: int | None = None
-    """Of all segments, the active one included."""
+    """The most bytes of all segments, the active one included."""
     per_topic_last: int | None = None
-    """Messages of a topic that count; with more newer ones than this, a message may go early."""
+    """The number of newest messages of a topic that count. Older ones may go early."""
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A durable session's (or shared group's) claim on the log."""
+    """The pin of a durable session or shared group on the log."""
 
     name: str
     positions: Sequence[int]
-    """Per partition the first offset it still needs."""
+    """Per partition the first offset that it still needs."""
     bytes_max: int | None
-    """How many bytes of the newest segments it can hold back; None: all."""
+    """The most bytes of the newest segments that it pins; None: all."""
 
 
 @dataclass(frozen=True)
 class HoldLoss:
-    """`records` that a session had not finished with go: an upper bound of what it loses, because
-    whether they match its subscriptions is not looked at."""
+    """The number of records deleted before a session had finished with them. It is an upper bound
+    of the loss, because they are not matched against its subscriptions."""
 
     name: str
     records: int
@@ -60,13 +64,15 @@ class HoldLoss:
 
 @dataclass(frozen=True)
 class RetentionDecision:
+    """The decision, with the reasons for what stays."""
+
     remove: int
-    """How many of the oldest segments go."""
+    """The number of oldest segments to remove."""
     bytes_freed: int
     bytes_held: int
-    """What the policy would have freed too, were it not for sessions that are behind."""
+    """The bytes that the policy would also free if no session were behind."""
     bytes_unsaved: int
-    """What the policy would have freed too, were there a newer snapshot."""
+    """The bytes that the policy would also free if there were a newer snapshot."""
     losses: list[HoldLoss] = field(default_factory=list)
 
 
@@ -82,15 +88,15 @@ def decide(
 ) -> RetentionDecision:
     """Decide over `segments`, oldest first, the last one active.
 
-    `start_offsets`: per partition the offset of its first record that is still there.
-    `now_us`: wall clock. `superseded`: how many of the oldest segments hold no message that
-    `per_topic_last` keeps, see count_superseded.
+    `start_offsets` has per partition the first offset that is still there, and `now_us` is the wall
+    clock. `superseded` is the number of oldest segments without a message that `per_topic_last`
+    keeps; see count_superseded.
     """
     by_policy = min(max(_by_limits(segments, policy, now_us), superseded), len(segments) - 1)
     wanted = min(by_policy, _before_sequence(segments, snapshot_sequence))
     if wanted <= 0:
         return RetentionDecision(0, 0, 0, _size_bytes(segments[: max(by_policy, 0)]))
-    # A hold that has read everything up to here stands against nothing.
+    # A session that has read everything up to here pins nothing.
     wanted_ends = segments[wanted - 1].end_offsets
     behind = [hold for hold in holds if _is_behind(hold.positions, wanted_ends)]
     oldest = segments[:wanted]
@@ -111,8 +117,8 @@ def decide(
 def count_settled(
     segments: Sequence[SegmentSummary], snapshot_sequence: int, holds: Iterable[Hold]
 ) -> int:
-    """How many of the oldest segments neither recovery nor a session behind needs any more,
-    whatever the sessions' limits: what compaction may rewrite."""
+    """The number of oldest segments that neither recovery nor a session needs, whatever the
+    sessions' limits. Compaction may rewrite these."""
     settled = _before_sequence(segments, snapshot_sequence)
     for hold in holds:
         settled = min(settled, _first_needed(segments[:settled], hold))
@@ -122,10 +128,11 @@ def count_settled(
 def messages_beyond(
     topic_counts: Iterable[Mapping[bytes, int]], per_topic_last: int
 ) -> Iterator[dict[bytes, int]]:
-    """Per segment: how many of a topic's messages, its oldest ones there, have `per_topic_last`
-    or more newer ones. Topics without any are left out.
+    """Per segment and topic, the number of oldest messages that have `per_topic_last` or more newer
+    ones. Topics without such messages are left out.
 
-    `topic_counts`: messages per topic of each segment, *newest first*, the active one included.
+    `topic_counts` has the messages per topic of each segment, *newest first*, the active one
+    included.
     """
     newer: dict[bytes, int] = {}
     for counts in topic_counts:
@@ -139,9 +146,9 @@ def messages_beyond(
 
 
 def count_superseded(topic_counts: Sequence[Mapping[bytes, int]], per_topic_last: int) -> int:
-    """How many of the oldest segments hold no message that `per_topic_last` keeps.
+    """The number of oldest segments without a message that `per_topic_last` keeps.
 
-    `topic_counts` as in messages_beyond.
+    `topic_counts` is as in messages_beyond.
     """
     superseded = 0
     for counts, beyond in zip(
@@ -152,7 +159,7 @@ def count_superseded(topic_counts: Sequence[Mapping[bytes, int]], per_topic_last
 
 
 def _by_limits(segments: Sequence[SegmentSummary], policy: RetentionPolicy, now_us: int) -> int:
-    """How many of the oldest segments age or bytes want gone."""
+    """The number of oldest segments to remove by age or bytes."""
     by_age = 0
     if policy.age_s_max is not None:
         oldest_us = now_us - int(policy.age_s_max * 1_000_000)
@@ -168,7 +175,7 @@ def _by_limits(segments: Sequence[SegmentSummary], policy: RetentionPolicy, now_
 
 
 def _before_sequence(segments: Sequence[SegmentSummary], sequence: int) -> int:
-    """How many of the oldest segments have only records before `sequence`."""
+    """The number of oldest segments with only records before `sequence`."""
     count = 0
     while count + 1 < len(segments) and segments[count + 1].sequence <= sequence:
         count += 1
@@ -180,16 +187,16 @@ def _is_behind(positions: Sequence[int], end_offsets: Sequence[int]) -> bool:
 
 
 def _first_needed(segments: Sequence[SegmentSummary], hold: Hold) -> int:
-    """Index of the oldest segment with a record that the hold has not finished with."""
-    # What one segment's end is ahead of, every newer one's is too.
+    """The index of the oldest segment with a record that the session has not finished with."""
+    # Ends grow with the segments, so a binary search finds the first one ahead of the session.
     return bisect_left(
         segments, True, key=lambda segment: _is_behind(hold.positions, segment.end_offsets)
     )
 
 
 def _first_held(segments: Sequence[SegmentSummary], tail_bytes: Sequence[int], hold: Hold) -> int:
-    """Index of the oldest segment that the hold keeps. `tail_bytes`: of each segment and all
-    newer ones."""
+    """The index of the oldest segment that the pin keeps. `tail_bytes` has the bytes of each
+    segment with all newer ones."""
     needed = _first_needed(segments, hold)
     if hold.bytes_max is None:
         return needed
@@ -203,7 +210,7 @@ def _losses(
     for hold in behind:
         records = 0
         for partition, end in enumerate(end_offsets):
-            # What was gone before was counted when it went.
+            # Records removed before were counted at that time.
             start = max(hold.positions[partition], start_offsets[partition])
             records += max(0, end - start)
         if records:

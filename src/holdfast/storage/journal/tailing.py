@@ -1,12 +1,12 @@
-"""Following a journal that another process writes: what a standby does, so that a takeover need not
-replay. Uses os, through files.
+"""Following a journal that another process writes. A standby does so, so that a takeover need not
+replay. The module uses os, through files.
 
-The journal's bookkeeping (offsets, segments, indexes) is kept up batch by batch, as if we had
-appended them. A write group is taken as soon as all of it is in the file, before its writer may
-promise it: the node that takes the journal over makes its end durable first.
+The follower updates the journal's bookkeeping (offsets, segments, indexes) batch by batch, as if it
+had appended them. It takes a write group as soon as all of it is in the file, before its writer may
+promise it. That is safe because a node that takes the journal over makes its end durable first.
 
-Whatever is not simply more of the same raises FollowError: damage, a hole, an end that was sealed
-before our position. The follower is then of no more use; opening the journal anew deals with it.
+Everything else raises FollowError: damage, a hole, an end that was sealed before our position. The
+follower is then useless, and the journal must be opened again.
 """
 
 from collections.abc import Iterator
@@ -20,30 +20,35 @@ from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
 from holdfast.storage.record import ATTRIBUTE_MORE, HEADER_BYTES, MAGIC, Batch
 
 CHUNK_BYTES: Final = 256 << 10
-"""Read at a time at the end of the journal, where little is new."""
+"""The bytes of one read at the end of the journal, where little is new."""
 POLL_BYTES: Final = 8 << 20
-"""Followed in one go at most, or one group."""
+"""The bytes after which one poll ends, at the next end of a group."""
 
 
 class FollowError(Exception):
-    """The journal is not what we have followed; the text says why."""
+    """The journal does not continue the part that was followed; the text says why."""
 
 
 class JournalFollower:
+    """A reader of another process's journal, with the journal's bookkeeping up to its position."""
+
     def __init__(self, directory: DataDirectory, opened: OpenedJournal) -> None:
-        """`opened` for reading only; its journal is kept up from here on."""
+        """Follow from the end of `opened`, which was opened for reading only."""
         self.directory = directory
         self.journal: Journal = opened.journal
         self._reader: SegmentReader | None = None
-        # The newest batch followed: its segment, its position there, its header.
+        # The newest batch followed: its segment, its position there, and its header.
         self._newest: tuple[int, int, bytes] | None = None
         if self.journal.segments:
             self._reader = self._open(self.journal.segments[-1], opened.tag)
             self._newest = self._newest_in(self.journal.segments[-1], self._reader)
 
     def poll(self) -> Iterator[Batch]:
-        """The batches that were added, entered into the journal as they are handed out; complete
-        groups, about POLL_BYTES at most. Raises FollowError and OSError."""
+        """The new batches, entered into the journal as they are returned: complete groups, about
+        POLL_BYTES at most.
+
+        Raises `FollowError` if the journal does not continue, and `OSError`.
+        """
         followed_bytes = 0
         for batch in self._batches(at_end=False):
             yield batch
@@ -52,18 +57,20 @@ class JournalFollower:
                 return
 
     def finish(self) -> Iterator[Batch]:
-        """All that is left, up to the end: nothing behind it counts any more. Call once nobody
-        may promise what is not there yet."""
+        """All remaining batches up to the end; later bytes never count. Call it only when no
+        process may promise records that are not there yet."""
         yield from self._batches(at_end=True)
 
     @property
     def position(self) -> int:
-        """In the last segment."""
+        """The position in the last segment, in bytes."""
         return 0 if self._reader is None else self._reader.position
 
     def switch(self, directory: DataDirectory) -> None:
-        """Go on in another folder with the same journal: the one of a newer epoch, or our own.
-        Raises FollowError if what was followed is not in there."""
+        """Continue in another folder with the same journal: that of a newer epoch, or our own.
+
+        Raises `FollowError` if the followed batches are not in it.
+        """
         self.directory = directory
         if self.journal.segments:
             position = self.position
@@ -81,7 +88,7 @@ class JournalFollower:
             self._reader = reader
 
     def forget_removed(self) -> None:
-        """Drop what retention has removed, and indexes that are in their files by now."""
+        """Drop the segments that retention has removed, and indexes that are in files now."""
         start = self.directory.read_start()
         segments = self.journal.segments
         if start is not None and start[0] > self.journal.sequence:
@@ -96,7 +103,7 @@ class JournalFollower:
                     segment.index = None
 
     def refresh(self) -> None:
-        """Take over what compaction has done to finished segments since they were followed."""
+        """Take over the changes of compaction to sealed segments."""
         for segment in self.journal.segments[:-1]:
             size_bytes = self.directory.open_segment(segment.sequence).size()
             if size_bytes != segment.size_bytes:
@@ -113,8 +120,9 @@ class JournalFollower:
         return segment.sequence, position, reader.file.read(position, HEADER_BYTES)
 
     def _require_newest(self) -> None:
-        """A deposed holder and the new one may both have begun a segment of the same name: the
-        epoch and the checksum in a batch's header tell them apart."""
+        """Check that the newest followed batch is in this folder. A deposed holder and the new one
+        may both have begun a segment of the same name. The epoch and the checksum in a batch's
+        header distinguish them."""
         if self._newest is None:
             raise FollowError("nothing was followed that tells one journal from another")
         sequence, position, header = self._newest
@@ -135,12 +143,13 @@ class JournalFollower:
     def _batches(self, *, at_end: bool) -> Iterator[Batch]:
         while True:
             before = self.journal.sequence
-            # First this look, then reading to the end: what is behind us is whole then.
+            # The check for a next segment comes before the read to the end: the segment before is
+            # complete then. In the other order, batches written in between would be missed.
             is_newest = not self._next_exists()
             reader = self._reader
             if is_newest and not at_end:
-                # More may come at any time: what follows the whole batches says nothing yet. And
-                # once around is enough, or a busy writer would keep us here.
+                # More batches may arrive at any time, so bytes behind the complete ones mean
+                # nothing yet. One round is enough, or a busy writer would keep us here.
                 if reader is None or not _is_batch_there(reader):
                     return
                 yield from self._follow(reader, reader.read_whole(CHUNK_BYTES))
@@ -157,7 +166,7 @@ class JournalFollower:
             self._reader = self._open(self.journal.follow_segment())
 
     def _next_exists(self) -> bool:
-        """Whether there is a segment after the one we are in. It is named by the number of records
+        """True if there is a segment after the present one. Its name is the number of records
         before it."""
         segments = self.journal.segments
         sequence = self.journal.sequence
@@ -196,5 +205,6 @@ class JournalFollower:
 
 
 def _is_batch_there(reader: SegmentReader) -> bool:
-    """Cheap: most looks find nothing new."""
+    """True if a batch begins at the position. The check is cheap, because most polls find nothing
+    new."""
     return reader.file.read(reader.position, HEADER_BYTES)[: len(MAGIC)] == MAGIC
