@@ -22,7 +22,7 @@ from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
 
 WINDOW: Final = 2000
-"""The events that are published before the next ones are read."""
+"""The events that are published and confirmed before the next ones are read."""
 RETRY_S: Final = 0.5
 """The seconds before refused events are sent again."""
 RETRIED: Final = frozenset({reasons.QUOTA_EXCEEDED, reasons.SERVER_BUSY, reasons.UNSPECIFIED_ERROR})

@@ -4,9 +4,9 @@ Messages are sent in order, at most `messages_max` and about BYTES_MAX at a time
 refusal nothing more is sent until everything on the wire is answered. After a pause, sending begins
 again at the first message that is not resolved, and with that one alone until it is accepted.
 
-Invariant: the broker accepts messages in order. Counter-example: 5 is refused, 6 is accepted, and 5
-sent again is dropped as a repetition of a lower sequence. Holdfast refuses the messages that follow
-a refused one of the same producer, so that cannot happen there.
+Holdfast refuses the messages that follow a refused one of the same producer, so the order holds
+there. Without that rule a message could be lost: 5 is refused, 6 is accepted, and 5 sent again is
+dropped as a lower sequence.
 
 A new connection has no session, so the server has no state of the old one. Everything that is not
 resolved is sent again.
