@@ -6,21 +6,24 @@
         async for message in client.messages():
             ...
 
-Received messages wait in a bounded queue; when it is full the socket is not read, so a slow
-application slows the server down instead of growing. Acknowledgements are not read then, either:
-a program that subscribes must go on receiving while it waits for its publishes.
+Received messages wait in a bounded queue. While it is full the client does not read the socket, so
+a slow application slows the server down and its memory does not grow. The client reads no
+acknowledgements then, either: a program that subscribes must receive while it waits for publishes.
 
-With `reconnect=Reconnect()` a lost connection is made again, to whichever server of the list takes
-it. Meanwhile publishes with QoS 1 and 2 are queued (up to `Options.queue_messages_max`, then
-`submit` waits), their futures stay open and have the acknowledgement that comes in the end;
-everything else that needs the server waits for it. Messages go on; a server that has no session of
-ours is told our subscriptions first. What was unacknowledged is sent again in order: as the same
-message where the server kept the session (`Options.session_expiry_s`, or `clean_start=False` with
-MQTT 3), which makes QoS 2 exactly once, as a new one where it did not. It ends with `disconnect`,
-with a failure that trying again cannot mend (`reconnect.TRANSIENT`), or by the policy's limits.
+With `reconnect=Reconnect()` the client replaces a lost connection by one to any server of the list:
 
-Without `reconnect` a lost connection is the end: everything that waits raises ConnectionLost. The
-session's state is kept: call `connect` again to go on, and what was unacknowledged is sent again.
+- Publishes with QoS 1 and 2 are queued meanwhile (up to `Options.queue_messages_max`, then `submit`
+  waits). Their futures stay open and get the acknowledgement of the next connection.
+- All other calls that need the server wait for it.
+- A server without the session receives the subscriptions again, before any message.
+- Unacknowledged messages are sent again in order. If the server kept the session
+  (`Options.session_expiry_s`, or `clean_start=False` with MQTT 3) they are the same messages, which
+  makes QoS 2 exactly once. If it did not, they are new ones.
+- Reconnecting ends with `disconnect`, with a permanent failure (see `reconnect.TRANSIENT`), or by
+  the policy's limits.
+
+Without `reconnect` a lost connection is final: every waiting call raises ConnectionLost. The
+session's state is kept: call `connect` again, and unacknowledged messages are sent again.
 """
 
 import asyncio

@@ -106,7 +106,7 @@ class ConnectionManager:
         self.core = ClientProtocol(options, resubscribe=reconnect is not None)
         self.connack_properties: Properties = {}
         self.connections = 0
-        """How often a server has accepted us."""
+        """The number of times that a server has accepted the client."""
         self._reconnects = reconnect is not None
         self._dialing = SocketDialer(
             Dialer(self.servers, reconnect or ONCE, options.connect_timeout_s, Random().random),

@@ -63,7 +63,7 @@ class ClientProtocol(RequestSender):
         check_options(options)
         super().__init__(options, resubscribe)
         self.client_id = options.client_id
-        """As assigned by the server once connected [MQTT-3.1.3-7]."""
+        """The client id, as assigned by the server if it was empty [MQTT-3.1.3-7]."""
         self.incoming = IncomingMessages(options.receive_maximum, options.topic_alias_max)
         self._reader = FrameReader(options.packet_bytes_max)
         self._exchange: Authentication | None = None

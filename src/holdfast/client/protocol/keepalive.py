@@ -24,7 +24,7 @@ class KeepAlive:
         ping_interval_s: float = 0.0,
     ) -> None:
         self.interval_s = 0.0
-        """0: no pings on account of the keep alive."""
+        """The keep alive in seconds; 0: it needs no pings."""
         self._ping_timeout_s = ping_timeout_s
         self._response_timeout_s = response_timeout_s
         self._ping_interval_s = ping_interval_s

@@ -35,10 +35,10 @@ class PendingRequest:
     ) -> None:
         self.filters = filters
         self.subscriptions = subscriptions
-        """None: an UNSUBSCRIBE."""
+        """The subscriptions of a SUBSCRIBE; None: this is an UNSUBSCRIBE."""
         self.properties = properties
         self.is_again = is_again
-        """Said again by the core; nobody waits for the answer."""
+        """True: the core repeats the subscriptions, so no caller waits for the reply."""
 
 
 class RequestSender:
@@ -135,7 +135,7 @@ class RequestSender:
         """Send an UNSUBSCRIBE; return the packet id that its Subscribed effect will have."""
         return self._request(PendingRequest(filters, None, properties or {}, False), now)
 
-    # What leaves
+    # Sending
 
     def _send(self, data: bytes, now: float) -> None:
         if self.options.trace:

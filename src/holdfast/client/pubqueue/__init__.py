@@ -2,6 +2,6 @@
 
     from holdfast.client import PublishQueue, SqliteStore
 
-`core` decides what is sent next, `store` and `sqlite` keep the messages, `queue.PublishQueue`
-drives both over a client. `reorder` and `ordered` are the subscriber's side.
+`core` selects the next message to send, `store` and `sqlite` keep the messages.
+`queue.PublishQueue` drives both over a client. `reorder` and `ordered` are the subscriber's side.
 """

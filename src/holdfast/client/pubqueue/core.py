@@ -57,11 +57,11 @@ class QueueCore:
             raise ValueError(f"window {window}: 1 or more messages")
         self.window = window
         self.pending: deque[QueueEntry] = deque()
-        """Loaded and not in flight, ascending."""
+        """The messages loaded and not inflight, ascending."""
         self.pending_size = 0
-        """Sum of their sizes."""
+        """The sum of their sizes in bytes."""
         self.inflight: dict[int, QueueEntry] = {}
-        """By sequence, in sending order."""
+        """The messages inflight by sequence, in sending order."""
         self.resent = 0
         self.overtaken = 0
         """Messages that a later one has overtaken at the server."""

@@ -47,9 +47,9 @@ class QueueEntry:
         self.put_at = put_at
         self.expires_at = expires_at
         self.size = size
-        """Bytes it counts in the queue's limit."""
+        """The bytes that it counts in the queue's limit."""
         self.attempts = 0
-        """How often it was handed to the client since the queue was opened."""
+        """The number of times it was passed to the client since the queue was opened."""
 
     def __repr__(self) -> str:
         return f"Entry({self.epoch}:{self.sequence} {self.topic!r}, {len(self.payload)} bytes)"

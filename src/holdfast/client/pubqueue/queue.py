@@ -4,9 +4,9 @@
         async with PublishQueue(client, SqliteStore("outbox.db"), window=64) as queue:
             await queue.put("meter/power", b"42")        # in the file when it returns
 
-A message leaves the queue when the broker has confirmed it or refused it for good (then
-`on_failed` is told, and `failed` lists it). Each carries an id; a broker that knows it (Holdfast)
-stores a message once, however often it is sent. See docs/publish-queue.md.
+A message leaves the queue when the broker has confirmed it, or refused it permanently (then
+`on_failed` is called, and `failed` lists it). Each message has an id, by which Holdfast stores it
+once even if it is sent again. See docs/publish-queue.md.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class PublishQueue:
                 "the default form needs MQTT 5: set Options.level to 5, or use PaperFormat"
             )
         self.error: ClientError | None = None
-        """Why the queue has stopped: ProducerFenced or StoreError."""
+        """The error for which the queue has stopped: ProducerFenced or StoreError."""
         self._store: QueueStore = store if store is not None else MemoryStore()
         self._sender = Sender(
             client,
@@ -261,7 +261,7 @@ class PublishQueue:
             self._puts_in_a_row = 0
             await asyncio.sleep(0)
 
-    # Told by the writer
+    # Reports of the writer
 
     def _added(self, puts: list[Put]) -> None:
         if not puts:
@@ -275,7 +275,7 @@ class PublishQueue:
             self._room.give(put.reserved)
         self._made_room()
 
-    # Told by the sender
+    # Reports of the sender
 
     def _left(self, entry: QueueEntry) -> None:
         self._room.give(entry.size)

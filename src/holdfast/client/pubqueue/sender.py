@@ -104,7 +104,7 @@ class Sender:
         self._waits_for_rights = waits_for_rights
         self._not_authorized_logged_at = -NOT_AUTHORIZED_LOG_S
         self.refusal: PublishRefused | None = None
-        """What the broker said last, if it refuses for now; None once it has taken a message."""
+        """The broker's last refusal, if it may pass; None once it has accepted a message."""
         self._counts = QueueCounts()
         self._has_properties = client.core.options.level >= LEVEL_5
         self._writer: Writer
@@ -297,7 +297,7 @@ class Sender:
         return properties
 
     def _arm(self) -> None:
-        """Wake the pump when it is time."""
+        """Wake the pump at the next time at which it has work."""
         if self._wants_load() or self.core.wants_checkpoint() or self.core.wants_renewal():
             self._wake.set()
             return

@@ -34,7 +34,7 @@ class Deadline:
 
 
 def fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
-    """Set the error of a future, unless it is done."""
+    """Fail a future with the error, unless it is done."""
     if not future.done():
         future.set_exception(error)
         # If no task waits (a submitted message), that is no unhandled error.

@@ -79,7 +79,7 @@ class Dialer:
         random: Callable[[], float],
     ) -> None:
         self.server: Server | None = None
-        """The connected one."""
+        """The server of the connection."""
         self._servers = list(servers)
         self._policy = self._usual_policy = policy
         self._connect_timeout_s = connect_timeout_s
@@ -88,7 +88,7 @@ class Dialer:
         self._first = self._servers[0]
         self._attempts: dict[Server, bool] = {}  # True: the socket is open.
         self._asked: Server | None = None
-        """The one that has been sent CONNECT."""
+        """The server that has been sent CONNECT."""
         self._asked_at = 0.0
         self._patience_s = policy.connack_timeout_s
         self._dialing = False

@@ -40,16 +40,16 @@ class ClientSocket(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._unsent = 0
-        """In the write buffer when the timer last came."""
+        """The bytes in the write buffer when the timer last fired."""
         self._paused = False
         self._started = False
         self._attached = True
         self._writable = asyncio.Event()
         self._writable.set()
         self.opened = asyncio.Event()
-        """Set when the socket is open, TLS and WebSocket included."""
+        """The event that the socket is open, TLS and WebSocket included."""
         self.lost = asyncio.Event()
-        """Set when the socket is closed."""
+        """The event that the socket is closed."""
 
     # asyncio.Protocol
 
