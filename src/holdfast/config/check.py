@@ -70,7 +70,7 @@ def find_type(path: list[str]) -> inspect.Type | None:
 
 
 def problems(value: object, kind: inspect.Type = SCHEMA, key: str = "") -> Iterator[Problem]:
-    """Every value in `value` that its type does not allow."""
+    """The values in `value` that its type does not allow."""
     kind = _table(kind)
     if isinstance(kind, inspect.StructType) and isinstance(value, dict):
         types = {field.name: field.type for field in kind.fields}
@@ -142,7 +142,7 @@ def _nearest(key: str, kind: inspect.StructType) -> str:
 
 
 def all_keys() -> list[str]:
-    """Every key that can be set, dotted, sections before their contents."""
+    """The keys that can be set, dotted, sections before their contents."""
     found: list[str] = []
 
     def walk(kind: inspect.StructType, prefix: str) -> None:

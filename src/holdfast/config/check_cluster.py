@@ -11,7 +11,7 @@ NODE_ID = r"[A-Za-z0-9_-]{1,32}"
 
 
 def cluster_problems(config: Config) -> Iterator[Problem]:
-    """Every such setting."""
+    """The settings of [cluster] that contradict each other or the rest."""
     cluster = config.cluster
     yield from _number_problems(cluster)
     yield from _certificate_problems(cluster)

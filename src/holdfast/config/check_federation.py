@@ -8,7 +8,7 @@ from holdfast.config.schema import Config
 
 
 def federation_contradictions(config: Config) -> Iterator[Problem]:
-    """Every such setting."""
+    """The settings of [federation] that contradict each other or the broker's."""
     federation = config.federation
     if federation is None:
         return

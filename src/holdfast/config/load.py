@@ -66,7 +66,7 @@ def load(
 
 
 def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Every problem of a configuration file, one line each."""
+    """The problems of a configuration file, one line each."""
     try:
         load(path, environ)
     except ConfigError as error:
@@ -115,8 +115,8 @@ def _from_environment(parts: list[str], text: str) -> object:
 def _put(
     tree: dict[str, object], parts: list[str], value: object, origin: str, origins: dict[str, str]
 ) -> None:
-    """Set one value, creating the tables on the way. If the file has another type in place of a
-    table, it stays: the check of types reports it."""
+    """Put one value into the tree, creating the tables on the way. If the file has another type in
+    place of a table, that stays: the check of types reports it."""
     key = parts[0]
     node: object = tree.setdefault(parts[0], _empty(parts[1:])) if len(parts) > 1 else tree
     for position, part in enumerate(parts[1:], 1):
