@@ -43,7 +43,7 @@ TEXT_CHARACTERS_MAX: Final = 256
 NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
 ROLES: Final = ("data", "witness")
 QUIET_REASONS: Final = ("linked", "self")
-"""The refusals that are nobody's mistake."""
+"""The refusals that are no mistake of an operator."""
 REMOVED_THERE: Final = "removed_there"
 """The refusal by a peer in whose metadata this node is no longer in the cluster."""
 OLDER_COPY: Final = "older_copy"
@@ -118,7 +118,8 @@ class PeerIdentity:
     process: str = ""
     """The random name made at every start of the process."""
     features: str = ""
-    """The names of what not every version supports, above all frames, separated by commas."""
+    """The names of features that not every version supports, above all frames, separated by
+    commas."""
     disk: str = ""
     """The position of its disk (`cluster.partitions.disk_position`), or ""."""
 
@@ -167,12 +168,12 @@ class Handshake:
         assert len(nonce) == NONCE_BYTES
         self.peer: PeerIdentity | None = None
         self.authenticated = False
-        """Whether the peer has proved that it knows the secret."""
+        """True once the peer has proved that it has the secret."""
         self.established = False
         self.heard = False
-        """Whether the peer has said anything."""
+        """True once the peer has sent a byte."""
         self.rest = b""
-        """What came behind the peer's last message: frames."""
+        """The input after the peer's last message: frames."""
         self._out: list[bytes] = []
         self._dials = dials
         self._identity = identity
@@ -184,7 +185,7 @@ class Handshake:
         self._transcript = sha256()
         self._own_preamble = realm.magic + _VERSION.pack(identity.wire_version) + nonce
         self._expected = 0
-        """The kind of message that comes next; 0: the preamble."""
+        """The kind of the next message; 0: the preamble."""
         if dials:
             self._out.append(self._own_preamble)
 

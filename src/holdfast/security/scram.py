@@ -39,7 +39,7 @@ class ScramError(ValueError):
 
 
 def nonce() -> str:
-    """A random nonce."""
+    """A random nonce of 18 bytes in base64."""
     return base64.b64encode(secrets.token_bytes(18)).decode()
 
 

@@ -74,7 +74,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._since = self.loop.time()
-        """Of what the connection does now: waits for a request, serves it, is closing."""
+        """The start of the present state: waiting for a request, serving it, or closing."""
         self._paused_at: float | None = None
         super().connection_made(transport)
         if not self.bounds.enter(self):
