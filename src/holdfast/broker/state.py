@@ -220,7 +220,7 @@ class Group(Cursor):
         # Each is a Message or, to be fetched from the log, the Inflight of the member.
         self.returned: deque[object] = deque()
         self.fetching = False
-        # By topic: records that wait for a member that may read them, while other records go on.
+        # By topic: records that wait for a member that may read them, while other records pass.
         self.aside: dict[bytes, deque[Message]] = {}
         self.aside_count = 0
         self.aside_bytes = 0
@@ -338,7 +338,7 @@ class NodeState:
         self.cluster: ClusterPort | None = None
         # Called with a filter, and True when a client's session subscribes, False when it stops.
         self.watch_interest: Callable[[str, bool], None] | None = None
-        # Called with the empty message by which a client here removed what was retained.
+        # Called with the empty message by which a client here removed a retained one.
         self.watch_removal: Callable[[Message], None] | None = None
         # Further values under $SYS/broker/, by name.
         self.sys_values: Callable[[], dict[str, str]] | None = None
@@ -406,7 +406,7 @@ class NodeState:
         # Enhanced authentication by method name.
         self.authenticators: dict[str, Factory] = {}
         self.disk_full = False
-        # Clients whose input waits until the journal has written what is pending.
+        # Clients whose input waits until the journal has written the pending records.
         self.stalled: list[Connection] = []
         self.closing = False
         # In a cluster: sessions may have other owners by now (see sessions.ownership_lease).

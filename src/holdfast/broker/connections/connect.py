@@ -239,15 +239,18 @@ class HeldConnack(Held):
 
 
 def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
-    """Find or make the session of an authenticated client, and reply with CONNACK.
-    [MQTT-3.2.0-1]"""
+    """Find or make the session of an authenticated client, and reply with CONNACK. [MQTT-3.2.0-1]
+
+    The checks of rights and of CONNACK's size come before the takeover. Otherwise a client that is
+    refused could still close the connection of the session's client.
+    """
     packet = connection.connect
     assert isinstance(packet, Connect)
     answer: Properties = {} if extra is None else dict(extra)
     client_id = packet.client_id
     if not client_id:
         if packet.protocol_level < 4 or (packet.protocol_level < 5 and not packet.clean_start):
-            # [MQTT3-3.1.3-8]; MQTT 3.1 knows no empty client id
+            # [MQTT3-3.1.3-8]; MQTT 3.1 has no empty client id
             refuse(
                 state,
                 connection,

@@ -12,7 +12,7 @@ from typing import Final
 from holdfast.broker.session.connection import NEW, Connection
 
 CONNECT_FIRST_BYTE: Final = 0x10
-"""[MQTT-3.1.0-1] [MQTT-2.1.3-1] CONNECT has no flags."""
+"""The first byte of a CONNECT, which has no flags. [MQTT-3.1.0-1] [MQTT-2.1.3-1]"""
 
 
 def address_of(remote: str) -> str:

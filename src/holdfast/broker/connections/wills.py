@@ -15,7 +15,8 @@ from holdfast.storage.record import Record
 
 
 def publish_will(state: NodeState, session: Session, will: Will) -> None:
-    """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8]"""
+    """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8] With two
+    records a crash between them would publish it again."""
     try:
         route = find_route(state, will.topic)
     except InvalidTopic:

@@ -28,7 +28,7 @@ def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
 def handle_pubrec(
     state: NodeState, connection: Connection, session: Session, packet_id: int, reason: int
 ) -> None:
-    """Go on to PUBREL for a QoS 2 message of the broker's, or finish it if the client refuses
+    """Continue with PUBREL for a QoS 2 message of the broker's, or finish it if the client refuses
     it."""
     entry = session.inflight.get(packet_id)
     if entry is None or entry.qos != 2:

@@ -484,7 +484,7 @@ def pump_group(state: NodeState, group: Group) -> None:
 def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
     """Skip a message for which no member is ready. False: the group has to wait.
 
-    The group goes on only if a member is ready for the next message. This one stays aside for a
+    The group continues only if a member is ready for the next message. This one stays aside for a
     member that may read it. It is finished if no member may.
     """
     if not has_rules(state) or not group.ready:

@@ -45,6 +45,7 @@ class HeldPublish(Held):
     def release(self, state: NodeState) -> None:
         record = self.record
         route = self.route
+        # The receivers are those at the commit. Subscriptions may have changed since the append.
         if route.version != state.route_version:
             route = find_route(state, record.topic)
         is_retained = record.flags & log_record.FLAG_RETAIN != 0

@@ -47,7 +47,7 @@ class Sequencer(SequenceReader):
         self.holes: dict[bytes, tuple[int, int]] = {}
 
     def answer(self, reason: int, text: str) -> int:
-        """Set the reply and return ANSWER."""
+        """Record the reply and return ANSWER."""
         self.reason = reason
         self.text = text
         return ANSWER

@@ -131,6 +131,8 @@ class Cursor:
                 else:
                     self.outbox.extend(tailed)
             return
+        # The live records are dropped: the read stopped before the first of them, or they
+        # overflowed. The log has them all, from these positions on.
         self.positions = positions
         self.tailing = False
         self.recount()
