@@ -405,7 +405,7 @@ class Batch:
         return self.length
 
     def content(self) -> bytes:
-        """The batch alone, as it was written."""
+        """The bytes of the batch alone, as written."""
         return self.data[self.start : self.start + self.length]
 
     def record(self, index: int) -> Record:
@@ -449,7 +449,7 @@ class Batch:
         )
 
     def _body_end(self, index: int) -> int:
-        """Of what belongs to the record at `index`."""
+        """The end of the body of the record at `index`."""
         heads = self.start + HEADER_BYTES
         body: int = heads + self.count * HEAD_BYTES
         if index + 1 == self.count:
@@ -458,7 +458,7 @@ class Batch:
         return body + next_start
 
     def topic(self, index: int) -> bytes:
-        """Of the record at `index`; b"" if it is not a message."""
+        """The topic of the record at `index`; b"" if it is not a message."""
         body_start, topic_len, kind, _ = _HEAD_SUMMARY.unpack_from(
             self.data, self.start + HEADER_BYTES + index * HEAD_BYTES
         )
@@ -468,8 +468,8 @@ class Batch:
         return self.data[start : start + topic_len]
 
     def topics(self) -> tuple[list[bytes], int]:
-        """Of each record the topic (b"" for one that is not a message), and the time of the
-        newest one, microseconds after the batch's first."""
+        """The topic of each record (b"" for one that is not a message), and the time of the newest
+        one in microseconds after the batch's first."""
         known = self._topics
         if known is not None:
             return known, self._newest_us
@@ -493,12 +493,12 @@ class Batch:
         return topics, newest_us
 
     def know_topics(self, topics: list[bytes], newest_us: int) -> None:
-        """What `topics` would find."""
+        """Set the result of `topics`, which the builder knows already."""
         self._topics = topics
         self._newest_us = newest_us
 
     def client_id(self, index: int) -> bytes:
-        """Of the record at `index`."""
+        """The client id of the record at `index`."""
         heads = self.start + HEADER_BYTES
         body_start, topic_len, length = _HEAD_CLIENT.unpack_from(
             self.data, heads + index * HEAD_BYTES
@@ -514,9 +514,10 @@ class Batch:
         )
 
     def tickets(self) -> list[int]:
-        """Of each record; 0: it has none."""
+        """The ticket of each record; 0: it has none."""
         heads = memoryview(self.data)[self.start + HEADER_BYTES :]
         return [fields[10] for fields in HEAD.iter_unpack(heads[: self.count * HEAD_BYTES])]
 
     def records(self) -> list[Record]:
+        """All records of the batch."""
         return [self.record(index) for index in range(self.count)]

@@ -35,18 +35,19 @@ _FOOTER: Final = struct.Struct("<IQQ")
 FOOTER_BYTES: Final = _PART.size + _FOOTER.size
 
 CHUNK_BYTES: Final = 256 << 10
-"""A chunk is closed when it reaches this size. It also bounds what a reader holds, except for
-single entries that are larger."""
+"""The bytes at which a chunk is closed. It also bounds a reader's memory, except for single larger
+entries."""
 PART_BYTES_MAX: Final = 1 << 30
-"""Above anything written: an entry holds one session or one retained message."""
+"""The most bytes of a part. No written part reaches it: an entry has one session or one retained
+message."""
 PARTITIONS_MAX: Final = 65_536
 
 ReadAt = Callable[[int, int], bytes]
-"""(position, length) -> bytes of the snapshot; fewer than asked for only at its end."""
+"""A function of position and length that returns bytes of the snapshot; fewer only at its end."""
 
 
 class CorruptSnapshot(Exception):
-    """The bytes are not a whole, valid snapshot. The text says what is wrong."""
+    """The bytes are not a complete, valid snapshot. The text gives the reason."""
 
 
 def _part(magic: bytes, content: list[bytes]) -> list[bytes]:
@@ -61,16 +62,16 @@ def _part(magic: bytes, content: list[bytes]) -> list[bytes]:
 
 
 class SnapshotEncoder:
-    """Turns entries into the bytes of a snapshot, to be written in the order they are returned.
+    """Encodes entries as a snapshot, whose bytes must be written in the order they are returned.
 
-    `sequence` and `offsets` (the next offset per partition) are those of the moment *before* the
-    first entry is taken from the state.
+    `sequence` and `offsets` (the next offset per partition) are those *before* the first entry is
+    taken from the state. With later ones, a record between the two would be in neither.
     """
 
     def __init__(self, sequence: int, offsets: Sequence[int], created_us: int) -> None:
         self.entries = 0
         self.size_bytes = 0
-        """Bytes returned so far."""
+        """The bytes returned so far."""
         self._chunks = 0
         self._open: list[bytes] = []
         self._open_entries = 0
@@ -84,7 +85,7 @@ class SnapshotEncoder:
         )
 
     def add(self, kind: int, data: bytes) -> list[bytes]:
-        """Add an entry; returns what is ready to be written, often nothing."""
+        """Add an entry and return the bytes that are ready to be written, often none."""
         self._open.append(_ENTRY.pack(kind, len(data)))
         self._open.append(data)
         self._open_entries += 1
@@ -94,7 +95,7 @@ class SnapshotEncoder:
         return self._returned(self._close_chunk())
 
     def finish(self) -> list[bytes]:
-        """The rest of the snapshot, its footer included."""
+        """Return the rest of the snapshot with its footer."""
         rest = self._close_chunk()
         size_bytes = self.size_bytes + sum(map(len, rest)) + FOOTER_BYTES
         footer = _FOOTER.pack(self._chunks, self.entries, size_bytes)
@@ -119,10 +120,13 @@ class SnapshotEncoder:
 
 
 class Snapshot:
-    """A snapshot that is read through `read_at`. Only `check` proves that all of it is there."""
+    """A snapshot that is read through `read_at`. Only `check` proves that it is complete."""
 
     def __init__(self, read_at: ReadAt, size_bytes: int) -> None:
-        """Reads header and footer. Raises CorruptSnapshot."""
+        """Read header and footer.
+
+        Raises `CorruptSnapshot` if one is invalid.
+        """
         self._read_at = read_at
         self.size_bytes = size_bytes
         # Footer first: a snapshot that was never finished is the usual damage.
@@ -151,8 +155,11 @@ class Snapshot:
         self._first_chunk = _PART.size + len(header)
 
     def entries(self) -> Iterator[tuple[int, bytes]]:
-        """(kind, data) in the order they were added. Raises CorruptSnapshot on the way, so call
-        `check` first where half a state would do harm."""
+        """The (kind, data) pairs in the order they were added. Call `check` first where half a
+        state would do harm.
+
+        Raises `CorruptSnapshot` when it reaches damage.
+        """
         position = self._first_chunk
         chunks = entries = 0
         while position < self.size_bytes - FOOTER_BYTES:
@@ -169,12 +176,15 @@ class Snapshot:
             )
 
     def check(self) -> None:
-        """Read all of it. Raises CorruptSnapshot."""
+        """Read the whole snapshot.
+
+        Raises `CorruptSnapshot` if it is damaged.
+        """
         for _ in self.entries():
             pass
 
     def _content(self, position: int, magic: bytes, name: str) -> bytes:
-        """What follows the CRC of the part at `position`, verified."""
+        """The verified bytes after the CRC of the part at `position`."""
         if position < 0:
             raise CorruptSnapshot(f"{self.size_bytes} bytes are too few for a snapshot")
         prefix = self._read_at(position, _PART.size)
@@ -193,8 +203,10 @@ class Snapshot:
 
 
 def _chunk_entries(content: bytes, number: int, position: int) -> Iterator[tuple[int, bytes]]:
-    """The entries of the chunk at `position`, whose checksum is right. Raises CorruptSnapshot if
-    it is another one than `number`, or the entries do not fill it exactly."""
+    """The entries of the chunk at `position`, whose checksum is right.
+
+    Raises `CorruptSnapshot` if its number is not `number`, or the entries do not fill it exactly.
+    """
     where = f"chunk at {position}"
     if len(content) < _CHUNK.size:
         raise CorruptSnapshot(f"{where}: {len(content)} bytes, it has at least {_CHUNK.size}")

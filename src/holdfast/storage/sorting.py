@@ -4,14 +4,17 @@ from bisect import bisect_left
 from typing import Final
 
 PIECE: Final = 2000
+"""The number of values that one call sorts, roughly."""
 SAMPLES_A_PIECE: Final = 16
+"""The number of samples per piece, from which the borders of the pieces are taken."""
 
 
 def sorted_in_pieces(values: list[bytes]) -> list[bytes]:
-    """sorted(), which lets no other thread run before it is done: too long for an event loop that
-    waits. Some of the values divide the rest into ranges that are quick to sort.
+    """A replacement for sorted(), which lets no other thread run until it is done. That is too long
+    for an event loop that waits. Some of the values divide the rest into ranges that are quick to
+    sort.
 
-    Not to be compiled: between two lines of Python other threads may run.
+    It must not be compiled: between two lines of Python other threads may run.
     """
     pieces = len(values) // PIECE + 1
     if pieces == 1:

@@ -1,4 +1,4 @@
-"""How a data directory is found, created, locked and opened. Uses os and pathlib."""
+"""Finding, creating, locking and opening a data directory. Uses os and pathlib."""
 
 import json
 import os
@@ -31,8 +31,8 @@ PARTITIONS_MAX: Final = 65_536
 
 
 class DataDirectoryError(Exception):
-    """The directory cannot be used. The text says why and what to do. `in_use`: another process
-    has it, for now."""
+    """The directory cannot be used. The text says why and what to do. With `in_use`, another
+    process has it at present."""
 
     def __init__(self, text: str, *, in_use: bool = False) -> None:
         super().__init__(text)
@@ -40,10 +40,13 @@ class DataDirectoryError(Exception):
 
 
 class DirectoryLock:
-    """Held by the node that serves a directory, until `release` or the end of the process."""
+    """The lock of the node that serves a directory, until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DataDirectoryError if another process has it."""
+        """Lock the file.
+
+        Raises `DataDirectoryError` if another process has the lock.
+        """
         try:
             lock = OsFileSystem(path.parent).lock(path.name)
         except OSError as error:
@@ -66,11 +69,11 @@ class DirectoryLock:
 def create_or_open(
     path: Path, node_id: str, partitions: int, created: str, incarnation: str = ""
 ) -> tuple[DataDirectory, DirectoryLock]:
-    """For the node that serves the directory alone. `created`: the time now, ISO 8601.
-    `incarnation`: of a replica's directory, if it is made now; "" for a node without a cluster.
+    """Open or create the directory of a node that serves it alone. `created` is the present time,
+    ISO 8601. `incarnation` is for a new directory of a replica; "" for a node without a cluster.
 
-    Raises DataDirectoryError: in use, shared, of another node, of a node of the other sort, not
-    writable, or no data directory.
+    Raises `DataDirectoryError` if the directory is in use, shared, of another node or kind of node,
+    not writable, or no data directory.
     """
     lock = lock_root(path)
     files = OsFileSystem(path)
@@ -105,9 +108,10 @@ def create_or_open(
 
 
 def create_or_open_shared(path: Path, node_id: str, partitions: int, created: str) -> Manifest:
-    """For a node that shares the directory with others: it is one, and will stay shared.
+    """Open or create a directory that several nodes share. It stays a shared one.
 
-    Raises DataDirectoryError: served by a node alone, not writable, or no data directory.
+    Raises `DataDirectoryError` if a node serves it alone, or it is not writable, or no data
+    directory.
     """
     files = OsFileSystem(path)
     try:
@@ -129,7 +133,10 @@ def create_or_open_shared(path: Path, node_id: str, partitions: int, created: st
 
 
 def lock_root(path: Path) -> DirectoryLock:
-    """Create the directory if need be and lock it. Raises DataDirectoryError."""
+    """Create the directory if it is missing, and lock it.
+
+    Raises `DataDirectoryError` if that is impossible.
+    """
     files = OsFileSystem(path)
     try:
         _make_root(path)
@@ -146,7 +153,7 @@ def lock_root(path: Path) -> DirectoryLock:
 
 
 def _make_root(path: Path) -> None:
-    """Its name must be durable too, up to the first folder that was there."""
+    """Create the directory. New names are synced up to the first folder that existed."""
     path = path.absolute()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -157,7 +164,7 @@ def _make_root(path: Path) -> None:
 def _open_locked(
     files: FileSystem, path: Path, partitions: int, new: Manifest | None
 ) -> DataDirectory:
-    """`new`: the manifest to create it with if there is none."""
+    """Open the directory; create it with the manifest `new` if it has none."""
     if new is not None and MANIFEST not in files.list(""):
         if sequences_of(files.list(JOURNAL), ".log"):
             raise DataDirectoryError(f"{path} has a journal but no {MANIFEST}: restore it")
@@ -172,7 +179,8 @@ def _open_locked(
 
 
 def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
-    """A new data directory; the manifest comes last, so a crash leaves none or all."""
+    """Create a data directory. The manifest comes last, so a crash leaves a complete directory or
+    none."""
     for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
         files.make_folder(folder)
     files.sync_folder("")
@@ -182,8 +190,11 @@ def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
 
 
 def open_to_read(path: Path) -> DataDirectory:
-    """Any data directory, served or not, without its lock; of a shared one the newest epoch that
-    counts. Raises DataDirectoryError."""
+    """Open any data directory without its lock, served or not. In a shared one it is the newest
+    epoch that counts.
+
+    Raises `DataDirectoryError` if it cannot be read.
+    """
     files = OsFileSystem(path)
     manifest = read_manifest(files, path)
     try:
@@ -196,7 +207,10 @@ def open_to_read(path: Path) -> DataDirectory:
 
 
 def read_manifest(files: FileSystem, path: Path) -> Manifest:
-    """`path`: for the text of an error. Raises DataDirectoryError."""
+    """Read the manifest; `path` is for error texts.
+
+    Raises `DataDirectoryError` if it is missing, damaged or of another format.
+    """
     try:
         file = files.open_read(MANIFEST)
         content = json.loads(file.read(0, file.size()))

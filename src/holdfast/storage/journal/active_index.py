@@ -16,16 +16,16 @@ from holdfast.storage.sorting import sorted_in_pieces
 
 
 class ActiveIndex(SegmentIndex):
-    """Grows with its segment. Another thread may read while one adds: what it asks for by offset
-    below the journal's `written` is there."""
+    """An index that grows with its segment. Another thread may read while one adds. Everything that
+    it asks for below the journal's `written` offsets is complete."""
 
     def __init__(self, sequence: int, start_offsets: Sequence[int]) -> None:
         super().__init__(IndexHead(sequence, start_offsets))
-        # In the order they came. A topic's postings are one int, or an array of several.
+        # The topics in order of arrival. A topic's postings are one int, or an array of several.
         self._topics: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self._postings: list[object] = []
-        # Per partition, of its newest batch in here; 0: none.
+        # Per partition, the epoch of its newest batch in this segment; 0: none.
         self._last_epochs: list[int] = [0] * len(start_offsets)
 
     def add_batch(
@@ -40,7 +40,7 @@ class ActiveIndex(SegmentIndex):
         topics: list[bytes],
         epoch: int = 0,
     ) -> None:
-        """`topics`: of each record, b"" for one that is not a message."""
+        """Add a batch. `topics` has the topic of each record, b"" for one that is not a message."""
         head = self.head
         count = len(topics)
         number = len(self.attributes)
@@ -75,7 +75,7 @@ class ActiveIndex(SegmentIndex):
                 known = numbers.get(topic)
                 if known is None:
                     numbers[topic] = len(all_postings)
-                    # Postings first: a reader goes by the length of the list of topics.
+                    # Postings first: a reader uses the length of the list of topics.
                     all_postings.append(posting)
                     self._topics.append(topic)
                 else:
@@ -86,7 +86,7 @@ class ActiveIndex(SegmentIndex):
                         assert isinstance(postings, int)
                         all_postings[known] = array("Q", (postings, posting))
             posting += 1
-        # Last: whoever finds the batch's number finds everything of it.
+        # Last: a reader that finds the batch's number then finds all its entries.
         if count:
             self.by_partition[partition].append(number)
 
@@ -118,8 +118,8 @@ class ActiveIndex(SegmentIndex):
         )
 
     def _override(self, partition: int, offset: int) -> None:
-        """What the partition's batches in here hold from `offset` on is void. A reader in another
-        thread goes on with the list it has: the batches stay where they are."""
+        """Void the partition's records from `offset` on in this segment. The list is replaced, so a
+        reader in another thread continues with its own. The batches stay in place."""
         head = self.head
         head.start_offsets[partition] = min(head.start_offsets[partition], offset)
         numbers = self.by_partition[partition][:]
@@ -157,7 +157,7 @@ class ActiveIndex(SegmentIndex):
         self.head.resets[partition] = offset
 
     def add_gap(self, partition: int, end: int) -> None:
-        """Offsets up to `end` are missing at the end of the segment."""
+        """Note that offsets up to `end` are missing at the end of the segment."""
         head = self.head
         start = head.end_offsets[partition]
         if end > start:
@@ -185,8 +185,8 @@ class ActiveIndex(SegmentIndex):
         return array("Q", (postings,))
 
     def encode(self, pause: Callable[[], object] | None = None) -> bytes:
-        """The .idx file of the finished segment. `pause` is called every few milliseconds: what is
-        compiled lets no other thread run unless it calls something that is not."""
+        """The .idx file of the finished segment. `pause` is called every few milliseconds. Compiled
+        code lets no other thread run unless it calls code that is not compiled."""
         topics = sorted_in_pieces(self._topics)
         topic_ends = array("I")
         posting_ends = array("I")

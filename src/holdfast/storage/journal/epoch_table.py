@@ -98,7 +98,8 @@ class PartitionEpochs:
         self._tables[partition].cut(offset)
 
     def apply_floors(self, start_offsets: list[int]) -> None:
-        """What lies before a partition's new beginning is not there: raises its start offset."""
+        """Raise start offsets to the offsets at which partitions were reset, because earlier
+        records are void."""
         for partition, offset in self._floors.items():
             if start_offsets[partition] < offset:
                 start_offsets[partition] = offset
@@ -115,7 +116,7 @@ class PartitionEpochs:
         return self._tables[partition].entries()
 
     def starts(self, start_offsets: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Partition, epoch, and where that began: the epochs that begin before these offsets."""
+        """The (partition, epoch, first offset) of the epochs that begin before these offsets."""
         result: list[tuple[int, int, int]] = []
         for partition, table in enumerate(self._tables):
             for epoch, start in table.entries()[:1]:

@@ -1,17 +1,17 @@
-"""What a segment holds and where: its batches, their times, and the messages of every topic.
+"""The index of a segment: its batches, their times, and the messages of every topic.
 
-Batches are numbered from 0 in file order. A *posting* names one record of the segment as
-`batch number << INDEX_BITS | index in the batch`, so postings sort in journal order and batch
-arrays say the rest. Only records of kind MESSAGE have postings.
+Batches are numbered from 0 in file order. A *posting* names one record of the segment as `batch
+number << INDEX_BITS | index in the batch`. So postings sort in journal order, and the batch arrays
+have the rest. Only records of kind MESSAGE have postings.
 
-An ActiveIndex (active_index) grows while its segment is written; a SealedIndex (index_file) is
-read from an .idx file.
+An ActiveIndex (`journal.active_index`) grows while its segment is written. A SealedIndex
+(`index_file`) is read from an .idx file.
 
-In a replica's journal a batch may begin below the end of earlier ones of its partition: it
-*overrides* them, and what they hold from there on is void. An index says what counts of its own
-segment taken by itself: void batches have a count of 0 (or of what is left), are in no partition's
-list, and `start offsets` are as low as the lowest batch in here. What a later segment overrides is
-not in the index; Segment.end_offsets has it.
+In a replica's journal a batch may begin below the end of earlier ones of its partition. It
+*overrides* them, and their records from there on are void. An index describes its own segment
+alone. Void batches have a count of 0 (or of the rest that is valid) and are in no partition's list.
+`start_offsets` are as low as the lowest batch. An index does not show overrides by a later segment;
+Segment.end_offsets does.
 """
 
 from array import array
@@ -22,14 +22,14 @@ from typing import Final
 INDEX_BITS: Final = 24
 INDEX_MASK: Final = (1 << INDEX_BITS) - 1
 MATCHED_FILTERS_MAX: Final = 256
-"""Filters whose matching topics an index remembers."""
+"""The number of filters whose matching topics an index remembers."""
 TOPICS_BETWEEN_PAUSES: Final = 2000
-"""Looked at by compiled code before it lets other threads run."""
+"""The number of topics that compiled code processes before it lets other threads run."""
 
 
 class DamagedOffsets:
-    """Offsets `start` to `end` of a partition that damage has taken. Where nothing later tells how
-    many records a damaged place held, `end` is an upper bound."""
+    """The offsets `start` to `end` of a partition, lost to damage. If nothing later shows the
+    number of lost records, `end` is an upper bound."""
 
     def __init__(self, partition: int, start: int, end: int) -> None:
         self.partition = partition
@@ -42,35 +42,35 @@ class FilterMatch:
 
     def __init__(self) -> None:
         self.topics: list[int] = []
-        # Topics below this number were looked at.
+        # Topics below this number were matched.
         self.seen = 0
         self.overflow = False
 
 
 class IndexHead:
-    """What is known of a segment without its index' body."""
+    """The description of a segment that needs no body of its index."""
 
     def __init__(self, sequence: int, start_offsets: Sequence[int]) -> None:
         self.sequence = sequence
         self.start_offsets: list[int] = list(start_offsets)
         self.end_offsets: list[int] = list(start_offsets)
         self.log_bytes = 0
-        # Appended here, void ones included; a reset counts as one. The next segment's sequence is
-        # so much larger.
+        # The records appended here, void ones included; a reset counts as one. The next segment's
+        # sequence is larger by this number and `missing`.
         self.records = 0
-        # What `records` lacks because of damage.
+        # The records lost to damage, which `records` does not count.
         self.missing = 0
-        # Of `records`: those that others in here have overridden.
+        # The part of `records` that later batches of this segment have overridden.
         self.void = 0
-        # (partition, epoch, offset): where the epoch of a partition's batches changes; its first
-        # batch in here is a change. Epoch 0 is left out.
+        # (partition, epoch, offset) of each change of epoch. A partition's first batch in the
+        # segment is a change. Epoch 0 is left out.
         self.epochs: list[tuple[int, int, int]] = []
-        # Partitions that began anew in here, and at which offset.
+        # The partitions that were reset in this segment, with the offset.
         self.resets: dict[int, int] = {}
         self.first_timestamp_us = 0
         self.last_timestamp_us = 0
         self.gaps: list[DamagedOffsets] = []
-        # Of the encoded form; 0 as long as there is none.
+        # The sizes of the encoded form; 0 before it exists.
         self.head_bytes = 0
         self.body_bytes = 0
         self.body_crc = 0
@@ -79,7 +79,7 @@ class IndexHead:
 
 
 class SegmentIndex:
-    """The batches of one segment; the subclasses know its topics."""
+    """The batches of one segment; the subclasses have its topics."""
 
     def __init__(self, head: IndexHead) -> None:
         self.head = head
@@ -87,7 +87,7 @@ class SegmentIndex:
         self.first_timestamps_us = array("q")
         self.positions = array("I")
         self.counts = array("I")
-        # Of the newest record, after the batch's first.
+        # The microseconds from a batch's first record to its newest.
         self.last_deltas_us = array("I")
         self.partitions = array("H")
         self.attributes = array("B")
@@ -98,14 +98,14 @@ class SegmentIndex:
         return len(self.attributes)
 
     def batch_end(self, batch: int) -> int:
-        """Position up to which reading from the batch's own gets all of it; after the last batch
-        before a damaged place that is the damage too."""
+        """The position up to which a read from the batch's start gets all of it. Before a damaged
+        place, that includes the damage."""
         if batch + 1 < len(self.positions):
             return self.positions[batch + 1]
         return self.head.log_bytes
 
     def find_batch(self, partition: int, offset: int) -> int:
-        """Number of the first batch that has records at or after `offset`; -1 if none has."""
+        """The number of the first batch with records at or after `offset`; -1 without one."""
         numbers = self.by_partition[partition]
         bases = self.base_offsets
         counts = self.counts
@@ -121,7 +121,7 @@ class SegmentIndex:
         return numbers[low] if low < len(numbers) else -1
 
     def offset_at(self, partition: int, posting: int) -> int:
-        """The first offset of the partition at or after a posting's place in the file."""
+        """The first offset of the partition at or after a posting's position in the file."""
         number = posting >> INDEX_BITS
         if number < len(self.partitions) and self.partitions[number] == partition:
             return self.base_offsets[number] + (posting & INDEX_MASK)
@@ -132,7 +132,7 @@ class SegmentIndex:
         return self.head.end_offsets[partition]
 
     def size_bytes(self) -> int:
-        """Roughly, in memory."""
+        """The approximate size in memory."""
         return 40 * len(self.positions) + 100 * self.topic_count() + 8 * self.head.records
 
     def topic_count(self) -> int:
@@ -146,17 +146,18 @@ class SegmentIndex:
         raise NotImplementedError
 
     def topic_range(self, prefix: bytes) -> tuple[int, int]:
-        """Numbers `start, end` between which all topics with this prefix are."""
+        """The numbers `start` to `end` that contain all topics with this prefix."""
         raise NotImplementedError
 
     def postings(self, number: int) -> "array[int]":
-        """Of a topic, in journal order."""
+        """The postings of a topic, in journal order."""
         raise NotImplementedError
 
     def message_counts(
         self, starts: Sequence[int] | None = None, ends: Sequence[int] | None = None
     ) -> dict[bytes, int]:
-        """Messages per topic; those between two offsets per partition, if given."""
+        """The number of messages per topic; only those between two offsets per partition, if
+        given."""
         counts: dict[bytes, int] = {}
         all_count = starts is None and ends is None and not self.head.void
         for number in range(self.topic_count()):

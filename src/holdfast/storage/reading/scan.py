@@ -1,17 +1,17 @@
-"""Reading a segment from end to end: its index made anew, and what in it is damaged.
+"""The scan of a segment from end to end: it builds the index again and finds damage.
 
-A place that is no valid batch is *damage* if a valid batch follows, and the *torn end* otherwise:
-what a write that was cut short leaves behind. Zeros at the end are neither; space that was
-allocated in advance looks so.
+Bytes that are no valid batch are *damage* if a valid batch follows. Otherwise they are the *torn
+end* that a write cut short leaves behind. Zeros at the end are neither, because preallocated space
+looks so.
 
-The last write group of a journal counts as a whole or not at all, wherever it is torn: it may lack
-its end, its beginning, or any page. So at the journal's end (`open_end`) valid batches of the group
-that a damaged place belongs to prove nothing, and the torn end begins where that group begins. A
-batch of a later group does: groups are synced one by one, so the damaged one was on the disk.
+The last write group of a journal counts completely or not at all, wherever it is torn: it may lack
+its end, its beginning, or any page. So at the journal's end (`open_end`) valid batches of the
+damaged group prove nothing, and the torn end begins where that group begins. A batch of a later
+group does prove damage: groups are synced one by one, so the damaged one was on the disk.
 
-The search for the batch that follows trusts the lengths of batches as long as it can: the payload
-of a message may itself contain a valid batch, and must not be taken for one. Where no length leads
-on, a batch must have the journal's tag (holdfast.storage.journal.journal), if that is known.
+The search for the following batch trusts the lengths of batches as long as it can. The payload of a
+message may contain a valid batch, which must not be taken for one. If no length leads on, a batch
+must have the journal's tag (`storage.journal.journal`), if that is known.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from holdfast.storage.record import (
 )
 
 WINDOW_BYTES: Final = 4 << 20
-"""Read at a time; a longer batch is read whole."""
+"""The bytes of one read; a longer batch is read as a whole."""
 ALIGNMENT: Final = 8
 
 
@@ -51,34 +51,37 @@ class Damage:
 
 @dataclass
 class SegmentScan:
+    """The result of a scan, and its state while it runs."""
+
     index: ActiveIndex
     end: int = 0
-    """Where the last valid batch ends."""
+    """The position where the last valid batch ends."""
     damage: list[Damage] = field(default_factory=list)
     torn: Damage | None = None
     uncertain: dict[int, int] = field(default_factory=dict)
-    """Partitions that may have lost records to damage nothing later told about, with an upper
-    bound of how many."""
+    """The partitions that may have lost records to damage of unknown content, with an upper bound
+    of their number."""
     replica: bool = False
     blind: set[int] = field(default_factory=set)
-    """Of a replica: partitions whose earlier records were perhaps overridden by what damage has
-    taken, nobody knows from which offset on."""
+    """In a replica, the partitions whose earlier records lost batches may have overridden, from an
+    unknown offset on."""
     claimed: dict[int, int] = field(default_factory=dict)
-    """Where the last damaged batch of a partition ended, by its own header."""
+    """By partition, the end of its last damaged batch according to that batch's own header."""
     tag: int | None = None
-    """The journal's, as the batches have it; None: they have none."""
+    """The journal's tag in the batches; None: they have none."""
     group_start: int = 0
-    """Where the write group of the last valid batch begins."""
+    """The position where the write group of the last valid batch begins."""
     is_group_open: bool = False
-    """Whether more of that group must follow."""
+    """More batches of that group must follow."""
 
     def note_uncertain(self, length: int) -> None:
-        """So many bytes may have held records of any partition."""
+        """Note that these bytes may have contained records of any partition."""
         for partition in range(len(self.index.head.end_offsets)):
             self.uncertain[partition] = self.uncertain.get(partition, 0) + length // HEAD_BYTES
 
     def check_claim(self, batch: Batch) -> None:
-        """A damaged header said where it ends; if that was true, the partition goes on there."""
+        """Compare a damaged header's end with the next batch. If they agree, no other record was
+        lost."""
         if self.claimed.pop(batch.partition) != batch.base_offset and self.replica:
             self.note_blind()
 
@@ -115,11 +118,11 @@ def scan_segment(
 ) -> SegmentScan:
     """Verify every batch of a segment up to `end` (None: of the file).
 
-    `start_offsets`: where each partition stands before it; unless `known_start`, a partition's
-    first batch in here decides instead. `replica`: a batch may override earlier ones.
-    `synced_bytes`: what is damaged behind them is the torn end, even if valid batches follow; None:
-    the whole segment was synced. `open_end`: it is the journal's last segment, whose last group may
-    be torn. `tag`: the journal's, as far as earlier segments tell.
+    `start_offsets` are the partitions' ends before the segment. Unless `known_start`, a partition's
+    first batch here decides instead. In a `replica` a batch may override earlier ones. Damage
+    behind `synced_bytes` is the torn end, even if valid batches follow; None: the whole segment was
+    synced. With `open_end` it is the journal's last segment, whose last group may be torn. `tag` is
+    the journal's, if earlier segments show it.
     """
     index = ActiveIndex(sequence, start_offsets)
     scan = SegmentScan(index, replica=replica, tag=tag)
@@ -142,7 +145,7 @@ def scan_segment(
             if following is not None and looked_again != position:
                 looked_again = position
                 if window.has_changed(position):
-                    # The file is being written: this batch and the next came since.
+                    # The file is being written: this batch and the next came meanwhile.
                     continue
             if following is not None and open_end:
                 following = following if _later_group(window, scan, position, following) else None
@@ -169,7 +172,8 @@ def scan_segment(
         position += batch.length
         scan.end = position
     if open_end and scan.is_group_open:
-        # Again, up to where the group begins: it is in the index by now.
+        # The scan is repeated up to the start of the group, because the group is in the index
+        # already.
         begins = scan.group_start
         scan = scan_segment(
             file, sequence, start_offsets, begins, known_start=known_start, replica=replica, tag=tag
@@ -193,7 +197,10 @@ class _Window:
         self.end = end
 
     def batch(self, position: int) -> Batch:
-        """Raises CorruptBatch."""
+        """The verified batch at `position`.
+
+        Raises `CorruptBatch` if there is none.
+        """
         inside = self._load(position, HEADER_BYTES)
         if len(self._data) - inside < HEADER_BYTES:
             raise CorruptBatch(f"{len(self._data) - inside} bytes left of a header")
@@ -207,7 +214,7 @@ class _Window:
         return Batch(self._data, inside)
 
     def claimed_length(self, position: int) -> int:
-        """What a header that fits together says; 0 if it does not."""
+        """The length in a consistent header; 0 if the header is not consistent."""
         if position + HEADER_BYTES > self.end:
             return 0
         inside = self._load(position, HEADER_BYTES)
@@ -229,7 +236,7 @@ class _Window:
         return group_field(self._data[inside : inside + HEADER_BYTES])
 
     def header(self, position: int) -> tuple[int, int, int]:
-        """Partition, base offset and count, unverified."""
+        """The partition, base offset and count, unverified."""
         inside = self._load(position, HEADER_BYTES)
         fields = HEADER.unpack_from(self._data, inside)
         return fields[5], fields[6], fields[8]
@@ -244,12 +251,12 @@ class _Window:
         return True
 
     def has_changed(self, position: int) -> bool:
-        """Whether a valid batch is at `position` now, though what was read before has none."""
+        """True if a valid batch is at `position` now, although an earlier read showed none."""
         self._data = b""
         return self.is_batch(position)
 
     def find_magic(self, position: int) -> int:
-        """At or after `position`, at a multiple of ALIGNMENT; -1 if there is none."""
+        """The next magic at or after `position`, at a multiple of ALIGNMENT; -1 without one."""
         while position + HEADER_BYTES <= self.end:
             inside = self._load(position, min(WINDOW_BYTES, self.end - position))
             found = self._data.find(MAGIC, inside)
@@ -270,7 +277,8 @@ class _Window:
         return True
 
     def _load(self, position: int, length: int) -> int:
-        """Have these bytes in `_data`, fewer at the end of the file; the index of the first."""
+        """Load these bytes into `_data`, fewer at the end of the file; return the index of the
+        first."""
         inside = position - self._start
         if inside >= 0 and inside + length <= len(self._data):
             return inside
@@ -289,7 +297,10 @@ def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
 
 
 def _check_place(scan: SegmentScan, batch: Batch) -> None:
-    """Raises CorruptBatch for a valid batch that cannot be where it is."""
+    """Check that a valid batch can be in this place.
+
+    Raises `CorruptBatch` if it cannot.
+    """
     ends = scan.index.head.end_offsets
     if batch.partition >= len(ends):
         raise CorruptBatch(f"partition {batch.partition}, the journal has {len(ends)}")
@@ -303,7 +314,7 @@ def _check_place(scan: SegmentScan, batch: Batch) -> None:
 
 
 def group_field(header: bytes) -> int | None:
-    """Of a batch header, unverified; None if it has none."""
+    """The group field of a batch header, unverified; None if it has none."""
     if len(header) < HEADER_BYTES or header[: len(MAGIC)] != MAGIC:
         return None
     fields = HEADER.unpack(header)
@@ -311,13 +322,13 @@ def group_field(header: bytes) -> int | None:
 
 
 def group_start(position: int, group: int, tag: int | None) -> int | None:
-    """Where the group of a batch at `position` begins; None if the tag is another one."""
+    """The position where the group of a batch at `position` begins; None if the tag differs."""
     start = position if tag is None else position - ((group - tag) & GROUP_MASK)
     return start if start >= 0 else None
 
 
 def _later_group(window: _Window, scan: SegmentScan, position: int, at: int | None) -> bool:
-    """Whether a group that begins after the damage at `position` is at or after the batch `at`."""
+    """True if the batch at `at`, or a later one, is of a group that begins after the damage."""
     tag = scan.tag
     while at is not None:
         group = window.group(at)
@@ -326,8 +337,8 @@ def _later_group(window: _Window, scan: SegmentScan, position: int, at: int | No
         if tag is None and window.claimed_length(position):
             tag = window.group(position)
         if tag is None:
-            # Nothing tells. If these are batches of one group, it is the only one after the damage,
-            # and nothing shows that it was ever synced.
+            # The tag is unknown. If these are batches of one group, it is the only one after the
+            # damage, and nothing shows that it was ever synced.
             tag = (group - (at - position)) & GROUP_MASK
         start = group_start(at, group, tag)
         if start is not None and start > position:
@@ -348,14 +359,14 @@ def _after_damage(
     open_end: bool,
     damage_at: int | None = None,
 ) -> int | None:
-    """Where the next valid batch begins; None if there is none. `damage_at`: where the damage
-    begins that is to be followed; None: at `position`."""
+    """The position of the next valid batch; None without one. The damage begins at `damage_at`, or
+    at `position` if that is None."""
     at = position
     length = window.claimed_length(at)
     while length:
         at += length
         if at > window.end:
-            # The write of this batch was cut short. What is in it is payload.
+            # The write of this batch was cut short, so its bytes are payload.
             return None
         if window.is_batch(at):
             return at
@@ -374,8 +385,8 @@ def _after_damage(
 
 
 def _has_tag(window: _Window, scan: SegmentScan, damage_at: int, at: int) -> bool:
-    """Whether a batch found by its magic belongs to the damaged group, or begins one: of others,
-    a publisher could guess the group field."""
+    """True if a batch found by its magic belongs to the damaged group, or begins one. The group
+    field of any other batch could be guessed by a publisher."""
     if scan.tag is None:
         return True
     group = window.group(at)
@@ -386,7 +397,7 @@ def _has_tag(window: _Window, scan: SegmentScan, damage_at: int, at: int) -> boo
 
 
 def _is_near(window: _Window, index: ActiveIndex, position: int, at: int) -> bool:
-    """Whether the offset of a batch found by its magic can follow what is damaged before it."""
+    """True if the offset of a batch found by its magic can follow the damaged bytes."""
     partition, base_offset, _ = window.header(at)
     ends = index.head.end_offsets
     if partition >= len(ends):
@@ -401,7 +412,7 @@ def _torn_end(window: _Window, sequence: int, position: int, reason: str) -> Dam
 
 
 def _note_lost(scan: SegmentScan, window: _Window, position: int, following: int) -> None:
-    """Which offsets a damaged place has taken, as far as its own header is to be believed."""
+    """Note the offsets that a damaged place has lost, as far as its own header is credible."""
     head = scan.index.head
     if window.claimed_length(position) == following - position:
         partition, base_offset, count = window.header(position)
