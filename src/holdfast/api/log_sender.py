@@ -15,8 +15,7 @@
 
 Only committed offsets are wanted. Such a connection leaves the event loop with its first request.
 A thread of its own plans the response by bisection in the indexes, and the kernel sends it
-(sendfile). A reader of the whole log therefore costs the node's clients neither copies nor turns of
-the loop.
+(sendfile). Large reads therefore cost the node's clients neither copies nor turns of the loop.
 """
 
 import asyncio
@@ -62,11 +61,8 @@ RATE_BYTES_PER_S: Final = 65_536
 PIECE_BYTES: Final = 256 << 10
 STRETCH_BYTES: Final = 4 << 20
 SEND_BUFFER_BYTES: Final = 256 << 10
-"""The kernel's send buffer per connection in bytes.
-
-Without a limit it grows to megabytes. Packets to the node's clients then wait behind it in the same
-queues, and their p50 doubles.
-"""
+"""The kernel's send buffer per connection in bytes. Without a limit it grows to megabytes. Packets
+to the node's clients then wait behind it in the same queues, and their p50 doubles."""
 PAUSE_S: Final = 0.00005
 CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -151,7 +147,6 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Take bytes from the budget; returns False if there are not enough left."""
         with self._lock:
             if size_bytes > self._left:
                 return False
@@ -159,16 +154,12 @@ class Budget:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Return bytes to the budget."""
         with self._lock:
             self._left += size_bytes
 
 
 class _Received(io.RawIOBase):
-    """A connection whose first bytes were read before.
-
-    A request must arrive within REQUEST_S from its first byte on. `rest` ends that limit.
-    """
+    """A connection with bytes read before. Until `rest`, a request has REQUEST_S to arrive."""
 
     def __init__(self, received: bytes, connection: socket.socket) -> None:
         self._received = received
@@ -233,10 +224,7 @@ class LogRequests(BaseHTTPRequestHandler):
         """Do nothing: requests are not logged."""
 
     def do_POST(self) -> None:
-        """Serve one request, and close the connection after a refused one.
-
-        A refused body is not read, so the next request could not be found behind it.
-        """
+        """Serve one request. A refused body stays unread, so the connection then ends."""
         text = self._refusal()
         if text:
             self.close_connection = True
@@ -387,10 +375,7 @@ def _texts(request: dict[str, Any], name: str) -> list[str]:
 
 
 class LogConnections(BoundedConnection):
-    """The admin port's HTTP, except for connections that begin with FIRST_BYTES.
-
-    `bounded` sets `sender`.
-    """
+    """The admin port's HTTP. Connections of readers go to `sender`, set by `bounded`."""
 
     sender: LogSender
 
@@ -400,10 +385,7 @@ class LogConnections(BoundedConnection):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Decide by the first bytes whether this connection belongs to a reader.
-
-        All bytes so far are buffered until they differ from FIRST_BYTES or contain them.
-        """
+        """Decide by the first bytes whether this connection belongs to a reader."""
         if self._is_ours is None:
             data = self._first = self._first + data
             if data.startswith(FIRST_BYTES):

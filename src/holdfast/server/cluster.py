@@ -60,10 +60,7 @@ SAVE_AGAIN_S: Final = 1.0
 
 
 class ClusterMembership:
-    """Opens the data directory of a cluster node and connects its parts.
-
-    The constructor raises `StorageError` if the directory or the credentials cannot be used.
-    """
+    """Opens and connects the parts of a cluster node. Raises `StorageError` if that fails."""
 
     def __init__(
         self,
@@ -197,10 +194,7 @@ class ClusterMembership:
             await self.operations.init()
 
     async def wait_until_ready(self) -> None:
-        """Wait until this node can serve clients.
-
-        It then belongs to a cluster, and leads each partition or follows its leader.
-        """
+        """Wait until this node leads each partition of its cluster or follows its leader."""
         await self._ready.wait()
 
     def _is_ready(self) -> bool:
@@ -260,10 +254,8 @@ class ClusterMembership:
             self._relieved.set()
 
     def _own_disk(self) -> str:
-        """Describe this node's disk for the handshake.
-
-        A damaged disk describes nothing: what damage has removed would look like an older copy.
-        """
+        """Describe this node's disk for the handshake. A damaged disk describes nothing: what
+        damage has removed would look like an older copy."""
         if self.broker.is_damaged or self.storage.journal.unsure:
             return ""
         return self.member.disk_claim().text()
@@ -363,11 +355,8 @@ class ClusterMembership:
         return " ".join(addresses)
 
     def _redirect(self) -> None:
-        """Send clients to other nodes if this node should not serve them.
-
-        The reasons: it is drained or removed, or its disk is stalled, full, damaged or an older
-        copy.
-        """
+        """Send clients to other nodes if this node should not serve them. The reasons: it is
+        drained or removed, or its disk is stalled, full, damaged or an older copy."""
         metadata = self.member.fabric.metadata
         if metadata is None or not self._ready.is_set():
             return

@@ -1,7 +1,4 @@
-"""One broker process: data directory, recovery, node, listeners, admin port, maintenance.
-
-It also stops them in order.
-"""
+"""One broker process: data directory, recovery, node, listeners, admin port, maintenance."""
 
 import asyncio
 import errno
@@ -141,11 +138,8 @@ def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
 
 
 class Server:
-    """A broker process.
-
-    On its own directory it serves at once, in a cluster when it is in line with the leaders. On a
-    shared directory (`holdfast.server.shared_directory`) it serves when it holds the lease.
-    """
+    """A broker process. It serves at once on its own directory, in a cluster once it follows the
+    leaders, and on a shared directory while it holds the lease."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -214,11 +208,8 @@ class Server:
         self._log_ready()
 
     async def _when_free(self, take: Callable[[], T]) -> T:
-        """Return the result of `take`, waiting for an occupied port. Raises `OSError`.
-
-        A node that becomes a standby again has released its ports for a moment. Another process's
-        outgoing connection may have received one of them, and that ends soon.
-        """
+        """Return the result of `take`, waiting for an occupied port. Raises `OSError`. An outgoing
+        connection of any process may take a port while a standby starts again, and soon ends."""
         deadline: float | None = None
         while True:
             try:
@@ -316,8 +307,7 @@ class Server:
             sharing.serving()
 
     async def _open(self, broker: Broker, storage: Storage) -> None:
-        """Open the listeners and start maintenance. Raises `StartError` if a port cannot be
-        used."""
+        """Open the listeners and start maintenance. Raises `StartError`."""
         config = self.config
         if self.maintenance is None:
             self.maintenance = Maintenance(broker, storage, config)
@@ -420,10 +410,7 @@ class Server:
             raise StartError(str(error)) from error
 
     def fail(self, error: BaseException) -> None:
-        """Stop at once, because the journal or the node's state cannot be trusted any more.
-
-        Only the first failure is reported.
-        """
+        """Stop at once: the journal or the state cannot be trusted. The first failure counts."""
         if self._failure is None:
             self._failure = error
         broker = self.broker if self._clustering is None else self._clustering.broker
@@ -442,14 +429,10 @@ class Server:
         self._stop.set()
 
     async def run(self) -> int:
-        """Run until a signal, a failure or a handover.
-
-        Returns the exit code, STAND_BY_AGAIN or START_ANEW.
-        """
+        """Run to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
         await self._stop.wait()
         if isinstance(self._failure, LeaseLost):
-            # No promise can be made without the lease, so nothing needs saving. The new holder may
-            # already write, so this process must end at once.
+            # Without the lease nothing can be saved, and the new holder may already write.
             logger.critical("lease_lost error=%r", str(self._failure))
             return STAND_BY_AGAIN
         if self._failure is not None:
@@ -471,10 +454,7 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        """Disconnect the clients, write everything, and release the directory.
-
-        With a standby it hands over to it. Without one it writes a last snapshot.
-        """
+        """Disconnect clients and write everything, with a snapshot if no standby has it."""
         if self._watching is not None:
             self._watching.cancel()
         sharing = self.sharing
@@ -487,7 +467,6 @@ class Server:
             await self._serving
         for server in self.listeners:
             server.close()
-        # The federator is a client of the broker, so it ends while turns still run.
         if self.federation is not None:
             await self.federation.stop()
         if broker is not None:
@@ -503,7 +482,6 @@ class Server:
             if not reference:
                 await broker.wait_for_disconnects(SHUTDOWN_S)
             is_drained = await self._within_shutdown(broker.drain_journal())
-            # A standby has followed the journal and needs no snapshot.
             if self.maintenance is not None and not reference and is_drained:
                 await self.maintenance.take_snapshot()
             broker.close()
@@ -526,7 +504,6 @@ class Server:
         for server in self.listeners:
             server.close()
         broker = cluster.broker
-        # Leaderships move first, so that clients find leaders at the nodes they reconnect to.
         reference = await cluster.leave()
         broker.touch()
         broker.node.shut_down(reference)

@@ -1,17 +1,8 @@
 """Examines a whole data directory: its content, and everything that is wrong with it.
 
-A *problem* must not exist after any crash of the broker:
-
-- damage, or missing or repeated offsets
-- an index that does not describe its segment
-- an unusable snapshot
-- a journal that does not reach back to the newest usable snapshot
-
-A *note* is harmless:
-
-- an unfinished tail, which the next start truncates
-- a missing index, which the next start builds again
-- records that a replica has truncated and replaced by its leader's
+A *problem* must not exist after any crash: damage, missing or repeated offsets, a wrong index, an
+unusable snapshot, or a journal that begins behind the newest usable one. A *note* is harmless: an
+unfinished tail, a missing index, or records that a replica has replaced by its leader's.
 """
 
 import contextlib
@@ -107,11 +98,7 @@ class DirectoryReport:
 
 
 def examine(directory: DataDirectory, path: Path, *, deep: bool) -> DirectoryReport:
-    """Examine the directory at `path`.
-
-    `deep`: read every byte and compare every index. Otherwise a segment whose index fits its length
-    is not read.
-    """
+    """Examine a directory. `deep`: read every byte, even if an index fits its segment's length."""
     manifest = directory.manifest
     epoch = directory.epoch
     report = DirectoryReport(
@@ -161,7 +148,6 @@ class _JournalExaminer:
         self.gaps: list[_Missing] = []
 
     def run(self) -> None:
-        """Examine all segments while a broker may be writing and removing some."""
         sequences = self.directory.segments()
         # Read after the listing: retention writes it before it removes older segments.
         self._expect_start(sequences)
@@ -198,7 +184,6 @@ class _JournalExaminer:
         self.sequence = sequence + segment.records + segment.missing
 
     def _index_head(self, segment: SegmentReport, reader: SegmentReader) -> IndexHead | None:
-        """Return the head of the segment's index if it fits the file."""
         try:
             head = self.directory.read_index_head(segment.sequence)
         except CorruptIndex as error:
@@ -215,7 +200,6 @@ class _JournalExaminer:
         return None
 
     def _enter_head(self, segment: SegmentReport, head: IndexHead) -> None:
-        """Use the values of the index without reading the segment."""
         segment.batches = head.batches
         segment.records = head.records
         if head.records:
@@ -251,7 +235,6 @@ class _JournalExaminer:
         *,
         newest: bool,
     ) -> None:
-        """Read every byte, and compare the index if there is a head."""
         starts = [0] * self.report.partition_count if head is None else head.start_offsets
         if head is None and self.directory.manifest.is_replica:
             starts = [self.ends.get(number, 0) for number in range(len(starts))]
@@ -315,11 +298,7 @@ class _JournalExaminer:
         return self._withdraw_gaps(number, 0)
 
     def _check_offset(self, partition: int, start: int, where: str, epoch: int = -1) -> int:
-        """Return how many offsets are missing before `start`.
-
-        The result is negative if earlier missing ones are void now. `epoch`: that of the batch, if
-        known.
-        """
+        """Return how many offsets miss before `start`; negative if earlier gaps are void now."""
         expected = self.ends.get(partition, start)
         if start > expected:
             self._report_gap(where, partition, expected, start)
@@ -347,11 +326,7 @@ class _JournalExaminer:
         self.gaps.append(_Missing(partition, start, end, problem, len(self.report.segments)))
 
     def _withdraw_gaps(self, partition: int, offset: int) -> int:
-        """Withdraw problems of offsets that were truncated anyway.
-
-        Such offsets may also be missing at the beginning of the oldest segment. Returns how many of
-        them belonged to this segment.
-        """
+        """Withdraw gaps truncated anyway. Returns how many offsets are of this segment."""
         here = 0
         for gap in [gap for gap in self.gaps if gap.partition == partition and gap.start >= offset]:
             self.gaps.remove(gap)

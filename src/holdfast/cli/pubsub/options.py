@@ -203,11 +203,8 @@ class ClientOptions:
             raise UsageError(f"Invalid TLS version '{version}': one of tlsv1.3, tlsv1.2, tlsv1.1.")
 
     def servers(self) -> list[Server]:
-        """Return all servers to choose from.
-
-        That of -h and -p comes first, if it is given or the only one. Raises `ValueError` for a bad
-        URL.
-        """
+        """Return all servers to choose from. That of -h and -p comes first, if it is given or the
+        only one. Raises `ValueError` for a bad URL."""
         found: list[Server] = []
         if self._names_host or not self.server_urls:
             found += servers_of(self.host, self.port or None, [], self.use_tls)
@@ -373,7 +370,6 @@ class ClientOptions:
 
 
 def whole_number(text: str, low: int, high: int, message: str) -> int:
-    """Parse a number in a range. Raises `UsageError` with the message."""
     if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
         raise UsageError(message)
     return int(text)

@@ -64,16 +64,12 @@ class FederatorError(Exception):
 
 
 class Federator:
-    """A running member, and the `EdgeHost` of its edge.
-
-    Interest that the edge reports before `edge.start` returns is part of the first announcement.
-    Messages that other members publish before a later report may be missed.
-
-    The edge applies the filters for export and import. While a destination's queue is full and
-    `when_full` is `wait`, messages of QoS 1 and 2 and their `done` wait here. The edge's window
-    bounds their number. With `drop-oldest`, `done` is never delayed, and the dropped messages are
-    counted.
-    """
+    """A running member, and the `EdgeHost` of its edge. Interest that the edge reports before
+    `edge.start` returns is part of the first announcement. Messages that other members publish
+    before a later report may be missed. The edge applies the filters for export and import. While a
+    destination's queue is full and `when_full` is `wait`, messages of QoS 1 and 2 and their `done`
+    wait here. The edge's window bounds their number. With `drop-oldest`, `done` is never delayed,
+    and the dropped messages are counted."""
 
     def __init__(
         self, settings: Settings, edge: Edge, config: FederationConfig | None = None
@@ -145,10 +141,7 @@ class Federator:
         return self._store
 
     async def open(self) -> None:
-        """Lock the directory and take a new epoch; `start` calls this unless the caller did.
-
-        Raises `FederatorError` when the directory or the store cannot be used.
-        """
+        """Lock the directory and take a new epoch, before `start`. Raises `FederatorError`."""
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._failure = loop.create_future()
@@ -195,8 +188,7 @@ class Federator:
         )
         self._managing = NeighbourSources(self, self._directory)
         self._has_edge = True
-        # The edge starts before the member exists, so that the interest it reports at once is part
-        # of the first announcement.
+        # First, so that the interest it reports at once is part of the first announcement.
         await self._edge.start(self)
         self._member = FederationMember(
             identity,
@@ -223,7 +215,6 @@ class Federator:
             identity.epoch,
             len(self._member.custody),
         )
-        # Links come last, because a frame needs the member and everything behind it.
         await self._links.start(settings.listen)
         self._managing.start()
         if self._retention is not None:
@@ -298,7 +289,6 @@ class Federator:
         self._publications.take(message, done)
 
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Report interest to the member, or keep it for the first announcement."""
         if self._member is None:
             self._early_interest.update(added)
             self._early_interest.subtract(removed)
@@ -311,14 +301,12 @@ class Federator:
             self._retention.removed(removals)
 
     def edge_up(self) -> None:
-        """Deliver again, and compare the retained messages."""
         logger.info("federation: the broker is connected")
         self._deliveries.up(self._now())
         if self._retention is not None:
             self._retention.up()
 
     def edge_down(self, reason: str) -> None:
-        """Suspend deliveries until the broker is back. The member and its links keep running."""
         if self._deliveries.is_up:
             logger.warning("federation: the broker is not connected: %s", reason)
         self._deliveries.down()
@@ -359,7 +347,6 @@ class Federator:
     # StoreOwner
 
     def on_stored(self, ids: list[MessageId]) -> None:
-        """Report durable messages to the member and confirm them to the edge."""
         self._call(lambda member, now: member.all_stored(ids, now))
         for id in ids:
             self._publications.confirm(id)
@@ -383,11 +370,9 @@ class Federator:
         return self._clock()
 
     def _call(self, input: Callable[[FederationMember, float], Result]) -> Result:
-        """Apply an input to the member and carry out its effects.
-
-        A call from within an effect only queues its own effects. They follow those already queued,
-        so effects are carried out in the order in which the member produced them.
-        """
+        """Apply an input to the member and carry out its effects. A call from within an effect only
+        queues its own effects. They follow those already queued, so effects are carried out in the
+        order in which the member produced them."""
         member = self.member
         result = input(member, self._now())
         self._effects.extend(member.take_effects())

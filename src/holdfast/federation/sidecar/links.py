@@ -42,10 +42,7 @@ class LinkBounds:
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     buffer_bytes_max: int = 64 << 20
-    """The most unsent bytes for one peer.
-
-    The core expects frames to be lost, so a frame beyond the limit is dropped.
-    """
+    """The most unsent bytes for one peer. Frames beyond are dropped, which the core expects."""
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
 
 
@@ -69,11 +66,7 @@ class LinksOwner(Protocol):
 
 
 class MemberLinks:
-    """All links of one member, its listener, and its dials.
-
-    At most one link per peer is in use. A second connection replaces it only after the handshake
-    has decided for the second one.
-    """
+    """All links of one member: at most one per peer, which the handshake chooses."""
 
     def __init__(
         self,
@@ -82,8 +75,7 @@ class MemberLinks:
         auth: PeerAuth,
         bounds: LinkBounds | None = None,
     ) -> None:
-        """`identity`: its node id is the member's id in hexadecimal digits, its cluster id the name
-        of the federation."""
+        """`identity`: the member's id in hexadecimal digits, the federation as cluster id."""
         self.metrics = PeerMetrics()
         self.dropped: Counter[str] = Counter()
         """Frames that were not sent, by reason."""
@@ -113,10 +105,7 @@ class MemberLinks:
         self._is_stopped = False
 
     async def start(self, listen: str) -> None:
-        """Begin to accept and to ping. Raises `OSError` when the address cannot be used.
-
-        `listen`: host:port, port 0 for any free one, or empty to accept no connections.
-        """
+        """Begin. `listen`: host:port, port 0 for any, empty for none. Raises `OSError`."""
         if listen:
             host, _, port = listen.rpartition(":")
             self.address = f"{host}:{await self._listener.start(host, int(port))}"
@@ -226,11 +215,6 @@ class MemberLinks:
     # PeerLinkOwner and LinkWatcher
 
     def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
-        """Return why a connection must not become a link, or None. See `Handshake`.
-
-        The check for an existing link comes last, when this end decides. A connection of the same
-        process is a duplicate. One of another process replaces it, because the peer has restarted.
-        """
         own = self.identity
         if fullmatch("[0-9a-f]{32}", peer.node_id) is None:
             return Refusal("handshake", f"{peer.node_id!r} is no id of a member")
@@ -257,10 +241,6 @@ class MemberLinks:
         return None
 
     def established(self, link: PeerLink) -> None:
-        """Use a new link, after ending the one that it replaces.
-
-        The owner receives `link_down` before `link_up`, so it never has two links to one peer.
-        """
         wrapper = self._open[link]
         node = wrapper.node
         known = self._links.get(node)
@@ -278,7 +258,6 @@ class MemberLinks:
             self._owner.link_busy(node, True)
 
     def received(self, link: PeerLink, kind: int, payload: bytes) -> None:
-        """Pass on a frame, or reply to a ping. Frames of a replaced link are ignored."""
         wrapper = self._open[link]
         if self._links.get(wrapper.node) is not wrapper:
             return
@@ -329,8 +308,7 @@ class MemberLinks:
         connecting = self._loop.connect_accepted_socket(lambda: link, one, ssl=context)
         refusal = await self._settle(link, connecting)
         if refusal is not None:
-            # One line per host and reason: an unauthenticated peer must not control the log's
-            # volume.
+            # One line per host and reason: strangers must not control the log's volume.
             key = f"{remote.rpartition(':')[0]} {refusal.reason}"
             self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
 
@@ -367,10 +345,7 @@ class MemberLinks:
             self._owner.found(finder.address, bytes.fromhex(link.inner.identified()))
 
     async def _settle(self, link: MemberLink, connecting: Awaitable[object]) -> Refusal | None:
-        """Wait until the connection is a link, is refused, or times out.
-
-        Return the counted refusal, or None if there is none or it is a normal one.
-        """
+        """Wait for the handshake. Return its counted refusal, None without a notable one."""
         inner = link.inner
         try:
             async with asyncio.timeout(self._bounds.handshake_timeout_s):
@@ -390,7 +365,6 @@ class MemberLinks:
         return None if refusal.quiet else refusal
 
     def _give_up(self, link: PeerLink, refusal: Refusal) -> None:
-        """Refuse the connection unless it became a link at the same moment."""
         if link.peer is None:
             link.refuse(refusal)
             link.abort()
@@ -420,7 +394,6 @@ class MemberLinks:
 
 
 def identity_of(node: bytes, federation: str, address: str) -> PeerIdentity:
-    """Make the identity of this process."""
     return PeerIdentity(
         node.hex(),
         "",

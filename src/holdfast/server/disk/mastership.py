@@ -1,6 +1,4 @@
-"""The threads that acquire and renew the lease of a shared directory.
-
-One thread watches and takes over. A second one renews the lease while this node holds it.
+"""The threads of a shared directory's lease: one watches and takes over, one renews it.
 
     watching ──(holder down)──▶ taking over ──▶ holding ──▶ released, or lost
         ▲                            │
@@ -65,12 +63,7 @@ def clock() -> float:
 
 
 class Renewal:
-    """The holder's thread: writes beats, looks for newer claims and for handover requests.
-
-    A beat counts as renewal only after a check that finds no newer claim. Counter-example: the
-    process stops after its check and another node claims the lease. The process resumes and beats,
-    and would believe that it still holds the lease.
-    """
+    """The holder's thread: writes beats, looks for newer claims and handover requests."""
 
     def __init__(
         self,
@@ -82,10 +75,7 @@ class Renewal:
         on_lost: Callable[[LeaseLost], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """`syncs`: a beat must be synced before other machines see it.
-
-        The callbacks run in this thread.
-        """
+        """`syncs`: beats must be synced to be seen. The callbacks run in this thread."""
         self.tenure = Tenure(directory, taken.epoch, times, clock())
         self._directory = directory
         self._taken = taken
@@ -103,17 +93,11 @@ class Renewal:
         self._thread.start()
 
     def loop_is_alive(self) -> None:
-        """Extend the beats; the event loop calls this every `heartbeat_s`.
-
-        A node whose loop hangs must lose its lease, because its clients receive nothing.
-        """
+        """Extend the beats every `heartbeat_s`: a node whose loop hangs must lose its lease."""
         self._alive_until = clock() + self._times.timeout_s / 2
 
     def confirm(self) -> None:
-        """Wait until durable records may be promised. Called in the journal's thread.
-
-        Raises `LeaseLost` if another node has claimed the lease.
-        """
+        """Wait, in the journal's thread, until promises are allowed. Raises `LeaseLost`."""
         while True:
             now = clock()
             try:
@@ -121,17 +105,13 @@ class Renewal:
                 if self.tenure.may_promise(now):
                     return
             except OSError:
-                # An unreadable directory proves nothing, so no promise is made. If that lasts,
-                # renewals fail too.
+                # Nothing is known, so nothing is promised. If that lasts, renewals fail too.
                 pass
             self._stopping.wait(self._times.heartbeat_s / 4)
 
     def release(self) -> None:
-        """Let another node take over at once.
-
-        The caller guarantees that every promise is in the journal and that it makes no more. Raises
-        `OSError` if the beat cannot be written.
-        """
+        """Let another node take over at once. The caller guarantees that every promise is in the
+        journal and that it makes no more. Raises `OSError` if the beat cannot be written."""
         self.stop()
         write_beat(self._beat, self._counter + 1, RELEASED_FLAG)
         if self._syncs:
@@ -139,7 +119,6 @@ class Renewal:
         self._taken.lock.release()
 
     def stop(self) -> None:
-        """Stop renewing and wait for the thread, unless it is the calling one."""
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -167,8 +146,7 @@ class Renewal:
             write_beat(self._beat, self._counter, 0)
             if self._syncs:
                 self._beat.sync()
-            # Checked after the beat: a newer claim made before it is visible now, and the beat then
-            # was no renewal.
+            # After the beat. A process that slept between check and beat may have lost the lease.
             self.tenure.check_fence()
             self.tenure.renewed(began_at)
         if not self._handover_told and self._directory.handover_requested(self.tenure.epoch):
@@ -177,11 +155,7 @@ class Renewal:
 
 
 class Mastership:
-    """Takes part in the lease of one shared directory, as standby and then as holder.
-
-    A node becomes holder once. A holder that loses the lease must end its process, because its
-    memory may contain records that the new holder does not have.
-    """
+    """A node's part in the lease: standby, then holder, once. A lost lease ends the process."""
 
     def __init__(
         self,
@@ -200,11 +174,8 @@ class Mastership:
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """`info`: without role and process.
-
-        The callbacks run in the loop. `on_holding` is called once, with a node that is ready to
-        start, and `on_failed` when the lease is lost or the directory fails.
-        """
+        """`info`: without role and process. Callbacks in the loop: `on_holding` once, with a node
+        to start; `on_failed` when the lease is lost or the directory fails."""
         self.directory = LeaseDirectory(root)
         self.standby = Standby(root, path, manifest, segment_bytes, new_node)
         self.times = times
@@ -244,10 +215,7 @@ class Mastership:
         return self.renewal is not None
 
     def start(self) -> None:
-        """Begin to watch.
-
-        Raises `OSError`, and `ValueError` if a node with the same id runs on the directory.
-        """
+        """Begin to watch. Raises `OSError`, and `ValueError` for a node with the same id."""
         lock = self.directory.lock_node(self._info.node_id)
         if lock is None:
             raise ValueError(
@@ -277,10 +245,7 @@ class Mastership:
         return [each for each in self.directory.nodes() if each.node_id != self._info.node_id]
 
     def forget_old_epochs(self) -> None:
-        """Remove the folders of earlier epochs, which still occupy space that retention freed.
-
-        Raises `OSError`, or `LeaseLost` if a newer claim exists.
-        """
+        """Remove earlier epochs, which keep freed space. Raises `OSError` or `LeaseLost`."""
         renewal = self.renewal
         if renewal is None:
             return
@@ -363,8 +328,7 @@ class Mastership:
             return False
         logger.warning("lease_claimed epoch=%d reason=%s", taken.epoch, reason)
         try:
-            # Beats begin before the takeover's work. Otherwise other nodes would count a long
-            # takeover as a dead holder and claim the next epoch.
+            # Beats begin now: otherwise others would count a long takeover as a dead holder.
             renewal = self._renew(taken)
         except OSError:
             taken.lock.release()
@@ -401,7 +365,6 @@ class Mastership:
         )
 
     def _become_holder(self, taken: Claim, reason: str) -> tuple[Node, Storage]:
-        """Carry out steps 3 to 6 of a takeover: see `holdfast.cluster.lease.claim`."""
         old = self._counting = newest_epoch(self._root)
         if reason == EXPIRED:
             self._kill_stale_holder(taken.epoch)
@@ -418,7 +381,6 @@ class Mastership:
             None if last is None else last.sequence,
             0 if last is None else last.size_bytes,
         )
-        # After the seal: only then the new epoch is valid, and records may carry it.
         journal.begin_epoch(taken.epoch)
         return self.standby.finish(), storage
 

@@ -46,12 +46,7 @@ PASSWORD_THREADS: Final = 2
 
 
 class Broker:
-    """Connects a `Node` to sockets, the journal's writer, the log's reader and password checks.
-
-    Everything runs in the loop except the threads it owns, whose results come back as calls in the
-    loop. Each call into the node is preceded by `touch`, which sets the clock and schedules the
-    turn that carries out the effects.
-    """
+    """Connects a `Node` to sockets, the journal's writer, the log's reader and password checks."""
 
     def __init__(
         self,
@@ -64,9 +59,7 @@ class Broker:
         confirm: Callable[[], None] | None = None,
     ) -> None:
         """`on_failed`: called when the journal or the log's reader failed; the node must stop.
-
-        `confirm`: see `JournalWriter`.
-        """
+        `confirm`: see `JournalWriter`."""
         self.node = node
         self.loop = loop
         self.reader: LogReader = storage.reader
@@ -92,8 +85,7 @@ class Broker:
         """The number of checks that the threads have."""
         self.turn_scheduled = False
         self.has_failed = False
-        """Whether the process is about to stop. No turn runs any more, so no promise is
-        resolved."""
+        """Whether the process is about to stop. No turn runs, so no promise is resolved."""
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
         self.group_in_flight = False
@@ -117,12 +109,7 @@ class Broker:
             self.loop.call_soon(self.turn)
 
     def turn(self) -> None:
-        """Carry out everything that this iteration of the loop has produced.
-
-        The journal's group goes to the writer before effects and sockets, so that the disk works
-        meanwhile. The second attempt takes the records that effects have appended, if the writer is
-        free.
-        """
+        """Carry out the iteration's work, first the write group: the disk works meanwhile."""
         self.turn_scheduled = False
         if self.has_failed:
             return
@@ -185,11 +172,8 @@ class Broker:
         self.touch()
 
     def write_journal(self, at_once: bool) -> None:
-        """Hand the pending records to the writer if it is free.
-
-        Records that arrive while it works form the next group. With durability "memory" no promise
-        waits for the file. Records then gather for `memory_flush_s`, or until there are 1 MiB.
-        """
+        """Hand the pending records to the writer if it is free; later ones form the next group.
+        With durability "memory" they gather for `memory_flush_s`, or until there are 1 MiB."""
         state = self.node.state
         journal = state.journal
         if state.memory:
@@ -248,11 +232,6 @@ class Broker:
         logger.warning("journal_goes_on")
 
     def refuse_publishes(self) -> None:
-        """Refuse publishes of QoS 1 and 2 until there is space.
-
-        Acknowledgements and progress of cursors still need records, so the reserve is kept for
-        them.
-        """
         state = self.node.state
         if not state.disk_full:
             state.disk_full = True
@@ -313,7 +292,6 @@ class Broker:
                 waiter.set_result(None)
 
     def carry_out(self, effect: Effect) -> None:
-        """Carry out one effect of the node."""
         if isinstance(effect, ReadLog):
             self.read_log(effect)
         elif isinstance(effect, ResumeInput):
@@ -340,7 +318,6 @@ class Broker:
             self.check_password(effect)
 
     def read_log(self, effect: ReadLog) -> None:
-        """Read the log in the reader's thread and hand the result to the node."""
         reader = self.reader
         written = self.node.state.journal.written
         for partition, limit in enumerate(effect.limits):
@@ -382,10 +359,7 @@ class Broker:
         return False
 
     def defer(self, effect: Effect) -> None:
-        """Carry out the effect after the next group.
-
-        With durability "memory", committed records may not be in the file yet.
-        """
+        """Wait for the next group: with "memory" the file may lack committed records."""
         self.deferred.append(effect)
         self.write_journal(True)
 
@@ -440,7 +414,6 @@ class Broker:
         return await future
 
     def check_password(self, effect: CheckPassword) -> None:
-        """Check a password, at once if it is remembered, else in a thread."""
         file = self.password_file
         assert file is not None
         if file.is_remembered(effect.username, effect.password):
@@ -491,11 +464,7 @@ class Broker:
         self.on_failed(error)
 
     def contain(self, connection: Connection, error: Exception) -> None:
-        """Log that a packet of this client made the node fail.
-
-        Only the client's own state can be incomplete. Its connection is cut, and its session
-        continues from the log.
-        """
+        """Log a failure in a client's packet. Only the client's own state may be incomplete."""
         self.node.state.stats.internal_errors += 1
         logger.error(
             "client_failed remote=%r client=%r error=%r",

@@ -63,17 +63,12 @@ class PeerHandler(Protocol):
 
     def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
         """Report that another node remembers more on this disk. Repeated each time.
-
-        `may_begin_anew`: whether the others are a majority without this node.
-        """
+        `may_begin_anew`: whether the others are a majority without this node."""
 
 
 class PeerLinks:
-    """All links of one node, its listener and its dialers.
-
-    At most one link per node id exists. `on_connected` and `on_disconnected` alternate for each
-    node, so the handler never sees two links to one node.
-    """
+    """All links of one node, at most one per other node. Methods that close links call
+    on_disconnected before they return."""
 
     def __init__(
         self,
@@ -123,8 +118,7 @@ class PeerLinks:
         self.own_disk: Callable[[], str] | None = None
         """The description of this node's disk: see `Handshake`."""
         self.objection: Callable[[PeerIdentity, Known], Refusal | None] | None = None
-        """Returns why a peer is refused, given the knowledge of disks when the connection
-        began."""
+        """Returns why a peer is refused, given the knowledge of disks when the connection began."""
         self.refused_by: dict[str, Refusal] = {}
         """Refusals by address: the last dial failed although a node was there."""
 
@@ -152,21 +146,14 @@ class PeerLinks:
     # Dials
 
     def set_join(self, addresses: Sequence[str]) -> None:
-        """Set the addresses of nodes with unknown ids.
-
-        They are dialled while `set_peers` has named no node. Later they are dialled while no link
-        is left, because the peers' addresses may then be outdated.
-        """
+        """Set addresses of nodes with unknown ids. They are dialled before `set_peers` names a
+        node, and while no link is left: then the peers' addresses may be outdated."""
         self._join = list(addresses)
         self._arrange()
 
     def set_peers(self, peers: Mapping[str, str]) -> None:
-        """Set the ids and addresses of the cluster's nodes; this node may be included.
-
-        Links to nodes that are no longer included are closed, with on_disconnected called before
-        this returns. Nodes that are not included may still connect, because a new node must connect
-        to join.
-        """
+        """Set the cluster's nodes; this one may be included. Links to nodes no longer included are
+        closed. Others may still connect, because a new node must connect to join."""
         gone = self._peers.keys() - peers.keys()
         self._peers = {
             node_id: address
@@ -178,10 +165,7 @@ class PeerLinks:
         self._arrange()
 
     def set_cluster(self, cluster_id: str) -> None:
-        """Set the cluster that this node has joined, and close links to nodes of others.
-
-        on_disconnected is called before this returns.
-        """
+        """Set the cluster that this node has joined, and close links to nodes of others."""
         self.identity = replace(self.identity, cluster_id=cluster_id)
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
@@ -189,10 +173,7 @@ class PeerLinks:
                 self.close(node_id, f"belongs to the cluster {link.peer.cluster_id}")
 
     def review(self) -> None:
-        """Close the links that `objection` refuses now, because more is known than before.
-
-        on_disconnected is called before this returns.
-        """
+        """Close the links that `objection` refuses now, because more is known than before."""
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
             objection = None if self.objection is None else self.objection(link.peer, {})
@@ -200,11 +181,8 @@ class PeerLinks:
                 self.close(node_id, objection.text)
 
     def isolate(self, text: str) -> None:
-        """Close all links and allow no new ones.
-
-        on_disconnected is called before this returns. The node still dials others, to receive their
-        reports and to announce that it stands apart.
-        """
+        """Close all links and allow no new ones. The
+        node still dials others, to receive their reports and to announce that it stands apart."""
         self._isolated = text
         features = f"{self.identity.features},{STANDS_APART}".lstrip(",")
         self.identity = replace(self.identity, features=features)
@@ -216,10 +194,7 @@ class PeerLinks:
                 link.refuse(Refusal("isolated", text, quiet=True))
 
     def set_removed(self, removed: Collection[tuple[str, str]]) -> None:
-        """Set the removed nodes with their incarnations, and close links to them.
-
-        They must not come back. on_disconnected is called before this returns.
-        """
+        """Set the removed nodes with their incarnations, and close links to them for good."""
         self._removed = frozenset(removed)
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
@@ -249,10 +224,8 @@ class PeerLinks:
     # Frames
 
     def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue a frame; returns False if there is no link. One turn is one write per peer.
-
-        Raises `ValueError` for a payload above the limit of frames.
-        """
+        """Queue a frame; returns False if there is no link. One turn is one write per peer. Raises
+        `ValueError` for a payload above the limit of frames."""
         link = self._links.get(node_id)
         if link is None or not link.send(kind, payload):
             return False
@@ -279,10 +252,7 @@ class PeerLinks:
         return [link.peer for link in self._links.values() if link.peer is not None]
 
     def close(self, node_id: str, text: str) -> None:
-        """Close the link to a node, if there is one.
-
-        on_disconnected is called before this returns. A peer is dialled again afterwards.
-        """
+        """Close the link to a node, if there is one. A peer is dialled again afterwards."""
         link = self._links.get(node_id)
         if link is not None:
             logger.info("peer closed node=%s address=%s: %s", node_id, link.remote, text)
@@ -292,10 +262,6 @@ class PeerLinks:
     # LinkOwner
 
     def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
-        """Return why a connection must not become a link, or None. See `Handshake`.
-
-        `last`: this end decides now, so an existing link of the same process counts as a duplicate.
-        """
         own = self.identity
         if peer.node_id == own.node_id:
             if peer.process == own.process:
@@ -341,11 +307,6 @@ class PeerLinks:
         return None
 
     def established(self, link: PeerLink) -> None:
-        """Use a new link, after ending the one that it replaces.
-
-        on_disconnected comes before on_connected, because the peer has restarted and lost its
-        frames.
-        """
         peer = link.peer
         assert peer is not None
         known = self._links.get(peer.node_id)
@@ -405,8 +366,7 @@ class PeerLinks:
         await self._settle(link, connecting)
         refusal = self._failure(link)
         if refusal is not None:
-            # One line per host and reason: an unauthenticated peer must not control the log's
-            # volume.
+            # One line per host and reason: strangers must not control the log's volume.
             key = f"{remote.rpartition(':')[0]} {refusal.reason}"
             self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
 

@@ -1,10 +1,9 @@
 """The edge inside a broker's process: a session of the broker represents the federation.
 
 Messages for the federation come out of this session (`holdfast.broker.federation_session`). The
-edge acknowledges them to the broker when they are in custody. Until then the session's cursor in
-the log retains them. Messages from the federation are published under a producer, so the broker
-stores each once. Interest is read from the subscription table, which also has the filters of
-disconnected sessions. No beacons are needed.
+edge acknowledges them when they are in custody; until then the session's cursor retains them.
+Messages from the federation are published under a producer, so the broker stores each once.
+Interest is the subscription table, including that of disconnected sessions.
 
 Invariants:
 
@@ -60,10 +59,8 @@ logger = logging.getLogger("holdfast")
 WANTED_MAX: Final = 10_000
 """The most filters subscribed to for the federation. More are merged into shorter ones."""
 WAITING_MAX: Final = 10_000
-"""The most messages from the federation that wait for the broker.
-
-Further messages of QoS 0 are dropped. The windows of the origins bound those of QoS 1 and 2.
-"""
+"""The most messages from the federation that wait for the broker. Further messages of QoS 0 are
+dropped. The windows of the origins bound those of QoS 1 and 2."""
 AGAIN_S: Final = 0.1
 """The delay in seconds before the next attempt, for lack of room or of a reader's progress."""
 
@@ -88,8 +85,7 @@ class BrokerEdge:
         self._worker: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._interest = BrokerInterest(import_filters)
-        # The filters that the federation has newly asked for, or None; those to be subscribed to;
-        # those subscribed to.
+        # The filters newly asked for, or None; those to be subscribed to; those subscribed to.
         self._wanted: frozenset[str] | None = None
         self._target: set[str] = set()
         self._is_on_target = True
@@ -105,20 +101,15 @@ class BrokerEdge:
         self.counts: Counter[str] = Counter()
 
     def identify(self, node: Callable[[], bytes], log: str) -> None:
-        """Add to each exported message its offset in the log `log` of the member `node`.
-
-        `log`: see `LogPlace`. Without this call, a crash of this process may deliver some messages
-        twice at other members.
-        """
-        # Records in memory may be lost. Their offsets would then be given to other messages, and
-        # receivers would drop those as duplicates.
+        """Add to each exported message its offset in the log `log` (see `LogPlace`) of `node`.
+        Without it, a crash of this process may deliver messages twice at other members."""
+        # Records in memory may be lost, and their offsets then given to other messages.
         if not self._broker.node.state.memory:
             self._node, self._log = node, log
 
     # RetainingEdge
 
     async def start(self, host: EdgeHost) -> None:
-        """Open the broker's session for the federation, and report its present interest."""
         self._host = host
         broker = self._broker
         state = broker.node.state
@@ -137,10 +128,7 @@ class BrokerEdge:
         self._schedule()
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
-        """Queue a message for the broker, or finish it if it must not be imported.
-
-        A refused message is finished, not kept: its origin would otherwise send it forever.
-        """
+        """Queue a message. A refused one is finished: its origin would else send it forever."""
         message = delivery.message
         reason = refusal(delivery.id, message, self._imports)
         if not reason and not message.qos and len(self._arrivals) >= WAITING_MAX:
@@ -162,12 +150,10 @@ class BrokerEdge:
         self._schedule()
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
-        """Read in pieces, in later turns of the loop."""
         allowed = within((one for one in filters if may_leave(one)), self._exports)
         BrokerRetainedScan(self._broker, self._retained_message).begin(sorted(allowed), done)
 
     async def stop(self) -> None:
-        """Close the session in the broker. The log keeps its position for the next start."""
         broker = self._broker
         broker.node.state.watch_interest = None
         broker.node.state.watch_removal = None
@@ -248,7 +234,6 @@ class BrokerEdge:
         self._host.edge_down("the broker has closed the federation's session")
 
     def _work_again(self) -> None:
-        """Schedule another attempt after `AGAIN_S`."""
         if self._retry is None:
             self._retry = self._broker.loop.call_later(AGAIN_S, self._retry_now)
 
@@ -263,11 +248,8 @@ class BrokerEdge:
             self._host.change_interest(added, removed)
 
     def _tell_removals(self) -> None:
-        """Report removals, including those of topics that no other member subscribes to.
-
-        Such a removal is not exported as a message. Without the report, a member that still retains
-        the message would bring it back.
-        """
+        """Report removals even if no other member wants the topic. Such a removal is not exported,
+        and a member that still retains the message would bring it back."""
         assert self._host is not None
         if self._removals:
             removals, self._removals = self._removals, {}
@@ -357,14 +339,11 @@ class BrokerEdge:
         return connection.session.inflight_max
 
     def _is_replaced(self, publish: Publish, topic: str, entry: Inflight | None) -> bool:
-        """Return whether the retained message of the topic came from the federation.
-
-        The publication is then older than it, because a newer one would have replaced it. A removal
-        that the federation brought leaves nothing behind to compare. For a publication since this
-        start, the member remembers every removal it could have met. An older publication with a
-        payload counts as replaced. If a client removed the message itself, that removal follows in
-        the log and counts.
-        """
+        """Return whether the retained message of the topic came from the federation. The
+        publication is then older than it, because a newer one would have replaced it. A removal
+        from the federation leaves nothing to compare. The member remembers those that a
+        publication since this start could have met. An older publication with a payload counts as
+        replaced. If a client removed the message, that removal follows in the log and counts."""
         kept = self._broker.node.state.retained.get(topic)
         if isinstance(kept, BrokerMessage):
             return kept.publisher == FEDERATION.encode()

@@ -48,18 +48,14 @@ from holdfast.server.peers.complaints import Complaints
 logger = logging.getLogger("holdfast.federator")
 
 RETRY_S: Final = 2.0
-"""The delay in seconds before a new client, and before an unanswered step is repeated.
-
-A new client follows a permanent refusal of the one before.
-"""
+"""The delay in seconds before a new client, and before an unanswered step is repeated. A new client
+follows a permanent refusal of the one before."""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 """The first pause in seconds before deliveries to a busy broker; doubles to PAUSE_MAX_S."""
 HOLD_S: Final = 30.0
-"""The time in seconds that exports wait for the host after a restart with subscriptions.
-
-After it, messages go to the subscribers that the host knows, even if it has reported none.
-"""
+"""The time in seconds that exports wait for the host after a restart with subscriptions. After it,
+messages go to the subscribers that the host knows, even if it has reported none."""
 DRAIN_S: Final = 3.0
 """The time in seconds that `stop` waits for messages in flight, checked each DRAIN_STEP_S."""
 DRAIN_STEP_S: Final = 0.01
@@ -73,10 +69,7 @@ class MqttEdge:
     """The `Edge` of `holdfast.federation.sidecar.edge` that uses an MQTT client."""
 
     def __init__(self, settings: EdgeSettings) -> None:
-        """Check the settings.
-
-        Raises `ValueError` if no client can be made of them, `InvalidFilter` for a bad filter.
-        """
+        """Check the settings. Raises `ValueError` or `InvalidFilter` if they are bad."""
         self._settings = settings
         self._complain = Complaints(lambda: asyncio.get_running_loop().time(), "federator")
         self._memory = EdgeMemory(settings, self._complain)
@@ -112,17 +105,13 @@ class MqttEdge:
         return self._memory.client_id
 
     async def failed(self) -> Exception:
-        """Wait until the edge has given up, usually with `EdgeRefused`.
-
-        The caller still has to call `stop`.
-        """
+        """Wait until the edge has given up. The caller still has to call `stop`."""
         return await asyncio.shield(self._failure)
 
     # Edge
 
     async def start(self, host: EdgeHost) -> None:
-        """Load the state and begin to connect. Raises `BadState` or `OSError` if it is
-        unreadable."""
+        """Load the state and begin to connect. Raises `BadState` or `OSError`."""
         self._host = host
         settings = self._settings
         self._loop = loop = asyncio.get_running_loop()
@@ -289,10 +278,8 @@ class MqttEdge:
         return Replays.AT_FIRST if self._is_bridge else Replays.FLAGGED
 
     async def _tend(self, client: Client) -> None:
-        """Prepare each new connection, then keep its subscriptions as wanted.
-
-        Raises `EdgeRefused` if the broker's behaviour and the settings would cause loops.
-        """
+        """Prepare each new connection, then keep its subscriptions as wanted. Raises `EdgeRefused`
+        if the broker's behaviour and the settings would cause loops."""
         while True:
             await self._wake.wait()
             self._wake.clear()
