@@ -146,7 +146,7 @@ class Renewal:
             write_beat(self._beat, self._counter, 0)
             if self._syncs:
                 self._beat.sync()
-            # After the beat. A process that slept between check and beat may have lost the lease.
+            # After the beat: a process that slept before it may have lost the lease meanwhile.
             self.tenure.check_fence()
             self.tenure.renewed(began_at)
         if not self._handover_told and self._directory.handover_requested(self.tenure.epoch):

@@ -181,8 +181,8 @@ class PeerLinks:
                 self.close(node_id, objection.text)
 
     def isolate(self, text: str) -> None:
-        """Close all links and allow no new ones. The
-        node still dials others, to receive their reports and to announce that it stands apart."""
+        """Close all links and allow no new ones. The node still dials others, to receive their
+        reports and to announce that it stands apart."""
         self._isolated = text
         features = f"{self.identity.features},{STANDS_APART}".lstrip(",")
         self.identity = replace(self.identity, features=features)
