@@ -258,7 +258,7 @@ def test_a_cluster_is_sent_to_the_federator(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 2
-    assert "holdfast federator" in done.stderr
+    assert "holdfast federation sidecar" in done.stderr
 
 
 def test_a_port_that_is_taken_is_told_at_the_start(members: list[Member], tmp_path: Path) -> None:

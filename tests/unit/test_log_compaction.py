@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,6 +171,32 @@ def test_a_crash_between_segment_and_index(tmp_path: Path) -> None:
     assert opened.damage == []
     assert opened.journal.next_offset == before.next_offset
     assert opened.journal.sequence == before.sequence
+
+
+def test_a_process_that_ends_between_segment_and_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever knows the old segment, as the next holder of a shared directory does, reads the new
+    one right, and `holdfast log verify` finds nothing wrong."""
+    made = Journal(tmp_path / "data", segment_bytes=2000)
+    for number in range(40):
+        made.publish("topic", b"%d" % number)
+    successor = open_journal(made.files, writes=False)
+    segment = open_journal(made.files, writes=False).journal.segments[0]
+
+    def ended(sequence: int, data: bytes) -> None:
+        raise OSError("the process ended here")
+
+    monkeypatch.setattr(made.files, "write_index", ended)
+    with pytest.raises(OSError, match="ended here"):
+        compact_segment(made.files, segment, {b"topic": 5})
+    monkeypatch.undo()
+    assert main(["log", "verify", str(made.directory)]) == 0
+    reader = LogReader(successor.journal, successor.store)
+    interests = [ReadInterest("topic", None)]
+    found = reader.read([0] * 4, successor.journal.next_offset, interests, 1000, 1 << 20)
+    assert [record.payload for record in found.records] == [b"%d" % n for n in range(5, 40)]
+    assert found.lost == 0
 
 
 def test_a_damaged_segment_is_left_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@
 Nothing here knows what is in a segment.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -119,11 +120,12 @@ class DataDirectory:
 
     def remove_segment(self, sequence: int) -> None:
         """With its index; not an error if it is gone. Not durable before sync_journal."""
-        for name in (segment_name(sequence), index_name(sequence)):
-            try:
-                self.files.remove(name)
-            except FileNotFoundError:
-                continue
+        self._remove(segment_name(sequence))
+        self.remove_index(sequence)
+
+    def remove_index(self, sequence: int) -> None:
+        """Remove an index, if it is there. Its segment is scanned instead, and gets a new one."""
+        self._remove(index_name(sequence))
 
     def sync_journal(self) -> None:
         self.files.sync_folder(JOURNAL)
@@ -231,10 +233,11 @@ class DataDirectory:
         return self.files.open_read(snapshot_name(sequence))
 
     def remove_snapshot(self, sequence: int) -> None:
-        try:
-            self.files.remove(snapshot_name(sequence))
-        except FileNotFoundError:
-            return
+        self._remove(snapshot_name(sequence))
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.files.remove(name)
 
     def quarantine(self, sequence: int, position: int, pieces: Sequence[bytes]) -> str:
         """Keep a copy of a damaged place of a segment; its name."""

@@ -73,10 +73,14 @@ def compact_segment(
 ) -> Segment | None:
     """Rewrite a sealed segment's file and index, and return its replacement in the journal.
 
-    Returns None without a change if the segment is damaged, has void records, or nothing would be
-    freed. Afterwards a LogReader's knowledge of the old file is wrong. So run this in the reader's
-    thread and call `forget_segment`. A crash meanwhile leaves the old or the new file, and an index
-    of the other one is built again. Raises `OSError` if the disk fails.
+    None, and nothing is changed, if the segment is damaged, has void records, or nothing would be
+    freed. Once this has run, what a LogReader knows of the old file is wrong: run it in the
+    reader's thread and call `forget_segment`. Raises OSError.
+
+    The index goes before the new file comes, so no crash leaves the index of the other file. A
+    segment without an index is scanned. Smallest counter-example: a holder of a shared directory
+    is stopped between the two files. Its successor, which does not scan old segments, would look
+    for batches where they were before.
     """
     if segment.has_void():
         return None
@@ -95,6 +99,7 @@ def compact_segment(
     if not compactor.bytes_freed or index.head.end_offsets != segment.end_offsets():
         output.discard()
         return None
+    directory.remove_index(segment.sequence)
     output.finish()
     directory.write_index(segment.sequence, index.encode())
     return Segment(segment.sequence, index.head, None, size_bytes)
