@@ -1,7 +1,7 @@
 """The directory of a local cluster.
 
-It contains `cluster.json` (nodes and their ports, so that the cluster can be started again),
-`cluster.secret`, and per node a data directory and a log file.
+It contains `cluster.json`, `cluster.secret`, and per node a data directory and a log file.
+`cluster.json` names nodes and ports, so that the cluster can be started again.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Keeps retained messages equal in the member, the broker and the store.
 
 - The broker has a message before the store records it as retained. In the opposite order, a crash
-  would leave a version in the store that the broker lacks, and the member would take that for a
+  would leave a version in the store that the broker lacks. The member would take that for a
   removal.
 - Whenever the broker connects, the member receives every message found there, and an empty one for
   each topic that only the store has. The member then decides what the broker must retain.

@@ -118,7 +118,7 @@ class PeerLinks:
         self.own_disk: Callable[[], str] | None = None
         """The description of this node's disk: see `Handshake`."""
         self.objection: Callable[[PeerIdentity, Known], Refusal | None] | None = None
-        """Returns why a peer is refused, given the knowledge of disks when the connection began."""
+        """The check of a peer against the knowledge of disks when the connection began."""
         self.refused_by: dict[str, Refusal] = {}
         """Refusals by address: the last dial failed although a node was there."""
 

@@ -1,7 +1,7 @@
 """The SQLite file of a member: the state that must survive a crash.
 
-It has the messages in custody, the positions in the streams from other members, the versions of
-retained messages, and the last knowledge of other members.
+It has messages in custody, positions in the streams from other members, versions of retained
+messages, and the last knowledge of other members.
 
 The file uses a write-ahead log with synchronous=FULL, so a transaction is on disk when it returns.
 SQLite's exclusive lock keeps other processes out and ends with the process. All calls block. They
