@@ -137,8 +137,7 @@ class ClientProtocol(RequestSender):
         reason: int = reasons.SUCCESS,
         properties: Properties | None = None,
     ) -> None:
-        """Send DISCONNECT; the Closed effect follows at once. Without a connection it does
-        nothing."""
+        """Send DISCONNECT; the Closed effect follows at once. Does nothing without a connection."""
         if self.state == CONNECTED:
             self._send(encode(pk.Disconnect(reason, properties or {}), self.version), now)
         if self.state in (CONNECTING, CONNECTED):
@@ -167,8 +166,7 @@ class ClientProtocol(RequestSender):
         self._pump(now)
 
     def handle_reading(self, paused: bool, now: float) -> None:
-        """Note that the driver stopped or resumed reading: it receives no reply to a ping
-        meanwhile."""
+        """Note that the driver stopped or resumed reading: meanwhile it receives no PINGRESP."""
         self._keep_alive.hold(paused, now)
 
     def handle_progress(self, now: float) -> None:
@@ -270,8 +268,7 @@ class ClientProtocol(RequestSender):
                 self._send(encode_ack(pk.PUBREL, packet_id, reasons.SUCCESS, self.version), now)
 
     def _refuse_unfit(self) -> None:
-        """Refuse queued messages above the limits announced since: each would end the
-        connection."""
+        """Refuse queued messages above the announced limits. Each would end the connection."""
         limits = self.limits
 
         def reason_against(publish: OutgoingPublish) -> int:

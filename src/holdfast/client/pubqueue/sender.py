@@ -79,8 +79,7 @@ class QueueCounts:
 
 
 class Sender:
-    """The sender of one queue. It reports each message that left to `on_left`, its end to
-    `on_stopped`."""
+    """The sender of one queue. `on_left` gets each message that left, `on_stopped` the error."""
 
     def __init__(
         self,
@@ -248,8 +247,7 @@ class Sender:
                 self._submitting = False
 
     def _send_batch(self, now: float) -> bool:
-        """Send within the window in one write, with a client that is ready. False: there is more to
-        send."""
+        """Send within the window in one write, with a ready client. False: there is more."""
         core = self.core
         entries: list[QueueEntry] = []
         size = 0
@@ -370,7 +368,7 @@ class Sender:
         self._wake.set()
 
     def _is_fenced(self, error: PublishRefused) -> bool:
-        """Whether the producer is refused. Holdfast uses this reason only for that, maybe without
+        """Whether Holdfast refuses the producer. It uses this reason only for that, maybe without
         text."""
         if error.reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR and not error.detail:
             return self._has_properties
