@@ -75,13 +75,12 @@ from holdfast.storage.record import Record
 
 PROGRESS_BYTES_PER_S: Final = 100
 """The bytes per second by which an incomplete packet must grow to count as a sign of life.
-[MQTT-3.1.2-22] is about whole packets, and one byte now and then would keep a connection for
-ever."""
+[MQTT-3.1.2-22] is about whole packets, and a byte now and then would keep a connection for ever."""
 TIMERS_PER_TURN: Final = 200
 """The most timers fired in one turn: 100,000 sessions may expire in the same second."""
 PACKETS_PER_TURN: Final = 1000
-"""The most packets of one connection in one turn: a read may bring 130,000 PINGREQs. A filter of a
-SUBSCRIBE counts as one."""
+"""The most packets of a connection per turn: a read may bring 130,000 PINGREQs."""
+# A filter of a SUBSCRIBE or UNSUBSCRIBE counts as one packet; this is its least size in bytes.
 FILTER_BYTES_MIN: Final = 8
 RECEIVERS_PER_PACKET: Final = 8
 """The number of receivers of messages that count as one packet."""
@@ -103,7 +102,7 @@ class Input(Work):
 
 
 class Node:
-    """One node of a broker. Its driver makes one call at a time and owns sockets, disk and
+    """One node of a broker. Its driver makes one call at a time; it owns disk, sockets and
     clock."""
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
@@ -111,8 +110,7 @@ class Node:
         self.sys_topics = SysTopics(self.state)
 
     def tick(self, now: float, wall_us: int) -> None:
-        """Set the monotonic clock in seconds and the wall clock in microseconds, and begin a
-        turn."""
+        """Set the monotonic clock (seconds) and the wall clock (microseconds), and begin a turn."""
         self.state.now = now
         self.state.wall_us = wall_us
         self.state.steps_left = STEPS_PER_TURN
@@ -183,8 +181,8 @@ class Node:
         self._limit_pending(connection, size_bytes)
 
     def _limit_pending(self, connection: Connection, size_bytes: int) -> None:
-        """Bound the buffers of connections without an answered CONNECT to `pending_connect_bytes`:
-        above it, close the oldest that has sent a part of its CONNECT."""
+        """Close the oldest connection with a part of its CONNECT while the connections without an
+        answered CONNECT buffer more than `pending_connect_bytes`."""
         pending = self.state.pending_connects
         pending.buffer(connection, size_bytes)
         while pending.bytes > pending.bytes_max and not connection.closing:
@@ -343,7 +341,7 @@ class Node:
             )
 
     def _process_closed(self, connection: Connection, packet_type: int) -> None:
-        """Process a packet before the session is open: CONNECT first [MQTT-3.1.0-1], then, during
+        """Process a packet before the session is open: CONNECT [MQTT-3.1.0-1], then, during
         enhanced authentication, only AUTH and DISCONNECT."""
         state = self.state
         reader = connection.reader

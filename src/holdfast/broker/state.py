@@ -159,8 +159,7 @@ class ClusterPort:
         raise NotImplementedError
 
     def group_record(self, group: "Group", message: object) -> None:
-        """A QoS > 0 message (session.message.Message) was committed for a group with a
-        `coordination`."""
+        """A QoS > 0 message was committed for a group with a `coordination`."""
         raise NotImplementedError
 
     def group_read(
@@ -183,13 +182,11 @@ class ClusterPort:
         raise NotImplementedError
 
     def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
-        """`hold`, and in addition wait until the log says that the group which assigned the record
-        to the session has finished with it."""
+        """`hold`, but not before the log says that the record's group has finished with it."""
         raise NotImplementedError
 
     def hold_for_interest(self, held: Held) -> None:
-        """Release `held` once the other nodes know every filter announced so far, after all earlier
-        promises to its connection."""
+        """Release `held` after earlier promises and once all nodes have the announced filters."""
         raise NotImplementedError
 
 
@@ -210,8 +207,7 @@ class Group(Cursor):
         self.members: dict[Session, GroupMember] = {}
         # The members with a connection. The first `ready` of them may have room for a message; the
         # others have this group in their `blocked`. A member found without room is not checked
-        # again before it has some, so the search costs the same with ten members and with ten
-        # thousand.
+        # again before it has some, so the search costs the same with ten members and with 10,000.
         self.connected: list[GroupMember] = []
         self.ready = 0
         self.turn = 0
@@ -230,15 +226,13 @@ class Group(Cursor):
         self.readable: dict[bytes, bool] = {}
         self.readable_at = 0
         # (partition, offset) of QoS 2 records that members have, at or above the group's logged
-        # position. After a restart no other member may receive them. `given_changes` are those not
-        # logged yet.
+        # position. After a restart no other member may get them. `given_changes`: those not logged.
         self.given: set[tuple[int, int]] | None = None
         self.given_changes: list[tuple[int, int]] = []
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         # In a cluster: set in the coordinator's group, the cursor for the members of all nodes. A
-        # node's own group has None; it is assigned its records, in `returned`, and never tails or
-        # reads.
+        # node's own group has None; its records are assigned, and it never tails or reads.
         self.coordination: object | None = None
 
     def put_aside(self, message: Message) -> None:
@@ -510,8 +504,7 @@ class NodeState:
         return -1
 
     def hold(self, held: Held) -> None:
-        """Release `held` once all records appended so far are committed, in call order. In a
-        cluster ClusterPort.hold applies."""
+        """Release `held` once all records so far are committed, in call order."""
         if self.cluster is not None:
             self.cluster.hold(held)
             return
@@ -532,8 +525,7 @@ class NodeState:
             self.hold(held)
 
     def release_committed(self) -> None:
-        """Release the promises of committed records. Called when the committed sequence has
-        grown."""
+        """Release the promises of committed records, after the committed sequence has grown."""
         held = self.held
         committed = self.journal.committed_sequence
         while held and held[0].after <= committed:
@@ -548,9 +540,8 @@ class NodeState:
         return self.journal.pending_bytes + promised > limit
 
     def stall(self, connection: Connection) -> None:
-        """Stop reading from a client because the journal is behind. Every appended packet counts
-        (see Node._process): QoS 1, logged or retained QoS 0, PUBREL, a durable session's
-        SUBSCRIBE."""
+        """Stop reading from a client because the journal is behind. Every appended packet counts:
+        QoS 1, logged or retained QoS 0, PUBREL, SUBSCRIBE of a durable session."""
         if not connection.input_paused:
             connection.input_paused = True
             self.stalled.append(connection)

@@ -365,8 +365,7 @@ def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -
 
 
 def refuse_other_user(state: NodeState, connection: Connection) -> None:
-    """Refuse a client whose client id is another user's. That session stays as it is, with its
-    connection."""
+    """Refuse a client because its client id is another user's. That session stays as it is."""
     state.stats.sessions_denied += 1
     text = "the client id is in use by another user"
     refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
@@ -389,8 +388,7 @@ def finish_open(
     present: bool,
     opening: AcceptedConnect,
 ) -> None:
-    """Complete an open in a cluster: this node owns the session, at its epoch. The session is in no
-    table here yet."""
+    """Complete an open in a cluster: this node owns the session, which is in no table here yet."""
     state.sessions[session.client_id] = session
     _attach(state, connection, session, opening.will, opening.expiry_s)
     _apply_limits(state, connection, session)

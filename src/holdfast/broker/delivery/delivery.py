@@ -22,8 +22,7 @@ from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
 
 READ_BYTES_MAX: Final = 1 << 20
-"""The most bytes of one read of the log, or of one fetch of unfinished messages. One record may
-exceed it."""
+"""The most bytes of one read of the log, or of one fetch. A single record may exceed it."""
 FETCH_RECORDS_MAX: Final = 100
 """The most records of one fetch of unfinished messages."""
 
@@ -34,8 +33,7 @@ topic, whether any member may read it."""
 
 
 def deliver(state: NodeState, route: Route, message: Message) -> int:
-    """Deliver a message to the subscribers of its topic in its audience. Returns the number of
-    receivers."""
+    """Deliver a message to the subscribers in its audience. Returns their number."""
     targets = route.targets
     groups = route.groups
     if route.denied:
@@ -220,8 +218,7 @@ def send_inflight(
     is_retained: bool,
     group: Group | None,
 ) -> bool:
-    """Send a QoS 1 or 2 PUBLISH and make it inflight. False: it is expired or too large. The caller
-    has checked can_send()."""
+    """Send a QoS 1 or 2 PUBLISH, make it inflight; needs can_send(). False: nothing was sent."""
     connection = session.connection
     assert connection is not None
     packet_id = session.allocate_packet_id()
@@ -325,8 +322,7 @@ def pump(state: NodeState, session: Session) -> None:
 
 def ready_member(state: NodeState, group: Group, topic: bytes) -> GroupMember | None:
     """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1] Members
-    found without room wait in their session's `blocked`, so each is checked once until it has
-    room."""
+    found without room wait in their session's `blocked`, so each is checked once."""
     passed = 0
     while passed < group.ready:
         if group.turn >= group.ready:
@@ -356,8 +352,7 @@ def _has_ready_member(state: NodeState, group: Group) -> bool:
 
 
 def note_blocked(state: NodeState, group: Group, member: GroupMember) -> None:
-    """Record that the session has no room for a message of the group. `acknowledgements.proceed`
-    unblocks it."""
+    """Record that the session has no room for the group; `proceed` unblocks it."""
     group.block(member)
     session = member.session
     if session.blocked is None:
@@ -442,6 +437,7 @@ def send_to_member(
 
 
 def _finish_for_group(state: NodeState, group: Group, message: Message) -> None:
+    """Report to the cluster that the group has finished with the record."""
     if state.cluster is not None:
         state.cluster.group_finished(group, message.partition, message.offset)
 
@@ -500,6 +496,7 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
 
 
 def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
+    """Count a message that no member may read, or report it to the coordinator."""
     if state.cluster is not None:
         # Members of other nodes may read it.
         state.cluster.group_denied(group, message.partition, message.offset)
@@ -561,8 +558,7 @@ def note_progress(state: NodeState, session: Session) -> None:
 
 
 def note_group_progress(state: NodeState, group: Group) -> None:
-    """Log the cursor of a group, which has moved. In a cluster the coordinator of the group logs
-    it."""
+    """Log the cursor of a group, which has moved. In a cluster its coordinator does that."""
     if state.cluster is not None:
         state.cluster.group_changed(group)
     elif not group.progress_due:
@@ -601,8 +597,7 @@ def log_changes(state: NodeState, session: Session) -> None:
 
 
 def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, int]]) -> None:
-    """Append a CURSOR record with the session's changes and these positions, or several if one is
-    too small."""
+    """Append the session's changes and these positions, in one CURSOR record or several."""
     changes = session.changes
     done = session.done_changes
     session.changes = None
@@ -640,8 +635,7 @@ def _append_cursor(
 
 def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
     """Append a record of derived state, in the home partition of `key` (client id or group key).
-    `epoch` is that of the session: a record with a lower one than the session's newest is
-    ignored."""
+    `epoch` is the session's: readers ignore a record with a lower one than the newest."""
     state.append(
         Record(
             partition_of(key, state.config.partitions),

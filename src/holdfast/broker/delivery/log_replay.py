@@ -75,8 +75,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
 
 
 def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> None:
-    """Send waiting messages of the group, then read on behind them. `member`: the one that has
-    room, if known."""
+    """Send waiting messages of the group, then read on. `member`: one that has room."""
     if member is not None and group.aside:
         send_aside(state, group, member)
     pump_group(state, group)
@@ -166,8 +165,7 @@ def handle_read(
     done: bool,
     lost: int,
 ) -> None:
-    """Queue the result of a ReadLog effect. `lost`: the number of records that retention or damage
-    removed."""
+    """Queue the result of a ReadLog effect. `lost`: records that retention or damage took."""
     reader = effect.cursor
     if not reader.reading:
         return

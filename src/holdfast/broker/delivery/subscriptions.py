@@ -92,8 +92,7 @@ class HeldSubscribe(Held):
 
 
 class HeldSuback(Held):
-    """The promise of a SUBACK for subscriptions that are in the routing. `scans` are those that
-    receive retained messages."""
+    """The promise of a SUBACK for routed subscriptions. `scans` get retained messages."""
 
     def __init__(
         self,
@@ -324,8 +323,7 @@ def _bytes_of(filter: str) -> int:
 
 
 def add_subscription(state: NodeState, subscription: Subscription) -> None:
-    """Add a subscription to the session and the routing. It replaces one with the same filter.
-    [MQTT-3.8.4-3]"""
+    """Add a subscription, or replace the one with the same filter. [MQTT-3.8.4-3]"""
     session = subscription.session
     filter = subscription.filter
     old = session.subscriptions.get(filter)
@@ -367,8 +365,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
 
 
 def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
-    """Remove a subscription from the session and the routing. False: there is none. [MQTT-3.10.4-1]
-    [MQTT-3.10.4-2]"""
+    """Remove a subscription. False: there is none. [MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
     subscription = session.subscriptions.pop(filter, None)
     if subscription is None:
         return False

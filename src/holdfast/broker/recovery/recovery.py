@@ -34,8 +34,7 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, BatchBuilder, Record
 
 EARLY_MAX = 10_000
-"""The most clients with packet ids whose session was not opened yet: more than a write group
-has."""
+"""The most clients with packet ids of sessions not opened yet: more than a write group has."""
 
 SNAPSHOT_SESSION = 1
 """The kind of an entry with one complete session, as JSON."""
@@ -160,8 +159,8 @@ class Recovery:
         return True
 
     def _note_inbound(self, record: Record) -> None:
-        """Record the packet id of a QoS 2 message. Records of versions without epochs have 0, and
-        are applied as they come."""
+        """Record the packet id of a QoS 2 message. Records without an epoch (0, older versions)
+        count."""
         client_id = record.client_id.decode()
         epoch = record.producer_epoch
         session = self.state.sessions.get(client_id)
@@ -226,8 +225,7 @@ class Recovery:
         session = self.state.sessions.get(key)
         if session is None:
             return
-        # A record with a lower epoch is from a node that has lost the session since, and is
-        # ignored.
+        # A record with a lower epoch is from a node that has lost the session since.
         if not record.sequence or record.sequence >= session.epoch:
             self._advance(session, cursor)
 
@@ -414,7 +412,7 @@ class Recovery:
                 self.expired.add(session)
 
     def finish(self) -> None:
-        """Finish the state after the last record. Connections of before are closed, so their wills
+        """Finish the state after the last record. Earlier connections are closed, so their wills
         and expiries run from now."""
         state = self.state
         expired = list(self.expired)
