@@ -1,7 +1,7 @@
-"""The narrow waist between the log and an operating system. Uses os.
+"""The interface between the log and the operating system. Uses os.
 
-OsFileSystem is the real one; the crash tests have another in memory, which tears writes and
-forgets what was not synced. Names are relative to the data directory.
+OsFileSystem is the real one. The crash tests have another in memory, which tears writes and forgets
+what was not synced. Names are relative to the data directory.
 """
 
 import errno
@@ -18,80 +18,95 @@ T = TypeVar("T")
 
 TEMPORARY: Final = ".tmp"
 WRITE_BYTES: Final = 1 << 20
-"""At most so much is joined for one write call."""
+"""The most bytes joined for one write call."""
 OPEN_WAIT_S: Final = 30.0
+"""The most seconds that an opening waits for a descriptor."""
 OPEN_PAUSE_S: Final = 0.01
+"""The first pause in seconds between two attempts; the pauses grow."""
 OPEN_PAUSE_S_MAX: Final = 1.0
-"""How long an opening waits for a descriptor, and between two attempts: longer and longer."""
+"""The longest pause in seconds between two attempts."""
 
 
 class ReadFile(Protocol):
+    """A file open for reading."""
+
     def read(self, position: int, length: int) -> bytes:
-        """Fewer bytes only at the end of the file. Raises OSError."""
+        """The bytes at `position`; fewer than `length` only at the end of the file.
+
+        Raises `OSError` if the disk fails.
+        """
 
     def size(self) -> int: ...
 
 
 class WriteFile(Protocol):
-    """Errors are OSErrors; after one nothing is known of what the call did."""
+    """A file open for writing. Errors are `OSError`; after one, the effect of the call is
+    unknown."""
 
     def write(self, position: int, data: Sequence[bytes]) -> None:
-        """All of it."""
+        """Write all pieces, one after the other."""
 
     def sync(self) -> None:
-        """Return when the content, and the size, are on the disk."""
+        """Wait until the content and the size are on the disk."""
 
     def truncate(self, size_bytes: int) -> None: ...
 
     def allocate(self, size_bytes: int) -> None:
-        """Reserve space; the file is at least that large afterwards, with zeros."""
+        """Reserve space. The file is then at least that large, with zeros."""
 
     def close(self) -> None: ...
 
 
 class Lock(Protocol):
-    """Held until `release`, or the end of the process."""
+    """A lock, until `release` or the end of the process."""
 
     def release(self) -> None: ...
 
 
 class FileSystem(Protocol):
-    """Errors are OSErrors. What creates, links, renames or removes is durable after
-    sync_folder."""
+    """The files of one directory. Errors are `OSError`. A created, linked, renamed or removed name
+    is durable after sync_folder."""
 
     def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
-        """Names in the folder, sorted. Without the folder: none, or FileNotFoundError if
-        `must_exist`."""
+        """The names in the folder, sorted. If the folder is missing: none, or `FileNotFoundError`
+        with `must_exist`."""
 
     def make_folder(self, folder: str) -> None:
-        """Missing parents too; not an error if it is there."""
+        """Create the folder and missing parents, unless it exists."""
 
     def open_read(self, name: str) -> ReadFile: ...
 
     def open_write(self, name: str, *, create: bool) -> WriteFile:
-        """`create`: it must not be there yet; else it must."""
+        """Open a file for writing. With `create` it must not exist yet; without it must."""
 
     def rename(self, name: str, new_name: str) -> None:
-        """Replaces what has the new name."""
+        """Rename a file. A file with the new name is replaced."""
 
     def remove(self, name: str) -> None: ...
 
     def link(self, name: str, new_name: str) -> None:
-        """Give a file a second name. Raises FileExistsError if that is taken."""
+        """Give a file a second name.
+
+        Raises `FileExistsError` if that name is taken.
+        """
 
     def remove_folder(self, folder: str) -> None:
-        """An empty one."""
+        """Remove an empty folder."""
 
     def sync_folder(self, folder: str) -> None: ...
 
     def free_bytes(self) -> int:
-        """What an ordinary user may still write."""
+        """The bytes that an ordinary user may still write."""
 
     def lock(self, name: str) -> Lock | None:
-        """Lock a file, which is created if it is missing; None if somebody else has it."""
+        """Lock a file, which is created if it is missing. Returns None if another process has the
+        lock."""
 
     def is_locked(self, name: str) -> bool:
-        """Whether somebody else has it. Raises FileNotFoundError."""
+        """True if another process has the lock.
+
+        Raises `FileNotFoundError` if there is no such file.
+        """
 
 
 class SubFolder:
@@ -142,7 +157,7 @@ class SubFolder:
 
 
 class LimitedReadFile:
-    """The first `limit_bytes` of a file: the rest does not count, whatever is written there."""
+    """The first `limit_bytes` of a file; later bytes do not count, whatever is written there."""
 
     def __init__(self, file: ReadFile, limit_bytes: int) -> None:
         self._file = file
@@ -156,24 +171,30 @@ class LimitedReadFile:
 
 
 class Descriptors:
-    """Openings of files when the process, or the machine, has no descriptor left.
+    """The wait for a file descriptor when the process, or the machine, has none left.
 
-    That passes, and nothing was changed: an opening that is repeated is not a write that is
-    repeated. A process that serves sets `may_wait`; without it errors are raised at once.
+    The shortage passes, and nothing was changed: repeating an opening repeats no write. A process
+    that serves sets `may_wait`; without it, errors are raised at once.
     """
 
     def __init__(self) -> None:
         self.may_wait: Callable[[OSError, float], bool] | None = None
-        """Called with the error and how long the opening has waited by now, in seconds."""
+        """A function of the error and the seconds waited so far; False ends the wait."""
         self.waits = 0
-        """How often an opening had to wait."""
+        """The number of openings that had to wait."""
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        """Raises OSError: for want of descriptors after OPEN_WAIT_S."""
+        """Open a file and return its descriptor.
+
+        Raises `OSError`; for want of descriptors only after OPEN_WAIT_S.
+        """
         return self.once_free(partial(os.open, path, flags, mode))
 
     def once_free(self, take: Callable[[], T]) -> T:
-        """What `take` returns, which needs a descriptor. Raises OSError as `open`."""
+        """The result of `take`, which needs a descriptor.
+
+        Raises `OSError` like `open`.
+        """
         waited_s = 0.0
         while True:
             try:
@@ -190,7 +211,7 @@ class Descriptors:
 
 
 DESCRIPTORS: Final = Descriptors()
-"""Of this process."""
+"""The descriptors of this process."""
 
 
 def is_scarce(error: BaseException) -> bool:
@@ -199,7 +220,8 @@ def is_scarce(error: BaseException) -> bool:
 
 
 class OsReadFile:
-    """Closes with its last reference, so that one thread cannot close what another reads."""
+    """A file open for reading. It closes with its last reference, so one thread cannot close a file
+    that another reads."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
@@ -231,6 +253,8 @@ class OsReadFile:
 
 
 class OsWriteFile:
+    """A file open for writing."""
+
     def __init__(self, path: Path, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self._descriptor = -1
@@ -276,7 +300,7 @@ class OsLock:
     descriptor of the file is closed, and unlike flock it works over NFS."""
 
     def __init__(self, descriptor: int) -> None:
-        """Takes over the descriptor of a file that is locked."""
+        """Take over the descriptor of a locked file."""
         self.descriptor = descriptor
 
     def release(self) -> None:
@@ -301,6 +325,8 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class OsFileSystem:
+    """A directory of the operating system."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -376,7 +402,7 @@ def read_whole(files: FileSystem, name: str) -> bytes:
 def write_whole(
     files: FileSystem, name: str, pieces: Sequence[bytes], *, sync: bool = True
 ) -> None:
-    """Replace a file; it has either its old or its new content after a crash (if `sync`)."""
+    """Replace a file. After a crash it has its old or its new content (if `sync`)."""
     file = TemporaryFile(files, name)
     try:
         file.write(pieces)
@@ -387,7 +413,7 @@ def write_whole(
 
 
 class TemporaryFile:
-    """A file written under a temporary name that takes its own when it is whole."""
+    """A file under a temporary name, which gets its own name when it is complete."""
 
     def __init__(self, files: FileSystem, name: str) -> None:
         self._files = files
@@ -405,6 +431,8 @@ class TemporaryFile:
             self._position += sum(map(len, pieces))
 
     def finish(self, *, sync: bool = True) -> None:
+        """Rename the file to its own name. The content is synced before the name. In the other
+        order, a crash could leave an empty file under that name."""
         if sync:
             self._file.sync()
         self._file.close()
@@ -413,6 +441,7 @@ class TemporaryFile:
             self._files.sync_folder(self._name.rpartition("/")[0])
 
     def discard(self) -> None:
+        """Remove the file."""
         self._file.close()
         try:
             self._files.remove(self._name + TEMPORARY)

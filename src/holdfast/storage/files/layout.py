@@ -1,18 +1,18 @@
-"""The data directory: which files it has, how they are named, read and made durable.
+"""The data directory: its files, their names, and how they are read and made durable.
 
     manifest.json             format, node_id, partitions, created; never changes. Of a replica
                               also cluster_id and incarnation
     lock                      locked as long as a node serves the directory alone
     watermarks                of a replica: what is committed and durable, see `journal.watermarks`
     journal/<sequence>.log    segments; <sequence>.idx their indexes
-    journal/start.json        where the journal begins, once retention has removed something; of a
+    journal/start.json        the start of the journal, once retention has removed segments; of a
                               replica also under which epochs
     snapshots/<sequence>.snap
     quarantine/               copies of damaged places
-    damaged/                  of a cluster: what was here before, see `server.disk.quarantine`
+    damaged/                  of a cluster: the files before, see `server.disk.quarantine`
     lease/, epochs/           if nodes share it: see `cluster.lease` and `journal.epoch_folders`
 
-Nothing here knows what is in a segment.
+No function here knows the content of a segment.
 """
 
 import contextlib
@@ -54,35 +54,38 @@ START: Final = "journal/start.json"
 
 @dataclass(frozen=True)
 class Manifest:
+    """The identity of a data directory. Only `cluster_id` is set later, when the node joins a
+    cluster."""
+
     node_id: str
     partitions: int
     created: str
-    """ISO 8601, UTC."""
+    """The time of creation, ISO 8601 in UTC."""
     cluster_id: str = ""
-    """Of the cluster whose replica the directory is; "": none yet."""
+    """The cluster whose replica the directory is; "": none yet."""
     incarnation: str = ""
-    """Made with a replica's directory, so a node with a new disk is known to have lost what it
-    had; "": no replica."""
+    """The name made with a replica's directory; "": no replica. A node with another name has lost
+    its former disk."""
 
     @property
     def is_replica(self) -> bool:
-        """Whether the journal's end may be cut off again, see holdfast.storage.journal.journal."""
+        """True if the journal's end may be cut off again; see `storage.journal.journal`."""
         return self.incarnation != ""
 
 
 class DataDirectory:
-    """Names and small files of one data directory, or of one epoch of a shared one."""
+    """The names and small files of one data directory, or of one epoch of a shared one."""
 
     def __init__(self, files: FileSystem, manifest: Manifest, epoch: Epoch = NEVER_SHARED) -> None:
-        """`files`: of the epoch's folder."""
+        """Use the file system `files` of the epoch's folder."""
         self.files = files
         self.manifest = manifest
         self.epoch = epoch
         self.sealed = dict(epoch.sealed)
-        """Segments of which only the first so many bytes count, by sequence."""
+        """By segment sequence, the number of its first bytes that count."""
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """The directory is what it says from here on, durably."""
+        """Write the manifest, durably."""
         content = {
             "format": FORMAT,
             "node_id": manifest.node_id,
@@ -98,19 +101,21 @@ class DataDirectory:
     # Segments and their indexes
 
     def segments(self) -> list[int]:
-        """Sequences that name the segments, oldest first."""
+        """The sequences that name the segments, oldest first."""
         return sequences_of(self.files.list(JOURNAL, must_exist=True), ".log")
 
     def indexes(self) -> list[int]:
+        """The sequences of the segments that have an index file."""
         return sequences_of(self.files.list(JOURNAL, must_exist=True), ".idx")
 
     def open_segment(self, sequence: int) -> ReadFile:
+        """Open a segment for reading, up to its seal if it has one."""
         file = self.files.open_read(segment_name(sequence))
         limit_bytes = self.sealed.get(sequence)
         return file if limit_bytes is None else LimitedReadFile(file, limit_bytes)
 
     def create_segment(self, sequence: int) -> WriteFile:
-        """Its name is durable when this returns."""
+        """Create a segment. Its name is durable when this returns."""
         file = self.files.open_write(segment_name(sequence), create=True)
         self.files.sync_folder(JOURNAL)
         return file
@@ -119,7 +124,8 @@ class DataDirectory:
         return self.files.open_write(segment_name(sequence), create=False)
 
     def remove_segment(self, sequence: int) -> None:
-        """With its index; not an error if it is gone. Not durable before sync_journal."""
+        """Remove a segment and its index, if they exist. The removal is durable after
+        sync_journal."""
         self._remove(segment_name(sequence))
         self.remove_index(sequence)
 
@@ -131,7 +137,10 @@ class DataDirectory:
         self.files.sync_folder(JOURNAL)
 
     def read_index_head(self, sequence: int) -> IndexHead | None:
-        """None if there is no index. Raises CorruptIndex."""
+        """The head of a segment's index; None if there is no index.
+
+        Raises `CorruptIndex` if it is damaged.
+        """
         try:
             file = self.files.open_read(index_name(sequence))
         except FileNotFoundError:
@@ -150,31 +159,33 @@ class DataDirectory:
         return head
 
     def read_index(self, sequence: int) -> bytes | None:
-        """The whole .idx file; None if there is none."""
+        """The complete .idx file; None if there is none."""
         return self.read_whole(index_name(sequence))
 
     def write_index(self, sequence: int, data: bytes) -> None:
-        """Not synced: after a crash a damaged or missing index is made anew from its segment."""
+        """Write an index without a sync. After a crash a damaged or missing index is built again
+        from its segment."""
         self.write_whole(index_name(sequence), [data], sync=False)
 
     # Where the journal begins
 
     def read_start(self) -> tuple[int, list[int]] | None:
-        """(sequence of the first segment, offsets per partition); None if nothing was ever
-        removed, or if the file is damaged: then the indexes say it too."""
+        """The sequence of the first segment and the start offset of each partition. None if no
+        segment was ever removed, or the file is damaged; the indexes then have the same."""
         start = self._read_start()
         return None if start is None else (start[0], start[1])
 
     def read_start_epochs(self) -> list[tuple[int, int, int]]:
-        """Of a replica, as in write_start; empty where read_start gives None."""
+        """The epochs at the start of a replica's journal, as in write_start; empty if read_start
+        returns None."""
         start = self._read_start()
         return [] if start is None else start[2]
 
     def write_start(
         self, sequence: int, offsets: Sequence[int], epochs: Sequence[tuple[int, int, int]] = ()
     ) -> None:
-        """Durable when it returns; call before older segments are removed. `epochs`: see
-        Journal.start_epochs."""
+        """Write the start of the journal, durably, before older segments are removed. `epochs` is
+        the result of Journal.start_epochs."""
         content: dict[str, object] = {
             "sequence": sequence,
             "offsets": list(offsets),
@@ -205,28 +216,30 @@ class DataDirectory:
     # Of a replica
 
     def join_cluster(self, cluster_id: str) -> None:
-        """The node is a member from here on, durably."""
+        """Note durably that the node belongs to this cluster."""
         self.write_manifest(replace(self.manifest, cluster_id=cluster_id))
 
     def read_checkpoint(self) -> Checkpoint:
+        """The checkpoint of a replica; all zeros if there is none."""
         data = self.read_whole(WATERMARKS)
         found = None if data is None else decode_checkpoint(data, self.manifest.partitions)
         return Checkpoint([0] * self.manifest.partitions, 0, 0) if found is None else found
 
     def read_watermarks(self) -> list[int]:
-        """Per partition, what is known to be committed."""
+        """The offset of each partition that is known to be committed."""
         return self.read_checkpoint().offsets
 
     def write_watermarks(self, checkpoint: Checkpoint) -> None:
-        """See Journal.checkpoint. Durable when it returns: a power cut leaves this one or the one
-        before. Counter-example: it leaves an empty file, so nothing is known to have been synced,
-        and the next start takes rot in what was acknowledged for a torn end."""
+        """Write a checkpoint (see Journal.checkpoint), durably: a power cut leaves this one or the
+        one before. Counter-example without the sync: a power cut leaves an empty file, so no byte
+        is known to be synced. The next start then takes rot in acknowledged records for a torn
+        end."""
         self.write_whole(WATERMARKS, [encode_checkpoint(checkpoint)])
 
     # Snapshots and quarantine
 
     def snapshots(self) -> list[int]:
-        """Sequences they start at, oldest first."""
+        """The sequences at which the snapshots start, oldest first."""
         return sequences_of(self.files.list(SNAPSHOTS, must_exist=True), ".snap")
 
     def open_snapshot(self, sequence: int) -> ReadFile:
@@ -240,7 +253,7 @@ class DataDirectory:
             self.files.remove(name)
 
     def quarantine(self, sequence: int, position: int, pieces: Sequence[bytes]) -> str:
-        """Keep a copy of a damaged place of a segment; its name."""
+        """Keep a copy of a damaged place of a segment, and return its name."""
         name = f"{QUARANTINE}/{sequence:020d}-{position}.bad"
         if name.removeprefix(f"{QUARANTINE}/") not in self.files.list(QUARANTINE):
             self.files.make_folder(QUARANTINE)
@@ -248,7 +261,7 @@ class DataDirectory:
         return name
 
     def sync_names(self) -> None:
-        """Make durable which files there are."""
+        """Make the names of segments and snapshots durable."""
         for folder in (JOURNAL, SNAPSHOTS):
             self.files.sync_folder(folder)
 
@@ -261,11 +274,11 @@ class DataDirectory:
             return None
 
     def write_whole(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
-        """Replace a file; it has either its old or its new content after a crash (if `sync`)."""
+        """Replace a file. After a crash it has its old or its new content (if `sync`)."""
         write_whole(self.files, name, pieces, sync=sync)
 
     def remove_temporary_files(self) -> None:
-        """What writers that were interrupted left behind."""
+        """Remove the files of interrupted writers."""
         for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
             for name in self.files.list(folder):
                 if name.endswith(TEMPORARY):
@@ -285,7 +298,7 @@ def snapshot_name(sequence: int) -> str:
 
 
 def sequences_of(names: list[str], ending: str) -> list[int]:
-    """Of the names with the ending, in their order."""
+    """The sequences in the names with this ending, in their order."""
     stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
     return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
 

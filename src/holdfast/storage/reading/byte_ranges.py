@@ -23,16 +23,16 @@ from holdfast.storage.record import HEADER_BYTES
 EXTENTS_MAX: Final = 256
 """A plan ends where it would get more."""
 SEGMENTS_MAX: Final = 8
-"""A plan ends after so many, even if it found nothing: each may need its index loaded."""
+"""The most segments of a plan, even without a match, because each may need its index loaded."""
 GAP_BYTES: Final = 8 << 10
-"""Unwanted bytes between two wanted batches that are cheaper to send than to leave out."""
+"""The most unwanted bytes between two wanted batches that are cheaper to send than to leave out."""
 
 Wanted = tuple[int, int, int]
-"""Partition, and the offsets from which to which."""
+"""A partition, the first offset, and the end."""
 
 
 class Extent:
-    """Bytes of an open segment file; whole batches, and what damage may have left between."""
+    """A range of an open segment file: complete batches, and damage that may lie between them."""
 
     def __init__(self, file: ReadFile, position: int, length: int) -> None:
         self.file = file
@@ -46,9 +46,10 @@ class Plan:
     def __init__(self, wanted: Iterable[Wanted]) -> None:
         self.extents: list[Extent] = []
         self.size_bytes = 0
-        # Per partition: every wanted record below is in the extents, or was passed, or is lost.
+        # Per partition, the offset below which every wanted record is in the extents, passed, or
+        # lost.
         self.next: dict[int, int] = {}
-        # Offsets that hold nothing the topics match; they are not in the extents.
+        # Offsets without a match, which are not in the extents.
         self.passed: list[Wanted] = []
         self._passed_last: dict[int, int] = {}
         self.ends: dict[int, int] = {}
@@ -100,8 +101,8 @@ class Extents:
                 break
             visited += 1
             try:
-                # In this order: what an index says of a file that was replaced since is noticed by
-                # the reader, who finds no batches there.
+                # The index comes first. If the file is replaced between the two, the reader finds
+                # no batches at these positions and notices.
                 index = self._cache.index(segment)
                 file = self._cache.file(segment.sequence)
             except FileNotFoundError:
@@ -127,7 +128,7 @@ class _Stretch:
         self.index = index
         self.file = file
         self.limits = limits
-        # Per partition: the numbers of its wanted batches are these of its list.
+        # Per partition, the range of its list with the wanted batches.
         self.spans: dict[int, tuple[int, int]] = {}
         for partition, limit in limits.items():
             numbers = index.by_partition[partition]
@@ -253,6 +254,6 @@ class _Stretch:
         positions = self.index.positions
         if number + 1 < len(positions):
             return positions[number + 1]
-        # The newest one, and more may be appended just now.
+        # This is the newest batch, and more may be appended at this time.
         header = self.file.read(positions[number], HEADER_BYTES)
         return positions[number] + int.from_bytes(header[4:8], "little")

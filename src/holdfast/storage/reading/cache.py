@@ -1,7 +1,7 @@
-"""What readers of the journal share in memory: open files, indexes, batches that were verified.
+"""The memory that readers of the journal share: open files, indexes, and verified batches.
 
-Each is bounded, the longest unused goes first. Everything that touches them holds `lock`; reading
-the disk does not.
+Each kind is bounded, and the least recently used goes first. Accesses take `lock`; reads of the
+disk do not.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,8 @@ DAMAGE_KNOWN_MAX: Final = 10_000
 
 
 class SegmentCache:
-    """Errors of the disk are passed on; FileNotFoundError when retention was faster."""
+    """Open files, indexes and batches of segments. Errors of the disk are passed on:
+    `FileNotFoundError` if retention has removed the segment."""
 
     def __init__(self, store: SegmentStore, lock: AbstractContextManager[object]) -> None:
         self._store = store
@@ -30,10 +31,10 @@ class SegmentCache:
         self._files: OrderedDict[int, ReadFile] = OrderedDict()
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._index_bytes = 0
-        # By segment and number in it.
+        # The batches by segment and number.
         self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
         self._batch_bytes = 0
-        # (segment, position) of batches that could not be read.
+        # (segment, position) of unreadable batches.
         self._damaged: set[tuple[int, int]] = set()
 
     def index(self, segment: Segment) -> SegmentIndex:

@@ -1,12 +1,12 @@
-"""Reading the journal: for sessions that are behind, for replicas, for Spark.
+"""Reads of the journal, for sessions that are behind, for replicas, and for Spark.
 
-A session's read goes through the journal in its own order, segment by segment. In each it looks up
-which topics its filters match; if these are few it goes from posting to posting, otherwise it
-reads every batch. Both give the same records in the same order, and stop at the same kind of
-place: a posting (see index.py) that every partition's position is derived from.
+A session's read goes through the journal in its own order, segment by segment. In each segment it
+finds the topics that its filters match. If these are few it goes from posting to posting; otherwise
+it reads every batch. Both ways give the same records in the same order. Both stop at a posting (see
+`index`), from which the position in every partition follows.
 
-Methods may be called in any thread while the event loop appends: what the journal has written is
-only ever added to, and what readers share is behind a lock.
+Methods may be called in any thread while the event loop appends. Written data is only ever added
+to, and a lock protects what readers share.
 """
 
 import heapq
@@ -25,28 +25,31 @@ from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import MESSAGE, Batch, CorruptBatch, Record
 
 WORK_BYTES_MAX: Final = 16 << 20
-"""A call to `read` ends after so many bytes of batches, even if it found nothing."""
+"""The most bytes of batches that one call to `read` processes, even without a match."""
 WORK_SEGMENTS_MAX: Final = 8
-"""And after so many segments."""
+"""The most segments that one call to `read` processes."""
 WINDOW_BYTES: Final = 256 << 10
 INTERESTS_KEPT_MIN: Final = 256
+"""The number of filters from which a reader's matcher is kept."""
 MATCHERS_MAX: Final = 4
-"""Readers with many filters whose tries are kept from one read to the next."""
+"""The number of matchers that are kept from one read to the next."""
 
 
 class ReadResult:
+    """The result of one read: messages, and the positions after it."""
+
     def __init__(self, records: list[Record], positions: list[int], done: bool, lost: int) -> None:
-        # Messages that match, in journal order.
+        # The matching messages, in journal order.
         self.records = records
         self.positions = positions
-        # The positions have reached the limits.
+        # True if the positions have reached the limits.
         self.done = done
-        # Records that retention or damage had taken between the positions before and after.
+        # The records between the old and new positions that retention or damage had removed.
         self.lost = lost
 
 
 class _Reading:
-    """What one call to `read` has got so far."""
+    """The state of one call to `read`."""
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class _Reading:
         self.size_bytes += len(record.topic) + len(record.payload) + len(record.properties)
 
     def is_before(self, ends: list[int]) -> bool:
-        """Is something below these offsets left to read?"""
+        """True if records below these offsets are left to read."""
         for partition, position in enumerate(self.positions):
             if position < ends[partition] and position < self.ends[partition]:
                 return True
@@ -86,20 +89,22 @@ class _Reading:
 
 
 class LogReader:
+    """A reader of a journal, by positions and filters or by batches."""
+
     def __init__(
         self,
         journal: Journal,
         store: SegmentStore,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`lock`: needed when several threads call."""
+        """Read this journal. `lock` is needed if several threads call."""
         self._journal = journal
         self._store = store
         self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
         self._matchers: list[tuple[list[ReadInterest], Matcher]] = []
 
     def extents(self) -> Extents:
-        """For readers of whole stretches; shares files and indexes with this one."""
+        """A reader of byte ranges, which shares files and indexes with this one."""
         return Extents(self._journal, self._cache)
 
     def read(
@@ -110,11 +115,12 @@ class LogReader:
         records_max: int,
         bytes_max: int,
     ) -> ReadResult:
-        """Messages between `positions` and `limits` that match any interest, about as many as
-        asked for, at least one if there is any; fewer, or none, also when that took too much
-        work. What is not in the file yet is not read: then the result is not done.
+        """The messages between `positions` and `limits` that match any interest: about as many as
+        asked for, and at least one if there is any. A call may return fewer, or none, after too
+        much work. Records that are not in the file yet are not read, and the result is then not
+        done.
 
-        Raises OSError.
+        Raises `OSError` if the disk fails.
         """
         journal = self._journal
         ends = [min(limit, end) for limit, end in zip(limits, journal.written, strict=True)]
@@ -131,7 +137,7 @@ class LogReader:
                 index = self._cache.index(segment)
                 cut = self._read_segment(reading, segment, index)
             except FileNotFoundError:
-                # Retention was faster.
+                # Retention removed the segment meanwhile.
                 self._pass_lost_segment(reading, segment)
                 continue
             _advance(reading, segment, index, cut)
@@ -144,7 +150,8 @@ class LogReader:
         return ReadResult(reading.records, reading.positions, done, reading.lost)
 
     def _matcher(self, interests: list[ReadInterest]) -> Matcher:
-        """A reader with many filters passes the same list again: what was made of it is kept."""
+        """The matcher for these interests. A reader with many filters passes the same list again,
+        so its matcher is kept."""
         if len(interests) < INTERESTS_KEPT_MIN:
             return Matcher(interests, self._store)
         for kept, matcher in self._matchers:
@@ -157,7 +164,10 @@ class LogReader:
         return matcher
 
     def fetch(self, partition: int, offset: int) -> Record | None:
-        """The message at an offset; None if it is not there (any more). Raises OSError."""
+        """The message at an offset; None if it is not there, or no longer there.
+
+        Raises `OSError` if the disk fails.
+        """
         segment = self._segment_of(partition, offset)
         journal = self._journal
         if segment is None or offset >= journal.written[partition]:
@@ -178,9 +188,12 @@ class LogReader:
         return record if record.kind == MESSAGE else None
 
     def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
-        """The whole batches that hold offsets from `start` up to `end`, about `bytes_max` of them,
-        at least one if there is any: as they lie on the disk, what is not in the file yet left
-        out. Damaged ones are left out too; the offsets of the others tell. Raises OSError."""
+        """The complete batches with offsets from `start` up to `end`, unchanged: about `bytes_max`
+        bytes, and at least one batch if there is any. Batches that are damaged or not in the file
+        yet are left out; the offsets of the others show the gap.
+
+        Raises `OSError` if the disk fails.
+        """
         start = max(start, self._journal.start_offsets[partition])
         end = min(end, self._journal.written[partition])
         found: list[bytes] = []
@@ -215,8 +228,10 @@ class LogReader:
         return self._journal.start_offsets[partition]
 
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
-        """The first offset in the file whose record is not older; the end if all are. Raises
-        OSError."""
+        """The first offset in the file whose record is not older; the end if all are older.
+
+        Raises `OSError` if the disk fails.
+        """
         start = self._journal.start_offsets[partition]
         end = self._journal.written[partition]
         for segment in self._journal.segments:
@@ -247,13 +262,13 @@ class LogReader:
         return end
 
     def forget_segment(self, sequence: int) -> None:
-        """Call when a segment's file was removed or rewritten."""
+        """Forget a segment whose file was removed or rewritten."""
         self._cache.forget_segment(sequence)
 
     # One segment
 
     def _read_segment(self, reading: _Reading, segment: Segment, index: SegmentIndex) -> int:
-        """Returns the posting that was not looked at any more; -1 if all were."""
+        """Read one segment. Returns the posting at which the read stopped; -1 at the end."""
         first = self._first_batch(reading, segment, index)
         if first < 0:
             return -1
@@ -316,7 +331,7 @@ class LogReader:
     def _take_record(
         self, reading: _Reading, segment: Segment, index: SegmentIndex, number: int, at: int
     ) -> None:
-        """The record at index `at` of a batch, if the interests are that old."""
+        """Take the record at index `at` of a batch, unless the interest began later."""
         batch = self._cache.cached(segment, number)
         if batch is None:
             batch = self._cache.batch(segment, index, number)
@@ -390,7 +405,7 @@ class LogReader:
 
 
 def _take_wanted(reading: _Reading, batch: Batch, start: int, end: int) -> int:
-    """Takes what matches between two offsets; returns the index where it had to stop, or -1."""
+    """Take the matches between two offsets. Returns the index at which it stopped, or -1."""
     base = batch.base_offset
     matcher = reading.matcher
     for at in range(max(0, start - base), min(batch.count, end - base)):
@@ -403,7 +418,7 @@ def _take_wanted(reading: _Reading, batch: Batch, start: int, end: int) -> int:
 
 
 def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int) -> None:
-    """Move all positions to a place in the segment (-1: its end)."""
+    """Move all positions to a posting of the segment (-1: its end)."""
     positions = reading.positions
     ends = segment.end_offsets()
     before = list(positions)

@@ -42,7 +42,7 @@ _NOTE_VOID: Final = 3
 
 
 class CorruptIndex(Exception):
-    """Not a whole, valid index. The text says what is wrong."""
+    """The bytes are not a complete, valid index. The text gives the reason."""
 
 
 class SealedIndex(SegmentIndex):
@@ -141,7 +141,8 @@ def encode_array(values: "array[int]") -> bytes:
 
 
 def encode_head(head: IndexHead, batches: int, topics: int, body: bytes) -> bytes:
-    """`batches`, `topics`: how many `body` has, the rest of the file."""
+    """The encoded head. `batches` and `topics` are their numbers in `body`, the rest of the
+    file."""
     numbers = array("Q", head.start_offsets)
     numbers.extend(head.end_offsets)
     for gap in head.gaps:
@@ -174,8 +175,10 @@ HEAD_PREFIX_BYTES: Final = _PREFIX.size
 
 
 def head_length(prefix: bytes) -> int:
-    """How many bytes of the file decode_head needs, from its first HEAD_PREFIX_BYTES. Raises
-    CorruptIndex."""
+    """The bytes that decode_head needs, from the first HEAD_PREFIX_BYTES of the file.
+
+    Raises `CorruptIndex` if they are damaged.
+    """
     if len(prefix) < _PREFIX.size:
         raise CorruptIndex(f"an index of {len(prefix)} bytes")
     magic, length, _ = _PREFIX.unpack_from(prefix)
@@ -185,7 +188,10 @@ def head_length(prefix: bytes) -> int:
 
 
 def decode_head(data: bytes) -> IndexHead:
-    """`data`: the file, or at least head_length bytes of it. Raises CorruptIndex."""
+    """The head in `data`, at least head_length bytes of the file.
+
+    Raises `CorruptIndex` if it is damaged.
+    """
     length = head_length(data)
     if len(data) < length or length < _PREFIX.size + _FIELDS.size:
         raise CorruptIndex(f"{len(data)} bytes of an index whose head has {length}")
@@ -242,5 +248,8 @@ def _take_note(head: IndexHead, kind: int, partition: int, value: int, offset: i
 
 
 def decode(data: bytes) -> SealedIndex:
-    """A whole .idx file. Raises CorruptIndex."""
+    """The index in a complete .idx file.
+
+    Raises `CorruptIndex` if it is damaged.
+    """
     return SealedIndex(decode_head(data), data)

@@ -1,4 +1,4 @@
-"""What a session's read looks for: the filters, and which topics of a segment they match."""
+"""The filters of a session's read, and the topics of a segment that they match."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,10 +14,12 @@ from holdfast.storage.reading.index import (
 from holdfast.storage.reading.segment_store import SegmentStore
 
 TOPICS_MERGED_MAX: Final = 512
-"""With more matching topics than this in a segment, its batches are read one after the other."""
+"""The most matching topics of a segment that are merged; beyond it, its batches are read one after
+the other."""
 WILD_MAX: Final = 64
 EXACT_MAX: Final = 1000
-"""With more filters in a read the topics of a segment are matched with all of them at once."""
+"""The most filters without wildcards, as WILD_MAX is of those with. Beyond either, a segment's
+topics are matched with all filters at once."""
 KNOWN_TOPICS_MAX: Final = 10_000
 
 
@@ -30,9 +32,8 @@ class ReadInterest:
 
 
 class Matcher:
-    """The interests of one reader, by topic. Filters with wildcards are looked at one by one while
-    they are few; many are in a trie. `store`: gets a pause now and then, as this may run in a
-    thread that has 100,000 of them."""
+    """The interests of one reader, by topic. A few filters with wildcards are matched one by one;
+    many are in a trie. `store` is paused regularly, because a reader may have 100,000 filters."""
 
     def __init__(self, interests: list[ReadInterest], store: SegmentStore) -> None:
         self.exact: dict[bytes, list[ReadInterest]] = {}
@@ -41,7 +42,7 @@ class Matcher:
         self._store = store
         self._steps = 0
         self._known: dict[bytes, list[ReadInterest]] = {}
-        # Of many filters, what they match in the segment read last.
+        # The matches of many filters in the segment read last.
         self._index: SegmentIndex | None = None
         self._match = FilterMatch()
         for interest in interests:
@@ -57,10 +58,11 @@ class Matcher:
                 self.trie.add(interest.filter, interest, interest)
 
     def is_many(self) -> bool:
-        """More than are worth a look-up of each in a segment's topics."""
+        """True if looking up each filter in a segment's topics costs too much."""
         return self.trie is not None or len(self.exact) > EXACT_MAX
 
     def matching(self, topic: bytes) -> list[ReadInterest]:
+        """The interests that match the topic."""
         found = self._known.get(topic)
         if found is None:
             found = list(self.exact.get(topic, ()))
@@ -80,6 +82,7 @@ class Matcher:
         return found
 
     def wants(self, topic: bytes, partition: int, offset: int) -> bool:
+        """True if an interest matches the topic and covers the offset."""
         for interest in self.matching(topic):
             start = interest.start
             if start is None or offset >= start[partition]:
@@ -87,7 +90,7 @@ class Matcher:
         return False
 
     def topics_of(self, index: SegmentIndex) -> FilterMatch:
-        """As _match_filter, for all filters together."""
+        """The topics of the index that any filter matches, like _match_filter for one."""
         if self._index is not index:
             self._index = index
             self._match = FilterMatch()
@@ -108,7 +111,7 @@ class Matcher:
 
 
 def matching_topics(index: SegmentIndex, matcher: Matcher, store: SegmentStore) -> list[int] | None:
-    """Numbers of the topics of a segment that some interest matches; None if they are many."""
+    """The numbers of the segment's topics that an interest matches; None if they are too many."""
     if matcher.is_many():
         match = matcher.topics_of(index)
         return None if match.overflow else list(match.topics)

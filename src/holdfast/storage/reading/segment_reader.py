@@ -1,13 +1,13 @@
-"""The batches of segment files, seen from outside, whether a broker writes them or not.
+"""The batches of segment files, read from outside, whether a broker writes them or not.
 
-This shares the formats with the broker's recovery and nothing else: `holdfast log verify` is a
-second opinion on what recovery does.
+The module shares only the formats with the broker's recovery. So `holdfast log verify` is a second
+opinion on recovery.
 
-Bytes are written in order. So bytes that are no valid batch are *damage* when a valid batch or a
-newer segment follows, and an *unfinished tail* when nothing does: the write may still be going on.
+Bytes are written in order. So bytes that are no valid batch are *damage* if a valid batch or a
+newer segment follows. Otherwise they are an *unfinished tail*: the write may still be under way.
 
-A write group is written at once and counts as a whole: of the newest segment only complete groups
-are read, and valid batches of an incomplete one belong to the unfinished tail.
+A write group is written at once and counts completely or not at all. In the newest segment only
+complete groups are read, and valid batches of an incomplete one belong to the unfinished tail.
 """
 
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ from holdfast.storage.record import (
 )
 
 CHUNK_BYTES: Final = 4 << 20
-"""Read at a time; a longer batch is read whole."""
+"""The bytes of one read; a longer batch is read as a whole."""
 ALIGNMENT: Final = 8
-"""Batches begin at multiples of this."""
+"""The alignment of batches in bytes."""
 
 
 @dataclass(frozen=True)
 class DamagedRange:
-    """Bytes of a segment that are no batch although they should be."""
+    """Bytes of a segment that should be a batch and are none."""
 
     segment: int
     position: int
@@ -53,31 +53,34 @@ class DamagedRange:
 
 
 class SegmentReader:
-    """The batches of one segment; call `read` again after it has grown."""
+    """A reader of one segment's batches; `read` may be called again after the segment has grown."""
 
     def __init__(self, directory: DataDirectory, sequence: int, tag: int | None = None) -> None:
-        """`tag`: the journal's (holdfast.storage.journal.journal), as far as it is known. Raises
-        FileNotFoundError when retention was faster."""
+        """Open the segment. `tag` is the journal's (`storage.journal.journal`), if it is known.
+
+        Raises `FileNotFoundError` if retention has removed the segment.
+        """
         self.sequence = sequence
         self.file = directory.open_segment(sequence)
         self.position = 0
-        """Everything before it has been read."""
+        """The position up to which batches were returned."""
         self.unfinished_bytes = 0
-        """After the last complete group; they may be a write that goes on."""
+        """The bytes after the last complete group; their write may still be under way."""
         self.tag = tag
         self._empty_at = -1
-        # Where the last look found no further valid batch: behind `position` in an open group.
+        # The position of the last pass's first invalid batch. In an open group it is behind
+        # `position`.
         self._valid_to = 0
-        # Whether a group begins at `position`.
+        # True if a group begins at `position`.
         self._is_group_start = True
 
     def read(self, *, newest: bool) -> Iterator[Batch | DamagedRange]:
-        """What is there now, in order; `position` is right behind each one.
+        """The batches and damage that are there now, in order; `position` is right behind each one.
 
-        `newest`: no newer segment exists, so what comes last may be unfinished.
+        With `newest` there is no newer segment, so the last bytes may be unfinished.
         """
         size = self.file.size()
-        # The broker cuts off what a crash or a full disk left unfinished.
+        # The broker cuts off a tail that a crash or a full disk left unfinished.
         self.position = min(self.position, size)
         self.unfinished_bytes = 0
         while True:
@@ -98,7 +101,7 @@ class SegmentReader:
                 and not is_later_group(self.file, self.tag, position, size)
             ):
                 following = None
-            # It may have been found because both were written since the first look.
+            # The batch may be valid now, because it and the next were written since the first read.
             if _damage_at(self.file, position, size) is None:
                 continue
             if following is None:
@@ -114,21 +117,24 @@ class SegmentReader:
             yield DamagedRange(self.sequence, position, following - position, reason)
 
     def read_whole(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
-        """The complete groups that are there now, up to the first place that is none, for whatever
-        reason: cheaper than `read` where more is being written. `chunk_bytes` are read at a
-        time."""
+        """The complete groups that are there now, up to the first invalid place, whatever its
+        cause. It is cheaper than `read` while the segment is being written. `chunk_bytes` is the
+        size of one read."""
         yield from self._batches(self.file.size(), chunk_bytes, whole_groups=True)
 
     def read_batch(self, position: int) -> Batch:
-        """The batch at a position. Raises CorruptBatch."""
+        """The batch at a position.
+
+        Raises `CorruptBatch` if there is none.
+        """
         header = self.file.read(position, HEADER_BYTES)
         return Batch(self.file.read(position, max(_batch_length(header, 0), HEADER_BYTES)))
 
     def _batches(
         self, size: int, chunk_bytes: int = CHUNK_BYTES, *, whole_groups: bool
     ) -> Iterator[Batch]:
-        """The valid batches from `position` up to the first bytes that are none; of a group, if
-        they are to be whole, only once its last one is there."""
+        """The valid batches from `position` up to the first invalid bytes. With `whole_groups`, a
+        group's batches follow only when its last one is there."""
         wanted = chunk_bytes
         waiting: list[Batch] = []
         is_group_start = self._is_group_start
@@ -166,15 +172,16 @@ class SegmentReader:
             wanted = max(chunk_bytes, length)
 
     def _is_still_empty(self) -> bool:
-        """Were there only zeros up to the end of the file, and is nothing written there yet?"""
+        """True if only zeros were found up to the end of the file, and nothing is written there
+        yet."""
         return self.position == self._empty_at and not any(
             self.file.read(self.position, HEADER_BYTES)
         )
 
 
 def is_later_group(file: ReadFile, tag: int | None, damaged_at: int, size: int) -> bool:
-    """Whether a write group begins behind the damage: then the damaged one was synced. A batch of
-    the damaged group itself proves nothing. `tag`: the journal's, as far as it is known."""
+    """True if a write group begins behind the damage: then the damaged one was synced. A batch of
+    the damaged group itself proves nothing. `tag` is the journal's, if it is known."""
     at = _find_batch(file, damaged_at, size)
     while at is not None:
         group = group_field(file.read(at, HEADER_BYTES))
@@ -191,7 +198,7 @@ def is_later_group(file: ReadFile, tag: int | None, damaged_at: int, size: int) 
 
 
 def is_zero(file: ReadFile, start: int, end: int) -> bool:
-    """Are there only zeros: space that was allocated in advance?"""
+    """True if there are only zeros: space that was preallocated."""
     while start < end:
         data = file.read(start, min(CHUNK_BYTES, end - start))
         if not data:
@@ -203,7 +210,8 @@ def is_zero(file: ReadFile, start: int, end: int) -> bool:
 
 
 def group_field(header: bytes) -> int | None:
-    """Of the batch that has the header; None if that is none, or has no such field."""
+    """The group field of the batch with this header; None if it is no header, or has no such
+    field."""
     if _batch_length(header, 0) == 0:
         return None
     fields = HEADER.unpack(header)
@@ -211,7 +219,7 @@ def group_field(header: bytes) -> int | None:
 
 
 def _batch_length(data: bytes, start: int) -> int:
-    """The length that the header at `start` gives; 0 if it is no batch header."""
+    """The length in the header at `start`; 0 if it is no batch header."""
     if len(data) - start < HEADER_BYTES:
         return 0
     magic, length, _, layout, _, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(data, start)
@@ -222,7 +230,8 @@ def _batch_length(data: bytes, start: int) -> int:
 
 
 def _damage_at(file: ReadFile, position: int, size: int) -> str | None:
-    """Why there is no valid batch at `position` that ends at `size` at most; None if there is."""
+    """The reason why no valid batch is at `position` that ends at `size` at most; None if there is
+    one."""
     header = file.read(position, min(HEADER_BYTES, size - position))
     length = max(_batch_length(header, 0), HEADER_BYTES)
     try:
@@ -233,9 +242,9 @@ def _damage_at(file: ReadFile, position: int, size: int) -> str | None:
 
 
 def _find_batch(file: ReadFile, position: int, size: int) -> int | None:
-    """Where the next valid batch after the damage at `position` begins."""
-    # As long as headers make sense their lengths lead on. Looking for the magic inside a damaged
-    # body instead could find a batch that somebody published as a payload.
+    """The position of the next valid batch after the damage at `position`; None without one."""
+    # Consistent headers are followed by their lengths. A search for the magic inside a damaged body
+    # could find a batch that a client published as a payload.
     length = _batch_length(file.read(position, HEADER_BYTES), 0)
     while length:
         position += length

@@ -1,6 +1,6 @@
-"""What a LogReader reads from: segments and their indexes, by sequence. Uses os, through files.
+"""The segments and indexes that a LogReader reads, by sequence. Uses os, through files.
 
-An index that is missing or damaged is made anew from its segment, whenever that is noticed.
+A missing or damaged index is built again from its segment whenever that is noticed.
 """
 
 import contextlib
@@ -14,30 +14,39 @@ from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decod
 from holdfast.storage.reading.scan import Damage, scan_segment
 
 OnDamage = Callable[[Damage], None]
-"""May be called in any thread."""
+"""A function that is called for each damage, in any thread."""
 
 
 class SegmentStore:
+    """Opens segments and loads their indexes."""
+
     def __init__(
         self, directory: DataDirectory, *, writes: bool, on_damage: OnDamage | None = None
     ) -> None:
-        """`writes`: indexes that had to be made anew are kept in their files."""
+        """Use this directory. With `writes`, indexes that were built again are written to their
+        files."""
         self._directory = directory
         self._writes = writes
         self.on_damage = on_damage
 
     def open_segment(self, sequence: int) -> ReadFile:
-        """Raises FileNotFoundError when retention was faster, and other OSErrors."""
+        """Open a segment.
+
+        Raises `FileNotFoundError` if retention has removed it, and other `OSError`s.
+        """
         return self._directory.open_segment(sequence)
 
     def load_index(self, segment: Segment) -> SegmentIndex:
-        """Raises FileNotFoundError when retention was faster, and other OSErrors."""
+        """Load or build the index of a segment.
+
+        Raises `FileNotFoundError` if retention has removed it, and other `OSError`s.
+        """
         data = self._directory.read_index(segment.sequence)
         if data is not None:
             try:
                 index: SealedIndex = decode(data)
                 if index.head.log_bytes == segment.size_bytes:
-                    # What is known by now may be more than was when the index was written.
+                    # The segment's head may know more than was known when the index was written.
                     index.head = segment.head
                     return index
             except CorruptIndex:
@@ -45,7 +54,7 @@ class SegmentStore:
         return self._scan(segment)
 
     def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
-        """A batch that could not be read. Keeps a copy of it, tells whoever watches."""
+        """Keep a copy of an unreadable batch, and report it."""
         damage = Damage(segment.sequence, position, length, reason)
         if self._writes:
             quarantine(self._directory, damage)
@@ -53,7 +62,7 @@ class SegmentStore:
             self.on_damage(damage)
 
     def pause(self) -> None:
-        """Lets other threads run: entering a function that is not compiled is enough."""
+        """Let other threads run: entering a function that is not compiled is enough."""
 
     def _scan(self, segment: Segment) -> SegmentIndex:
         file = self._directory.open_segment(segment.sequence)
@@ -68,14 +77,14 @@ class SegmentStore:
         for partition, end in enumerate(segment.head.end_offsets):
             index.add_gap(partition, end)
         if self._writes and not scan.blind:
-            # On a full disk, say, it is made anew the next time.
+            # If this fails, on a full disk for example, the index is built again next time.
             with contextlib.suppress(OSError):
                 self._directory.write_index(segment.sequence, index.encode(self.pause))
         return index
 
 
 def quarantine(directory: DataDirectory, damage: Damage) -> str:
-    """Keep a copy of a damaged place; its name, or why there is none."""
+    """Keep a copy of a damaged place. Returns its name, or the reason why there is none."""
     try:
         file = directory.open_segment(damage.segment)
         pieces = []

@@ -1,4 +1,4 @@
-"""Which batches of a segment hold messages of some topics, by the segment's index."""
+"""The batches of a segment that contain messages of some topics, found by the segment's index."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
 TOPICS_MAX: Final = 512
 """With more matching topics than this in a segment its batches are not told apart."""
 POSTINGS_MAX: Final = 20_000
-"""Nor with more messages of them: then most batches have one."""
+"""The most messages of those topics. With more, most batches have one."""
 SEGMENTS_KNOWN_MAX: Final = 64
 TOPICS_BETWEEN_PAUSES: Final = 200
 
