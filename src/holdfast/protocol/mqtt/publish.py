@@ -141,6 +141,8 @@ def _read_properties(
             position = _read_property(publish, identifier, buf, position, end)
             if identifier != TOPIC_ALIAS:
                 continue
+        # This property has a field of its own, so it is cut out. Without one the block stays a
+        # single slice.
         if kept_start < property_start:
             kept.append(buf[kept_start:property_start])
         kept_start = position

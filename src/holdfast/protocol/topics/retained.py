@@ -127,6 +127,8 @@ class RetainedTrie:
             del lasts[index]
             return
         lasts[index] = chunk[-1]
+        # Small neighbours are merged. Otherwise a store that shrinks to one topic per chunk would
+        # keep all its chunks.
         if len(chunk) < _CHUNK_TOPICS_MIN and index > 0:
             before = chunks[index - 1]
             if len(before) < _CHUNK_TOPICS_MIN:

@@ -212,6 +212,7 @@ class SubscriptionTrie:
             node = child
             path.append(node)
         del node[keys[-1]]
+        # A node with a single filter below becomes that filter's entry (the invariant of `_root`).
         for depth in range(len(path) - 1, 0, -1):
             node = path[depth]
             if len(node) > 1:
