@@ -148,6 +148,8 @@ def publish(
         sequence=sequence,
         audience=audience,
     )
+    # The table moves before the commit. The federation may deliver the message again before this
+    # record is on disk, and it must not be appended twice.
     evicted = state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
     if evicted:
         note_evicted(state, evicted)

@@ -159,7 +159,11 @@ class HeldReply(Held):
 
 
 class HeldRefusal(HeldReply):
-    """The refusal of a message that could not be stored and may be sent again."""
+    """The refusal of a message that could not be stored and may be sent again.
+
+    While it waits in a cluster, the client's later messages are refused too. Otherwise message 2
+    could be stored before the repetition of message 1.
+    """
 
     def __init__(self, connection: Connection, data: bytes) -> None:
         super().__init__(connection, data, True)

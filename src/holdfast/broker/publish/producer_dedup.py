@@ -142,6 +142,8 @@ def admit(
         return sequencer.answer(reasons.QUOTA_EXCEEDED, "")
     if state.config.authenticates_users or table.binds:
         _bind(state, connection, sequencer, partition, producer)
+    # The table moves before the commit: a repetition may arrive before this record is on disk, and
+    # must not be stored twice. Its acknowledgement waits for the record.
     if place is not None:
         table.advance(sequencer.producer_id, place, epoch, sequence, state.wall_us)
         return STORE
