@@ -1,37 +1,37 @@
-"""Autonomous brokers, joined by links into one federation: what a member decides.
+"""The decisions of a federation member: routing, custody, delivery and retained messages.
 
-Every member floods what it is linked with and what its clients want (*announcements*), so everyone
-knows the graph and computes next hops; nothing is announced per topic. A message names the members
-it is for, with a place in the *stream* from its origin to each of them. It travels along shortest
-paths, once per link while paths are shared, and stays in its origin's custody until each of
-those has confirmed its place. Relays keep nothing.
+Every member floods an *announcement* of its links and its interest. So every member knows the
+graph and computes next hops; nothing is announced per topic. A message names its destinations,
+with a place in the *stream* from its origin to each of them. It travels along shortest paths, once
+per link while paths are shared. It stays in its origin's custody until each destination has
+confirmed its place. Relays store nothing.
 
 Invariants:
 
-- A message of QoS 1 or 2 that was stored at its origin reaches every member that its origin knew to
-  be interested then, whatever relays and links die, or its loss is told (`Dropped`).
-- A member delivers a stream in order and each place once, as long as its position survives: so
+- A message of QoS 1 or 2 that its origin stored reaches every member that the origin then knew to
+  be interested, whatever relays and links die. Otherwise the origin reports the loss (`Dropped`).
+- A member delivers a stream in order and each place once, as long as its position survives. So
   the order per (origin, topic) holds, and QoS 2 is exactly once.
-- Nothing is confirmed before its destination stored it. What is sent before its origin stored it is
-  not promised by that, and is known again, or does no harm, when it is handed over a second time.
-- At every hop the destinations of a message are divided, never multiplied, and a hop costs one
-  of at most HOPS_MAX: a loop, possible only while databases differ, ends and never branches.
-- What came in is never sent out again as new; `$` topics and federator/# never leave.
-- Of the retained messages of a topic the newest version wins, at every member that wants the topic;
-  a replay carries its version, and is no publication. What was removed does not come back, unless
+- A destination confirms a message only after it has stored it. An origin that sends before it has
+  stored promises nothing: a second handover of that message is detected or harmless.
+- Every hop divides the destinations of a message and never multiplies them, and a message makes at
+  most HOPS_MAX hops. A loop, possible only while databases differ, ends and never branches.
+- A message from the federation is never published again; `$` topics and federator/# never leave.
+- The newest retained version of a topic wins at every member that is interested in the topic. A
+  replay carries its version and is no publication. A removed message does not come back, unless
   with a member that was away for longer than `tombstone_s`.
-- Of a shared group one member's clients get a message. While databases differ or members are lost
-  it may be two members'; at QoS 1 and 2 it is not none's, as long as a member but the origin has
-  the group.
-- By how many paths a message is sent does not show: it is delivered once.
-- What a link's policy holds back goes no further there, and holds nothing else up. No peer can make
-  a member keep more than its bounds, nor take the room that is another's.
-- A peer is believed what it can know (`provenance`): what comes over a path that leads past it, and
-  announcements of itself, or signed by their member. So a member that is not between two others
-  cannot lose or delay what they send each other.
-- A restart is a new epoch: newer than everything said before it, never a duplicate of it.
-- Traffic for control depends on links and changes, not on the number of topics.
-- Everything that waits is bounded, and what the bound costs is counted.
+- The clients of one member receive a shared group's message. While databases differ or members are
+  lost, two members' clients may receive it. At QoS 1 and 2 at least one member's clients do, as
+  long as a member other than the origin has the group.
+- A message is delivered once, whatever the number of paths by which it is sent.
+- A message that a link's policy withholds stops at that link and delays no other message. No peer
+  can make a member store more than its bounds, or take the room of another.
+- A member believes a peer only where the peer is in a position to know (`provenance`): frames on a
+  path through the peer, its own announcements, and signed ones. So a member that is not between two
+  others cannot lose or delay their messages.
+- A restart begins a new epoch. It is newer than everything before it, never a duplicate of it.
+- Control traffic depends on the number of links and changes, not on the number of topics.
+- Every queue is bounded, and every message that a bound costs is counted.
 
-Pure: no clock, no I/O, no randomness; `now` is in seconds and never decreases.
+The package is pure: no clock, no I/O, no randomness. `now` is in seconds and never decreases.
 """

@@ -1,4 +1,4 @@
-"""What a member wants done. Its driver carries effects out in order."""
+"""Effects: the requests of a member to its driver, which carries them out in order."""
 
 from dataclasses import dataclass
 
@@ -7,38 +7,39 @@ from holdfast.federation.core.identity import MessageId
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A publication, without the bounds of its journey."""
+    """A publication as a client made it, without destinations and places."""
 
     topic: str
     payload: bytes
     qos: int
     is_retained: bool = False
     properties: bytes = b""
-    """As MQTT 5 encodes them, without the expiry."""
+    """The properties in MQTT 5 encoding, without the message expiry."""
     expiry_s: float | None = None
-    """From when it is handed over."""
+    """The seconds until it expires, counted from the call that hands it over. None: never."""
     came_from: MessageId | None = None
-    """Set on what the federation delivered: it is not sent out again."""
+    """The id of a message that the federation delivered here. The member never publishes such a
+    message again: two members would otherwise send it back and forth for ever."""
     stamp: int = 0
-    """The federation's, of a version of what is retained; of what is found in a broker, when it was
-    published there, in microseconds of the wall clock, 0: not known."""
+    """The federation's stamp of a retained version. For a message found in a broker it is the time
+    of its publication there, in microseconds of the wall clock. 0: not known."""
     is_known_again: bool = False
-    """If this member dies before it is stored, it is handed over again, and where it comes a second
-    time that is found out or does no harm: so it may be sent before it is stored."""
+    """True: the driver hands it over again if this member dies before it is stored, and a second
+    arrival is detected or harmless. The member may therefore send it before it is stored."""
     done_may_wait: bool = False
-    """Who hands it over does not wait for it to be stored, and goes on with others."""
+    """True: the caller does not wait for the store and goes on with other messages."""
     is_replaced: bool = False
-    """It is retained, but the broker retains what the federation brought since, or nothing any more
-    although it was published before this start: handed over only now, this is the newer version,
-    which the broker is told."""
+    """True: the message is retained and handed over late. The broker by now retains a message of
+    the federation, or none although this one was published before the start. This message is the
+    newer version, so the member has the broker retain it."""
     missed_by: tuple[str, ...] = ()
-    """`$share/group/filter` of groups of this member that began after it was published: another
-    member's clients of the group may have it."""
+    """The groups of this member, as `$share/group/filter`, that began after it was published.
+    Another member's clients in the group may receive it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To a linked peer, in order."""
+    """A frame to a linked peer. Frames to one peer stay in order."""
 
     peer: bytes
     data: bytes
@@ -46,62 +47,75 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class DeliverLocally:
-    """To the clients of this member. At QoS 1 and 2, store it together with `position` and tell
-    `stored(id)`; nothing is confirmed before that. A message whose `is_retained` is not set leaves
-    what the broker has retained as it is."""
+    """A delivery to the clients of this member.
+
+    At QoS 1 and 2 the driver stores the message together with the position after it, then calls
+    `stored(id)`. The member confirms nothing before that call: a confirmed message that dies with
+    its destination would be gone, because the origin deletes it. A message without `is_retained`
+    leaves the broker's retained message as it is.
+    """
 
     id: MessageId
     message: Message
     place: int
-    """In the stream from the origin; 0 at QoS 0. The position to begin with after a restart
-    is (id.epoch, place + 1)."""
+    """The place in the stream from the origin; 0 at QoS 0. After a restart the stream begins at
+    the position (id.epoch, place + 1)."""
     hops: int
     is_plain: bool = True
-    """False: for shared groups only."""
+    """True: plain subscribers receive it. False: only shared groups do."""
     granted: tuple[str, ...] | None = ()
-    """`$share/group/filter`, as announced, of the groups here that get it; None: all do. Of the
-    others another member's clients get it, or have it: a broker that cannot keep it from them lets
-    a group have it twice."""
+    """The groups here that receive it, as `$share/group/filter` in the announcement. None: all do.
+    For every other group another member's clients receive it. A broker that cannot withhold it
+    from those groups delivers it to them a second time."""
     is_regranted: bool = False
-    """It is for these groups what another member was to have: new, even where the message itself
-    has come before."""
+    """True: the groups were first granted to another member. The message is new to these groups
+    even if it has already come here for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Into the custody of this member, in place of what was stored under this id; tell `stored(id)`
-    when it is durable. All are made durable in this order."""
+    """A write into this member's custody, which replaces an earlier one under the same id.
+
+    The driver calls `stored(id)` when it is durable. Stores become durable in the order of these
+    effects, so a crash loses only the last ones (`custody`).
+    """
 
     id: MessageId
     data: bytes
     may_wait: bool = False
-    """It is on its way, and will most likely be deleted soon."""
+    """True: the message is already sent and will probably be deleted soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Out of custody; need not be durable."""
+    """A removal from custody. It need not be durable: after a crash the message is sent again and
+    its destination recognises the place."""
 
     id: MessageId
 
 
 @dataclass(frozen=True, slots=True)
 class RetainLocally:
-    """What the broker has retained under the topic becomes this, with an empty payload nothing. It
-    is no publication: clients that subscribed before have it, or get it as retained. It comes to
-    the broker in order with what is delivered. Doing it again does no harm."""
+    """A replacement of the broker's retained message of a topic; an empty payload removes it.
+
+    It is no publication: present subscribers already have the message or receive it as retained.
+    The driver keeps its order with deliveries. Doing it twice is harmless.
+    """
 
     id: MessageId
     message: Message
     may_wait: bool = False
-    """For a while, in which a newer one for the topic, retained locally or delivered, takes its
-    place: a client may have removed it, which is about to be handed over."""
+    """True: the driver may delay it. A newer message of the topic, delivered or retained locally,
+    then replaces it: a client may just have removed the topic, and that is not handed over yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRetained:
-    """Durably, in place of what was stored for the topic; not before the broker has what was
-    delivered or retained locally ahead of this. A publication is safe when it is durable."""
+    """A durable write of the retained version of a topic, in place of the one before.
+
+    The driver makes it only after the broker has every delivery and local retain ahead of it. A
+    publication is safe when this write is durable.
+    """
 
     topic: str
     data: bytes
@@ -109,14 +123,14 @@ class StoreRetained:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRetained:
-    """What was stored for the topic; need not be durable."""
+    """A removal of the stored retained version of a topic. It need not be durable."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Connect to a member; again whenever this is asked again."""
+    """A request for one attempt to connect to a member; the member repeats it when it fails."""
 
     node: bytes
     address: str
@@ -124,7 +138,8 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """The member counts it as down already: no `link_down` is needed."""
+    """A request to close a connection. The member already counts the link as down, so the driver
+    does not call `link_down`."""
 
     peer: bytes
     reason: str
@@ -132,7 +147,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A message did not go to a destination, or to any (None)."""
+    """A report that a message did not reach a destination. None as destination: any."""
 
     reason: str
     id: MessageId | None
@@ -141,8 +156,10 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class IdentityConflict:
-    """Another member has this id, or this one's epoch was lost: stop, and start with an epoch
-    above `epoch` or with another id."""
+    """A report that another member has this id, or that this member's stored epoch was lost.
+
+    The driver stops the member and starts it with an epoch above `epoch`, or with another id.
+    """
 
     epoch: int
 

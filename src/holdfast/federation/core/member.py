@@ -1,7 +1,8 @@
-"""A member of a federation: inputs and times in, effects out.
+"""A member of a federation as a pure state machine: inputs and times in, effects out.
 
-The driver calls one method at a time with the time, then carries out `take_effects()` in order and
-arms one timer for `timer()`. It names peers by the ids that their connections have proved.
+The driver calls one method at a time, with the current time. It then carries out `take_effects()`
+in order and arms one timer for `timer()`. It names each peer by the id that the peer's connection
+has proved.
 """
 
 from collections import Counter
@@ -52,6 +53,12 @@ from holdfast.federation.core.signing import AnnouncementKeys
 
 
 class FederationMember:
+    """One member of a federation, with all its state in memory.
+
+    It does no I/O: `Store` and `DeliverLocally` request durability, and `stored` reports it. Every
+    input ends with `_run`, so a caller never sees a state whose consequences are not drawn.
+    """
+
     def __init__(
         self,
         identity: Identity,
@@ -66,19 +73,27 @@ class FederationMember:
         wall_s: float | None = None,
         signing: AnnouncementKeys | None = None,
     ) -> None:
-        """`identity`: of this start, stored durably. `address`: where others may dial, or empty.
-        `filters`: of the sessions there are already; what is missing here is not wanted until
-        it is told. `stored`, `positions` and `remembered`: what survived; without the last, what
-        is published before a peer has told who wants it goes to nobody. `retained`: what was stored
-        for each topic. `wall_s`: seconds since 1970; without it the federation's retained messages
-        are not kept here. `signing`: this member's key and the federation's authority; without it
-        announcements are not signed, and believed as they come. Raises BadFrame and
-        custody.BadEntry.
+        """Restore a member from the state that its driver stored.
+
+        - `identity`: the identity of this start, already durable.
+        - `address`: the address that other members may dial, or empty.
+        - `filters`: the subscriptions of existing sessions. The member announces no interest in
+          any other filter until `local_interest` adds it.
+        - `stored`, `positions`, `remembered`: custody, stream positions and known announcements
+          that survived. Without `remembered`, a message published before the first peer announces
+          interest goes to no destination.
+        - `retained`: the stored retained version of each topic.
+        - `wall_s`: seconds since 1970. Without it this member keeps no retained messages of the
+          federation.
+        - `signing`: this member's key and the federation's authority. Without it announcements are
+          not signed and not verified.
+
+        Raises InvalidFrame or custody.BadEntry when stored data is damaged.
         """
         self.identity = identity
         self.node = identity.node
         self.config = config
-        # Messages and frames that went nowhere, by reason, and what was sent, by kind of frame.
+        # Frames and messages that were not sent on, by reason.
         self.counts: Counter[str] = Counter()
         self.database = LinkStateDatabase(self.node)
         self.routes = Routes(self.node, self.database)
@@ -151,10 +166,11 @@ class FederationMember:
         self._run(now)
         self.retained.load(retained, now)
 
-    # What the driver tells
+    # Inputs from the driver
 
     def link_up(self, peer: bytes, now: float, policy: LinkPolicy = OPEN) -> None:
-        """A connection to a member; the only one with it. One that is up already is begun anew."""
+        """Begin a link with a member, on the only connection with it. A link with it that is up
+        ends first."""
         if peer == self.node:
             self._effects.append(CloseLink(peer, "a link of a member with itself"))
             return
@@ -173,6 +189,7 @@ class FederationMember:
         self._run(now)
 
     def link_down(self, peer: bytes, now: float) -> None:
+        """End the link with a peer; a second call has no effect."""
         if self.links.down(peer, now):
             del self._forwarding.gates[peer]
             self._announcing.set_links(self.links.usable(now), now)
@@ -182,11 +199,14 @@ class FederationMember:
             self._run(now)
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None:
-        """Its connection takes no more for now: QoS 0 does not wait for it."""
+        """Mark a connection as full or writable again. Messages of QoS 0 are dropped meanwhile,
+        because a queue of them would have no bound."""
         if peer in self.links:
             self.links[peer].is_busy = is_busy
 
     def frame(self, peer: bytes, data: bytes, now: float) -> None:
+        """Handle one frame from a peer. An invalid frame closes the link; a frame of an unknown
+        kind is counted and ignored."""
         if peer not in self.links:
             self.counts["not linked"] += 1
             return
@@ -204,16 +224,19 @@ class FederationMember:
         self._run(now)
 
     def local_interest(self, added: Iterable[str], removed: Iterable[str], now: float) -> None:
-        """Subscriptions of clients here that began and ended, each filter once for each of them."""
+        """Add and remove subscriptions of clients here, each filter once for each subscription."""
         if self._interest.change(_federated(added), _federated(removed)):
             self._announcing.interest_changed(now)
         self._run(now)
 
     def local_publish(self, message: Message, now: float) -> MessageId | None:
-        """A client's message; its id, or None when nobody else wants it or it may not leave. At
-        QoS 1 and 2 it is this member's to deliver once `stored` is told. What is to be retained
-        is held here even if nobody wants it yet: it is safe when all stores of this call are
-        durable."""
+        """Publish a client's message to the federation and return its id.
+
+        Returns None when no other member is interested or the message may not leave. At QoS 1 and
+        2 this member has custody once the driver has called `stored`. A retained message is kept
+        here even while no other member is interested. It is safe when all stores of this call are
+        durable.
+        """
         if message.came_from is not None:
             self.counts["came from the federation"] += 1
             return None
@@ -224,46 +247,52 @@ class FederationMember:
         return id
 
     def broker_has_retained(self, message: Message, now: float) -> None:
-        """Not published now: found in the broker, when others began to want it, and after a start,
-        when all topics are told that are found there or were stored here; an empty payload is
-        nothing. What the federation knows of the topic wins, and is what the broker gets, unless
-        the message is known to be newer."""
+        """Report a retained message that was found in the broker rather than published now.
+
+        The driver reports one when other members begin to be interested in its topic. After a
+        start it reports every topic that is retained in the broker or was stored here; an empty
+        payload means that the broker retains none. The federation's version wins and goes to the
+        broker, unless the message found is known to be newer.
+        """
         if message.came_from is None and may_leave(message.topic):
             self.retained.broker_has(self._sending.new_id(), message, now)
             self._run(now)
 
     def wall_clock(self, wall_s: float, now: float) -> None:
-        """It was set, or is told now and then."""
+        """Report the wall clock, after it was set and from time to time."""
         if self.retained.set_wall(wall_s, now):
             for peer in self.links.peers():
                 self._tell_clock(peer, now)
         self._run(now)
 
     def desired_topology(self, links: dict[bytes, str], now: float) -> None:
-        """The topology manager's: members to be linked with, and where they are."""
+        """Set the members that the manager wants linked with this one, with their addresses."""
         self._repair.set_desired(links, now)
         self._run(now)
 
     def stored(self, id: MessageId, now: float) -> None:
-        """Durable: what `Store` or `DeliverLocally` asked for."""
+        """Report that one `Store` or `DeliverLocally` is durable."""
         self.all_stored((id,), now)
 
     def all_stored(self, ids: Iterable[MessageId], now: float) -> None:
+        """Report that several `Store` and `DeliverLocally` effects are durable."""
         for id in ids:
             if id.node == self.node:
                 self.custody.stored(id)
-            # Ours too: a group's share that came back.
+            # This also applies to our own ids: a group's share may come back to its origin.
             self.receiving.stored(id, now)
         self._run(now)
 
     def leave(self, now: float) -> None:
-        """Out of the federation, for good. A member that is to come back is just stopped."""
+        """Leave the federation for good. To stop a member that will return, the driver calls
+        nothing: the others keep its messages only while it has not left."""
         self._announcing.leave(now)
         for peer in self.links.peers():
             self._forwarding.send(peer, Goodbye("leaving the federation"))
             self._close(peer, "leaving the federation", now)
 
     def handle_timers(self, now: float) -> None:
+        """Do everything that is due at `now`."""
         due = self.links.due(now)
         for peer in due.lost:
             self._close(peer, "silent", now)
@@ -281,6 +310,7 @@ class FederationMember:
         self._run(now)
 
     def timer(self, now: float) -> float:
+        """Return the time in seconds at which `handle_timers` is due."""
         return min(
             self.links.timer(now),
             self._announcing.timer(),
@@ -292,19 +322,23 @@ class FederationMember:
         )
 
     def take_effects(self) -> list[Effect]:
+        """Return the effects since the last call, in the order to carry them out."""
         effects = self._effects[:]
         self._effects.clear()
         return effects
 
-    # What may be asked
+    # Queries
 
     def memory(self, now: float, wall_s: float) -> list[bytes]:
-        """What is known of all members: to be stored, soon after `database.digest` has changed,
-        and given back as `remembered`. `wall_s`: seconds since 1970."""
+        """Return the known announcements of all members, for the driver to store.
+
+        The driver stores them soon after `database.digest` has changed and passes them to the next
+        start as `remembered`. `wall_s`: seconds since 1970.
+        """
         return self._announcing.memory(now, wall_s)
 
     def interested(self, topic: str) -> tuple[bytes, ...]:
-        """The members with clients that want the topic, by what is known here."""
+        """Return the members that are interested in the topic, by this member's database."""
         wanting = self._remote.wanting(topic)
         nodes = set(wanting.members).union(*wanting.shares.values()) - {self.node}
         if self._interest.wants(topic):
@@ -317,7 +351,7 @@ class FederationMember:
         return self._remote.version
 
     def remote_filters(self) -> frozenset[str]:
-        """By which other members want something, without groups."""
+        """Return the filters of all other members, shared ones without `$share/group/`."""
         found: set[str] = set()
         for node, entry in self.database.entries.items():
             if node != self.node:
@@ -325,6 +359,7 @@ class FederationMember:
         return frozenset(found)
 
     def mesh(self, topic: str) -> Mesh:
+        """Return the tree of shortest paths that joins the members interested in a topic."""
         members = self.interested(topic)
         if not members:
             return Mesh(topic, None, (), {}, {})
@@ -384,7 +419,7 @@ class FederationMember:
         else:
             self._forwarding.send_ack(ack, peer, now)
 
-    # What follows
+    # Consequences
 
     def _hello(self, peer: bytes, asks: bool) -> None:
         hello = Hello(self.identity.epoch, self.database.digest, asks)
@@ -414,8 +449,13 @@ class FederationMember:
         self.retained.gone(node)
 
     def _run(self, now: float) -> None:
-        """What follows from any input: links that have become usable, changes of interest and
-        graph, messages and confirmations that may go out."""
+        """Draw the consequences of any input: usable links, changes of interest and graph, due
+        messages and confirmations.
+
+        The order matters: graph changes come before `send_due`, so that a message takes its next
+        hop from the new graph. Members that have left are removed before it as well, or their
+        messages would be sent once more.
+        """
         if self._repair.superfluous:
             superfluous, self._repair.superfluous = self._repair.superfluous, []
             for peer in superfluous:
@@ -445,5 +485,5 @@ class FederationMember:
 
 
 def _federated(filters: Iterable[str]) -> list[str]:
-    """What other members may be asked for."""
+    """Select the filters that this member may announce to others."""
     return [filter for filter in filters if may_leave(plain_of(filter))]
