@@ -1,10 +1,10 @@
-"""Members that have left: when what is queued for them is given up.
+"""Departures of members: the time at which messages queued for a leaving member are dropped.
 
-Its signature, or its own link, shows that a member itself says that it leaves. What only others say
-may be made up, so it counts after `leave_s`, and only of a member that was within reach when it was
-said. Smallest counter-example: B is cut off for an hour, and C announces that B has left. Without
-the second rule all others drop what they keep for B; while it is within reach, B hears of it, and
-starts again with a newer epoch, which takes it back.
+A signature or the member's own link proves that the member itself announced its departure. A claim
+by others may be forged. It counts only after `leave_s`, and only if the member was reachable when
+the claim arrived. Smallest counter-example: B is cut off for an hour, and C announces that B has
+left. Without the second rule all others drop their messages for B. A reachable B receives the
+claim, starts again with a newer epoch and so refutes it.
 """
 
 from holdfast.federation.core.config import FederationConfig
@@ -13,6 +13,8 @@ from holdfast.federation.core.routing.routes import Routes
 
 
 class Departures:
+    """The members that are announced to leave, each with the time at which that is believed."""
+
     def __init__(
         self, own: bytes, config: FederationConfig, database: LinkStateDatabase, routes: Routes
     ) -> None:
@@ -21,12 +23,13 @@ class Departures:
         self._entries = database.entries
         self._routes = routes
         self._reached: set[bytes] = set()
-        # When members got out of reach.
+        # The times at which members became unreachable.
         self._lost_at: dict[bytes, float] = {}
-        # Members that are said to leave, and when that is believed.
+        # Members whose departure was announced, and the time at which it is believed.
         self.due: dict[bytes, float] = {}
 
     def graph_changed(self, now: float) -> None:
+        """Record which members became unreachable with this graph."""
         reached = self._routes.reached()
         for node in self._reached - reached:
             self._lost_at[node] = now
@@ -36,7 +39,8 @@ class Departures:
         self._reached = reached
 
     def announced(self, node: bytes, is_certain: bool, now: float) -> None:
-        """Anything new of the member. The graph was not looked at since."""
+        """Handle news of a member, before `graph_changed` is called for the same frame. The news
+        itself may remove the member's links, so reachability is that of the graph before."""
         if not self._entries[node].is_leaving:
             self.due.pop(node, None)
         elif is_certain:
@@ -45,7 +49,7 @@ class Departures:
             self.due.setdefault(node, now + self._config.leave_s)
 
     def take(self, now: float) -> list[bytes]:
-        """Those that have left."""
+        """Return the members that have left, each once."""
         left = [node for node, at in self.due.items() if at <= now]
         for node in left:
             del self.due[node]

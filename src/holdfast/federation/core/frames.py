@@ -1,8 +1,8 @@
-"""What members say to each other: one byte of version, one of kind, and a MessagePack array.
+"""Frames between members: one byte of version, one byte of kind, and a MessagePack array.
 
-A frame of an unknown kind is ignored (a newer member may say more), one of an unknown version or a
-malformed one is BadFrame and costs the link. Everything that a peer says is checked here, so the
-rest may rely on valid ids, topics and filters.
+A member ignores a frame of an unknown kind, because a newer member may have more kinds. A frame of
+an unknown version or a malformed one raises InvalidFrame, and the member closes the link. All
+checks of content are here, so other modules may rely on valid ids, topics and filters.
 """
 
 from typing import Annotated, Final
@@ -23,28 +23,29 @@ from holdfast.protocol.topics.names import (
 VERSION: Final = 2
 HOPS_MAX: Final = 16
 MEMBERS_MAX: Final = 4096
-"""Of a federation; bounds summaries and destinations."""
+"""The most members of a federation. It bounds summaries and destinations."""
 LINKS_MAX: Final = 256
 FILTERS_MAX: Final = 500
-"""Of one announcement: more go in further ones, or in further chunks."""
+"""The most filters of one announcement. More of them go into further versions or chunks."""
 CHUNKS_MAX: Final = 400
-"""So a member's interest has at most 200,000 filters."""
+"""The most chunks of one version, so a member's interest has at most 200,000 filters."""
 PROPERTIES_BYTES_MAX: Final = 1 << 20
 PATHS_MAX: Final = 3
-"""By which a message is sent at once."""
+"""The most paths by which a message is sent at once."""
 SHARES_MAX: Final = 1024
-"""Of one message to one member."""
+"""The most shared groups that one message is granted to at one member."""
 CERTIFICATE_BYTES_MAX: Final = 16 << 10
 SIGNATURE_BYTES_MAX: Final = 1024
 VOUCHERS_MAX: Final = 256
-"""Of one frame: as many as announcements go in one."""
+"""The most vouchers of one frame, which is also the most announcements that go into one."""
 BUCKETS: Final = 64
-"""Of retained topics, by a hash of the topic: topics below one prefix may be nearly all."""
+"""The number of buckets of retained topics, by a hash of the topic. Buckets by prefix would be
+uneven: nearly all topics may be below one prefix."""
 RETAINED_PAGE_MAX: Final = 256
 RETAINED_PAGE_BYTES: Final = 256 << 10
-"""Of payloads and properties; a message that has more goes alone."""
+"""The most bytes of payloads and properties in one page; a larger message has its own page."""
 FRAME_BYTES_MAX: Final = 300 << 20
-"""Above the largest MQTT packet."""
+"""The most bytes of a frame, above the largest MQTT packet (268,435,455 bytes of content)."""
 
 Node = Annotated[bytes, Meta(min_length=NODE_BYTES, max_length=NODE_BYTES)]
 Number = Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
@@ -56,30 +57,32 @@ Properties = Annotated[bytes, Meta(max_length=PROPERTIES_BYTES_MAX)]
 Destinations = Annotated[
     list[tuple[Node, Number, Number]], Meta(min_length=1, max_length=MEMBERS_MAX)
 ]
-"""Members, the place in the stream to each, and the lowest place that is not confirmed yet; 0 and 0
-at QoS 0, which has no places."""
+"""The destinations, each with its place in the stream and the stream's lowest unconfirmed place.
+Both are 0 at QoS 0, which has no places."""
 Grant = tuple[Node, bool, Annotated[list[str], Meta(max_length=SHARES_MAX)]]
-"""To a destination: is the message for its plain subscribers, and for which shared groups there
-(`$share/group/filter`)? Without a grant it is for its plain subscribers and for no group."""
+"""The audience at one destination: whether plain subscribers receive the message, and the shared
+groups that do (`$share/group/filter`). Without a grant only plain subscribers receive it."""
 Bucket = Annotated[int, Meta(ge=0, lt=BUCKETS)]
 Version = tuple[Positive, Node, Positive, Positive]
-"""Of a retained message: its stamp, and the id of the publication."""
+"""The version of a retained message: its stamp, then the id of the publication."""
 
 
 class InvalidFrame(ValueError):
-    """Not a frame of this protocol. The text says why."""
+    """Data that is not a valid frame of this protocol. The text says why."""
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A heartbeat on one link, with a digest that shows whether the databases differ."""
+
     epoch: Positive
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)]
-    """Of the sender's database; another one has news for us, or lacks some."""
+    """The digest of the sender's database. If ours differs, one of the two lacks news."""
     asks: bool
-    """An answer is wanted at once."""
+    """True: the sender requests a Hello at once."""
 
 
 class Announcement(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What one member said of itself; passed on unchanged in meaning by all others."""
+    """One version of a member's links and interest. Other members flood it unchanged in meaning."""
 
     origin: Node
     epoch: Positive
@@ -93,81 +96,88 @@ class Announcement(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     removed: Filters
     chunk: Annotated[int, Meta(ge=0, lt=CHUNKS_MAX)] = 0
     chunks: Annotated[int, Meta(ge=1, le=CHUNKS_MAX)] = 1
-    """Of a version with base 0 and many filters."""
+    """The number of chunks of this version; above 1 only with base 0."""
 
 
 class Announcements(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Announcements of one or more members, flooded over a link."""
+
     entries: Annotated[list[Announcement], Meta(max_length=MEMBERS_MAX)]
 
 
 class Voucher(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Of one version of a member's announcement, beside it: members of the version before do not
-    take further fields there, and ignore this."""
+    """The age and signature of one version of a member's announcement.
+
+    They are in a frame of their own for compatibility. A member of the version before would reject
+    further fields in `Announcement`, and ignores a frame of this kind.
+    """
 
     origin: Node
     epoch: Positive
     version: Positive
     age_s: Annotated[float, Meta(ge=0, le=1e9)]
-    """Since somebody heard it first."""
+    """The seconds since any member first received this version."""
     certificate: Annotated[bytes, Meta(max_length=CERTIFICATE_BYTES_MAX)] = b""
-    """Of the origin, PEM, with those in between up to the federation's authority. Empty: the
-    version is not signed."""
+    """The origin's certificate in PEM, with the intermediate ones up to the federation's
+    authority. Empty: the version is not signed."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)] = b""
-    """By the certificate's key, of `signing.statement`."""
+    """The signature of `signing.statement` by the certificate's key."""
 
 
 class Vouchers(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Of announcements in the frame behind this one."""
+    """The vouchers of the announcements in the next frame."""
 
     entries: Annotated[list[Voucher], Meta(max_length=VOUCHERS_MAX)]
 
 
 class Memory(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """In a member's own memory, behind the announcements; no peer says it."""
+    """The end of a member's stored memory, after the announcements. No peer sends it."""
 
     wall_s: float
-    """When it was stored, in seconds since 1970."""
+    """The time of the store, in seconds since 1970."""
     forgotten: Annotated[list[tuple[Node, Positive, Positive]], Meta(max_length=MEMBERS_MAX)]
-    """Members, and the epoch and version that they had."""
+    """The members that are forgotten, each with its last epoch and version."""
 
 
 class Clock(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Of the peer itself, on the wall."""
+    """The wall clock of the sender."""
 
     wall_s: Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
 class AnnouncementRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Whatever is newer than this, please."""
+    """A request for all announcements that are newer than the ones known."""
 
     known: Annotated[list[tuple[Node, Positive, Positive]], Meta(max_length=MEMBERS_MAX)]
-    """Of members: epoch and version."""
+    """The members that the sender knows, each with epoch and version."""
 
 
 class Data(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A message on its way to one or more destinations."""
+
     node: Node
     epoch: Positive
     sequence: Positive
     hops: Hops
-    """Links behind it."""
+    """The number of links that it has crossed."""
     hops_max: Annotated[int, Meta(ge=1, le=HOPS_MAX)]
     qos: Annotated[int, Meta(ge=0, le=2)]
     is_retained: bool
     topic: Topic
     payload: bytes
     properties: Properties
-    """As MQTT 5 encodes them, without the expiry; carried unread."""
+    """The properties in MQTT 5 encoding, without the message expiry. Members do not read them."""
     expiry_s: Annotated[float, Meta(ge=0)] | None
-    """What is left of it."""
+    """The seconds that remain until it expires. None: never."""
     destinations: Destinations
     path: Annotated[int, Meta(ge=0, lt=PATHS_MAX)] = 0
-    """0 is the shortest; the others keep off it where they can."""
+    """The number of its path. 0 is a shortest path; the others avoid it where they can."""
     stamp: Number = 0
-    """Of the version of a retained message; 0: it has none."""
+    """The stamp of the retained version. 0: the message has no version."""
     grants: Annotated[list[Grant], Meta(max_length=MEMBERS_MAX)] = []
     is_regranted: bool = False
-    """Groups are given here what another member was given before: under this id it comes for the
-    first time, even where the message has come for plain subscribers."""
+    """True: the groups granted here were first granted to another member. The id is new at this
+    destination, even if plain subscribers here have already received the message."""
 
     @property
     def id(self) -> MessageId:
@@ -175,7 +185,7 @@ class Data(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamAck(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """`destination` has stored all of the stream up to `place`; on its way to `origin`."""
+    """The confirmation that `destination` has stored its stream from `origin` up to `place`."""
 
     origin: Node
     epoch: Positive
@@ -185,31 +195,37 @@ class StreamAck(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
 
 
 class RetainedRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What `destination` has retained beyond `after` in string order, up to `upto`, please: what is
-    newer than what is known, or unknown."""
+    """A request by `source` for versions that `destination` has retained and `source` lacks.
+
+    It covers topics after `after` up to `upto`, in string order. The reply has the versions that
+    are newer than the known ones, and those of unknown topics.
+    """
 
     source: Node
     destination: Node
     hops: Hops
     number: Positive
-    """Of the source's; the answer has it."""
+    """The number of the request at its source; the reply repeats it."""
     filter: str
     bucket: Bucket | None
-    """None: all that the filter matches. Else what concerns both members, of one bucket."""
+    """The bucket to compare, restricted to topics that concern both members. None: all topics that
+    the filter matches."""
     after: Topic
     upto: Topic | None
     known: Annotated[list[tuple[Topic, Version]], Meta(max_length=FILTERS_MAX)]
-    """All that the source has in this range, with a bucket."""
+    """With a bucket: all versions that the source has in this range."""
 
 
 class RetainedMessage(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """One version of the retained message of a topic."""
+
     topic: Topic
     payload: bytes
-    """Empty: it is a tombstone."""
+    """The payload; an empty one makes this version a tombstone."""
     qos: Annotated[int, Meta(ge=0, le=2)]
     properties: Properties
     expires_us: Number | None
-    """By the wall clock."""
+    """The time of expiry in microseconds of the wall clock. None: never."""
     version: Version
 
     @property
@@ -218,30 +234,34 @@ class RetainedMessage(Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 class Retained(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """An answer to a request, or what somebody is believed to lack."""
+    """Retained versions for `destination`, as a reply or because it probably lacks them."""
 
     source: Node
     destination: Node
     hops: Hops
     number: Number
-    """Of the request; 0: nobody asked."""
+    """The number of the request. 0: this is no reply."""
     messages: Annotated[list[RetainedMessage], Meta(max_length=RETAINED_PAGE_MAX)]
     upto: Topic | None
-    """All up to here is answered; None: all that was asked for."""
+    """The last topic that this reply covers. None: it covers the whole request."""
 
 
 class RetainedDigest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What `source` has retained that concerns `destination`, too."""
+    """A summary of the versions that `source` has retained and that concern `destination` too."""
 
     source: Node
     destination: Node
     hops: Hops
     buckets: Annotated[list[tuple[Bucket, Number]], Meta(max_length=BUCKETS)]
-    """And the sum of the hashes of the versions in each; those that are not named are empty."""
+    """The buckets that are not empty, each with the sum of its versions' hashes."""
 
 
 class Skip(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """In place of a message that a link's policy holds back: its places are to be passed over."""
+    """A substitute for a message that a link's policy withholds.
+
+    The destination passes over the message's place. Without it the stream would wait for that
+    place for ever, and every later message with it.
+    """
 
     node: Node
     epoch: Positive
@@ -257,6 +277,8 @@ class Skip(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The last frame on a link that its sender ends."""
+
     reason: Annotated[str, Meta(max_length=256)]
 
 
@@ -298,11 +320,15 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame) -> bytes:
+    """Encode a frame: version, kind, then its fields."""
     return bytes((VERSION, _NUMBERS[type(frame)])) + _ENCODER.encode(frame)
 
 
 def decode(data: bytes) -> Frame | None:
-    """None: of a kind that this version does not know. Raises BadFrame."""
+    """Decode and check a frame. Returns None for a kind that this version does not know.
+
+    Raises InvalidFrame when the data is of another version or malformed.
+    """
     if len(data) < 2:
         raise InvalidFrame(f"a frame of {len(data)} bytes, the least is 2")
     if len(data) > FRAME_BYTES_MAX:
@@ -345,7 +371,8 @@ def _check(frame: Frame) -> None:
 def _check_places(
     origin: bytes | None, destinations: list[tuple[bytes, int, int]], has_places: bool
 ) -> None:
-    """`origin`: None for what its origin keeps for its own clients."""
+    """Check the destinations of a message. `origin` is None for a group's share that came back to
+    the origin, the only message that names its own origin."""
     nodes = {node for node, _, _ in destinations}
     if len(nodes) < len(destinations) or origin in nodes:
         raise InvalidFrame("a message that names a destination twice, or its own origin")

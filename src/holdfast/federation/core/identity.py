@@ -1,7 +1,8 @@
-"""Who a member is: an id for life, and an epoch that grows with every start.
+"""The identity of a member: an id for life, and an epoch that grows with every start.
 
-Both are kept in a file of one line; a driver stores `restarted()` durably before it starts a
-member, so that nothing said in this life can be taken for something said before.
+Both are in a file of one line. A driver stores `restarted()` durably before it starts a member.
+Smallest counter-example: a member publishes (epoch 5, sequence 1), crashes, and starts with epoch 5
+again. Its next message is (5, 1) too, and every other member drops it as a duplicate.
 """
 
 from dataclasses import dataclass
@@ -10,28 +11,32 @@ from typing import Final, NamedTuple
 NODE_BYTES: Final = 16
 EPOCH_MAX: Final = 2**63 - 1
 EPOCH_COUNTED_MAX: Final = 2**48
-"""Starts that a member may have counted: one each second for nine million years."""
+"""The highest epoch that a member may have counted: one start a second for nine million years."""
 EPOCH_STEP_MAX: Final = 2**24
-"""Starts between two that others hear of: one each second for half a year."""
+"""The most starts between two that others receive: one a second for half a year."""
 
 
 class BadIdentity(ValueError):
-    """The stored identity is not one. The text says what to do."""
+    """A stored identity that is damaged. The text says what to do."""
 
 
 class MessageId(NamedTuple):
+    """The id of a message, unique in the federation because no two starts share an epoch."""
+
     node: bytes
-    """The origin."""
+    """The id of the origin."""
     epoch: int
     sequence: int
-    """From 1, over all messages of the origin in this epoch."""
+    """The number of the message among all of the origin in this epoch, from 1."""
 
 
 @dataclass(frozen=True)
 class Identity:
+    """The id and the epoch of one start of a member."""
+
     node: bytes
     epoch: int = 0
-    """0 has never run."""
+    """The number of starts so far; 0 has never run."""
 
     def __post_init__(self) -> None:
         if len(self.node) != NODE_BYTES:
@@ -47,7 +52,7 @@ class Identity:
 
 
 def decode_identity(data: bytes) -> Identity:
-    """Raises BadIdentity."""
+    """Decode a stored identity. Raises BadIdentity when the data is damaged."""
     try:
         node, epoch = data.decode("ascii").split()
         return Identity(bytes.fromhex(node), int(epoch))

@@ -1,5 +1,8 @@
-"""Whom to dial: the links that the topology manager wants, and, with fewer than `degree_min` links
-up, members two links away, without waiting for anybody."""
+"""The choice of members to dial.
+
+A member dials the neighbours that the manager wants. With fewer than `degree_min` links up it also
+dials members two links away, without waiting for the manager.
+"""
 
 from dataclasses import dataclass
 
@@ -17,6 +20,12 @@ class _Attempts:
 
 
 class Repair:
+    """The links that a member dials, and the surplus ones that it closes.
+
+    It closes a link of its own choice only after all links of the manager were up for `settle_s`.
+    Closing it sooner could isolate the member if a new link fails at once.
+    """
+
     def __init__(
         self,
         own: bytes,
@@ -30,13 +39,14 @@ class Repair:
         self._database = database
         self._links = links
         self._effects = effects
-        # What the manager wants; None: it has not said.
+        # The neighbours that the manager wants; None: it has not announced any.
         self._desired: dict[bytes, str] | None = None
         self._attempts: dict[bytes, _Attempts] = {}
         self._repaired: set[bytes] = set()
         # Links to be closed; taken by the member.
         self.superfluous: list[bytes] = []
-        # Once there were enough: a member that starts waits to be told whom to dial.
+        # Whether a link was ever up. A member without one waits for the manager: dialling at a
+        # start would make links that the manager does not want.
         self._had_links = False
         self._settled_since: float | None = None
         self._run_at = float("inf")
@@ -44,7 +54,7 @@ class Repair:
     def set_desired(self, desired: dict[bytes, str], now: float) -> None:
         before = self._desired or {}
         self._desired = {node: address for node, address in desired.items() if node != self._own}
-        # What was wanted and is not any more goes as the repairs do: after its successors are up.
+        # A link that is no longer wanted closes like a repair, after its successors are up.
         self._repaired |= {node for node in before if node in self._links}
         self._repaired -= self._desired.keys()
         self._settled_since = None
@@ -64,7 +74,7 @@ class Repair:
         return self._run_at
 
     def run(self, now: float) -> None:
-        """Dial who is due, and look again in time."""
+        """Dial the members that are due, and set the time of the next run."""
         missing = [node for node in self._desired or {} if node not in self._links]
         for node in missing:
             assert self._desired is not None
@@ -93,8 +103,7 @@ class Repair:
         self._effects.append(Dial(node, address))
 
     def _candidates(self) -> list[bytes]:
-        """Who may be dialled: those tried least first, then members near us, then those with
-        few links."""
+        """Rank the members to dial: fewest attempts first, then two links away, then few links."""
         entries = self._database.entries
         own = entries[self._own]
         # A member that we have just lost still announces its link with us.
@@ -119,7 +128,7 @@ class Repair:
         return sorted(others, key=rank)
 
     def _close_repairs(self, is_missing: bool, now: float) -> None:
-        """Links of our own making go when the manager's have been up for a while."""
+        """Close this member's own links once the manager's were all up for `settle_s`."""
         repaired = [peer for peer in self._repaired if peer in self._links]
         if self._desired is None or is_missing or not repaired:
             self._settled_since = None

@@ -1,7 +1,7 @@
-"""What may cross a link, as its administrators say; both ends hold to their own word.
+"""The policy of a link: topics, sizes and rates that may cross it. Each end enforces its own.
 
-A message that may not cross is withheld there: it does not look for another way. At QoS 1 and 2 a
-Skip goes on in its place, so what comes behind it is not held up.
+A link withholds a message that may not cross, and the message takes no other way. At QoS 1 and 2 a
+Skip continues in its place, so later messages of the stream do not wait for it.
 """
 
 from dataclasses import dataclass
@@ -10,34 +10,38 @@ from typing import Final
 from holdfast.protocol.topics.trie import SubscriptionTrie
 
 PAYLOAD_BYTES_MAX: Final = 268_435_455
-"""MQTT's own limit."""
+"""The most bytes of a payload; MQTT allows no larger packet."""
 UNLIMITED: Final = float("inf")
 
 
 @dataclass(frozen=True)
 class LinkPolicy:
-    """Filters are plain ones. What is denied is denied, whatever is allowed."""
+    """The limits of one link. Filters are plain ones, and a denial wins over an allowance."""
 
     export_allow: tuple[str, ...] = ("#",)
     export_deny: tuple[str, ...] = ()
     import_allow: tuple[str, ...] = ("#",)
     import_deny: tuple[str, ...] = ()
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
-    """Either way."""
+    """The most bytes of a payload, in both directions."""
     messages_per_s: float = UNLIMITED
-    """In each direction, as are bytes, of topic, payload and properties. What is too much is lost
-    at QoS 0; else its origin sends it again, later and later."""
+    """The most messages per second in each direction. A message above the rate is lost at QoS 0.
+    At QoS 1 and 2 its origin retransmits it, with growing delays."""
     bytes_per_s: float = UNLIMITED
+    """The most bytes of topics, payloads and properties per second in each direction."""
     burst_s: float = 1.0
-    """Of the rates; what may come at once after silence."""
+    """The seconds of the rates that may cross at once after silence."""
 
 
 OPEN: Final = LinkPolicy()
 
 
 class Allowance:
-    """A token bucket. What is taken may exceed what is there: a large message is not held up for
-    ever, but the ones after it are."""
+    """A token bucket that may go below zero.
+
+    A message larger than the bucket would otherwise never cross. Here it crosses, and later
+    messages wait until the debt is paid.
+    """
 
     def __init__(self, rate_per_s: float, burst_s: float, now: float) -> None:
         self._rate_per_s = rate_per_s
@@ -81,7 +85,7 @@ class _Direction:
 
 
 class Gate:
-    """The policy of one link, and what has crossed lately."""
+    """The policy of one link with its token buckets, for both directions."""
 
     def __init__(self, policy: LinkPolicy, now: float) -> None:
         self._payload_bytes_max = policy.payload_bytes_max
@@ -89,7 +93,7 @@ class Gate:
         self._in = _Direction(policy.import_allow, policy.import_deny, policy, now)
 
     def refuses_export(self, topic: str, payload_bytes: int) -> str | None:
-        """Why."""
+        """Return the reason why the policy withholds the message, or None."""
         if payload_bytes > self._payload_bytes_max:
             return "payload too large"
         return None if self._out.allows(topic) else "not exported"
@@ -100,7 +104,8 @@ class Gate:
         return None if self._in.allows(topic) else "not imported"
 
     def lets_out(self, size: int, now: float) -> bool:
-        """At most once for a message: what it returns True for counts."""
+        """Take room for an outgoing message and return True, or return False. Call it once for a
+        message: each True is charged."""
         return self._out.has_room(size, now)
 
     def lets_in(self, size: int, now: float) -> bool:

@@ -1,7 +1,7 @@
-"""What is believed of a frame, by the link that it came over.
+"""Checks of which fields of a frame a member believes, by the link that the frame came over.
 
-A link proves one member: the one at its other end. Everything else in a frame is what that member
-says. This table has each kind of frame, and the check that comes before a field is believed:
+A link proves one member: the peer at its other end. Everything else in a frame is that peer's
+claim. The table has each kind of frame, and the check before a field is believed:
 
 | frame | field | believed when |
 |---|---|---|
@@ -10,20 +10,21 @@ says. This table has each kind of frame, and the check that comes before a field
 | | path | it is below this member's `redundancy` |
 | | destinations | the peer is on the path from the origin that this copy takes to each |
 | | place, base, grants, content | the origin is believed |
-| Ack | destination | it is announced, and the peer is on a shortest path to it |
+| StreamAck | destination | it is announced, and the peer is on a shortest path to it |
 | | origin | it is this member, or it is announced |
 | | epoch, place | at the origin: no further than what was sent |
 | RetainedRequest, Retained, RetainedDigest | source | it is announced, and the peer is on a path |
-| Retained | versions | see `versions`: no stamp from the future |
-| Announcement | all | see `announcing.Announcing.handle_news` |
+| Retained | versions | see `retained.clock`: no stamp from the future |
+| Announcement | all | see `routing.flooding.Flooder.handle_news` |
 | Hello, AnnouncementRequest, Goodbye | all | they concern the link alone |
 
-"On the path" is a shortest path by this member's database: the members on one may make up what they
-pass on, and all others may not. Smallest counter-example: A, B and C are linked with each other.
-Without the check C confirms to A what A has sent to B, A forgets it, and B never gets it.
+"On the path" means on a shortest path by this member's database. A member on it could forge the
+frames that it relays; every other member could not. Smallest counter-example: A, B and C are linked
+with each other. Without the check C confirms to A what A has sent to B. A deletes the message, and
+B never receives it.
 
-While databases differ an honest frame may fail a check. It is lost then as on a broken link: at
-QoS 1 and 2 the origin sends it again.
+While databases differ, an honest frame may fail a check. It is then lost as on a broken link, and
+at QoS 1 and 2 the origin retransmits it.
 """
 
 from collections import Counter
@@ -37,6 +38,8 @@ from holdfast.federation.core.routing.routes import Routes
 
 
 class Provenance:
+    """The checks of frames from peers, by this member's graph. It counts each rejection."""
+
     def __init__(
         self,
         own: bytes,
@@ -45,8 +48,8 @@ class Provenance:
         routes: Routes,
         counts: Counter[str],
     ) -> None:
-        """`redundancy`: paths by which messages are taken. Each further one lets further members
-        make up what they pass on."""
+        """`redundancy`: the number of paths by which messages are accepted. Each further path lets
+        further members forge the messages that they relay."""
         self._own = own
         self._redundancy = redundancy
         self._entries = database.entries
@@ -54,7 +57,8 @@ class Provenance:
         self._counts = counts
 
     def of_data(self, peer: bytes, data: Data | Skip) -> Data | Skip | None:
-        """The message with those of its destinations that the peer may bring it for."""
+        """Return the message with only those destinations that the peer may relay it to, or None
+        if there are none."""
         origin = self._entries.get(data.node)
         if origin is None:
             self._counts["unknown member"] += 1
@@ -80,6 +84,7 @@ class Provenance:
         return replace(data, destinations=destinations) if destinations else None
 
     def of_ack(self, peer: bytes, ack: StreamAck) -> bool:
+        """Return whether the peer is on a path to the destination that confirms."""
         if ack.origin != self._own and ack.origin not in self._entries:
             self._counts["unknown member"] += 1
             return False
@@ -89,6 +94,7 @@ class Provenance:
         return True
 
     def of_passing(self, peer: bytes, frame: Passing) -> bool:
+        """Return whether the peer is on a path to the source of the frame."""
         if frame.source not in self._entries:
             self._counts["unknown member"] += 1
             return False

@@ -1,8 +1,8 @@
-"""Announcements that nobody but their member can make.
+"""Signatures of announcements, so that only the member itself can make them.
 
-A signature is of the member's state in one version, not of a frame: epoch, version, links, address,
-whether it is leaving, and all its filters. So a change and the whole have the same signature, and
-members on the way may cut the whole into other chunks.
+A signature covers the member's state in one version, not a frame: epoch, version, links, address,
+whether it is leaving, and all its filters. So a change and the complete version have the same
+signature, and relaying members may divide the version into other chunks.
 """
 
 from collections.abc import Iterable
@@ -13,26 +13,28 @@ from holdfast.federation.core.frames import Announcement
 
 
 class AnnouncementKeys(Protocol):
-    """The key of this member, and the authority of all."""
+    """The key of this member and the authority of the federation."""
 
     @property
     def certificate(self) -> bytes:
-        """Of this member, with those in between, PEM."""
+        """This member's certificate in PEM, with the intermediate ones."""
 
     @property
     def is_required(self) -> bool:
-        """Is nothing unsigned believed?"""
+        """True: unsigned announcements are rejected."""
 
     def sign(self, statement: bytes) -> bytes: ...
 
     def verifies(
         self, origin: bytes, certificate: bytes, signature: bytes, statement: bytes
     ) -> bool:
-        """Is it the signature of the member `origin`, by what the federation's authority says?"""
+        """Return whether the member `origin` made the signature, by a certificate that the
+        federation's authority issued."""
 
 
 def statement(news: Announcement, filters: Iterable[str]) -> bytes:
-    """Every part has its length, so no two states have the same statement."""
+    """Return the bytes that a signature covers. Every part of variable length is preceded by its
+    length, so no two states have the same statement."""
     digest = sha256()
     for filter in sorted(filters):
         data = filter.encode()
