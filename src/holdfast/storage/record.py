@@ -67,8 +67,8 @@ ATTRIBUTE_RESET: Final = 0x02
 """A mark without records in a replica's journal: the partition restarts at `base_offset`, and
 earlier batches of it are void. The mark never leaves the node."""
 ATTRIBUTE_GROUPED: Final = 0x04
-"""The field `group` has the batch's position in its write group. Batches of replicas, rewritten
-batches, and those of versions before this field have no such attribute."""
+"""`group` has the batch's position in its write group. Batches of replicas and rewritten batches do
+not have the attribute."""
 ATTRIBUTE_MORE: Final = 0x08
 """The next batch belongs to the same write group. This one counts only together with it."""
 GROUP_MASK: Final = (1 << 32) - 1
@@ -118,8 +118,7 @@ STATE_FLAGS: Final = FLAG_RETAIN | FLAG_PACKET_ID | FLAG_PRODUCER | FLAG_WILL
 
 DELTA_US_MAX: Final = (1 << 32) - 1
 BATCH_BYTES_MAX: Final = 1 << 30
-"""The most bytes of a batch. No written batch reaches it (one packet is at most 256 MiB), so a
-longer length is damage."""
+"""The most bytes of a batch, far above what is written (one packet is at most 256 MiB)."""
 
 
 class CorruptBatch(Exception):
@@ -202,11 +201,8 @@ class BatchBuilder:
         self._body: list[bytes] = []
 
     def add(self, record: Record) -> int:
-        """Add a record, set its offset and return it.
-
-        The caller keeps a batch below BATCH_BYTES_MAX and closes it within an hour
-        (`timestamp_delta_us` has 32 bits).
-        """
+        """Add a record, set its offset and return it. The caller keeps a batch below
+        BATCH_BYTES_MAX and closes it within an hour (`timestamp_delta_us` has 32 bits)."""
         if self.count == 0:
             self.base_timestamp_us = record.timestamp_us
         delta = record.timestamp_us - self.base_timestamp_us
@@ -362,10 +358,8 @@ class Batch:
     """A parsed header over bytes that hold one whole batch at `start`."""
 
     def __init__(self, data: bytes, start: int = 0, *, check: bool = True) -> None:
-        """Parse the header and, unless `check` is false, verify the checksum.
-
-        Raises `CorruptBatch` if the batch is incomplete or damaged.
-        """
+        """Parse the header and, unless `check` is false, verify the checksum. Raises `CorruptBatch`
+        if the batch is incomplete or damaged."""
         if len(data) - start < HEADER_BYTES:
             raise CorruptBatch(f"{len(data) - start} bytes left, a header has {HEADER_BYTES}")
         fields = HEADER.unpack_from(data, start)

@@ -115,7 +115,7 @@ class ClusterClock:
         self._base_us = base_us
 
     def skews_s(self) -> dict[str, float]:
-        """By node, this one included, the seconds by which its clock is ahead of the agreed one."""
+        """The seconds by which each node's clock, this one included, is ahead of the agreed one."""
         base_us = self._own_us if self._base_us is None else self._base_us
         skews = {node: (each.offset_us - base_us) / 1e6 for node, each in self._samples.items()}
         skews[self._node_id] = (self._own_us - base_us) / 1e6

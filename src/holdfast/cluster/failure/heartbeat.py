@@ -43,7 +43,7 @@ class Heartbeat:
     is_damaged: bool = False
     """The sender's log is damaged."""
     heard: Mapping[str, int] = field(default_factory=dict)
-    """By node, its newest heartbeat that came over the present link."""
+    """The newest heartbeat of each node that came over the present link."""
     is_full: bool = False
     """The sender's disk has no room for more of the log."""
 

@@ -45,8 +45,6 @@ REMOVALS_MAX: Final = 64
 
 @dataclass(frozen=True)
 class Send:
-    """A frame for a node."""
-
     node_id: str
     kind: int
     payload: bytes
@@ -61,8 +59,6 @@ class Persist:
 
 @dataclass(frozen=True)
 class MetadataChanged:
-    """New metadata was applied."""
-
     metadata: ClusterMetadata
     changed_partitions: tuple[int, ...]
     """The partitions that changed since the last such effect."""
@@ -70,8 +66,6 @@ class MetadataChanged:
 
 @dataclass(frozen=True)
 class LeaderChanged:
-    """The Raft leader changed."""
-
     leader_id: str
     """The leader's node id; "" if it is not known."""
     is_leader: bool
@@ -80,8 +74,6 @@ class LeaderChanged:
 
 @dataclass(frozen=True)
 class ProposalDone:
-    """The outcome of a request of this node."""
-
     request: int
     outcome: Outcome
 
@@ -113,8 +105,8 @@ class MetaStore:
         now: float,
         timing: RaftTiming | None = None,
     ) -> None:
-        """Start with `state`, as loaded from the disk; it is empty for a node that was never in a
-        cluster. `nonce` is a random text that differs for each start of the process."""
+        """Start with `state`, as loaded from the disk; it is empty for a new node. `nonce` is a
+        random text that differs for each start of the process."""
         self.node_id = node_id
         self.effects: list[MetaEffect] = []
         self._raft = RaftNode(member_id(node_id, incarnation), state, random, now, timing)
@@ -174,7 +166,7 @@ class MetaStore:
 
     @property
     def durable_end(self) -> tuple[int, int]:
-        """The Raft term and the last entry on the disk, committed or not."""
+        """The same with the last entry, committed or not."""
         return self._raft.durable_end
 
     def has_majority(self, now: float) -> bool:
@@ -193,10 +185,7 @@ class MetaStore:
         now: float,
     ) -> int:
         """Found a cluster of this node alone and return the request. Other nodes are admitted
-        later.
-
-        Raises `ValueError` if this node already belongs to a cluster.
-        """
+        later. Raises `ValueError` if this node already belongs to a cluster."""
         if not self._raft.is_new:
             raise ValueError("this node belongs to a cluster already")
         command = InitCluster(cluster_id, partitions, replication_factor, min_insync, node)
@@ -226,9 +215,8 @@ class MetaStore:
         return request
 
     def admit(self, info: NodeInfo, now: float) -> int | None:
-        """Enter a node that asks to join, or that has come back, perhaps with other addresses. The
-        leader makes it a Raft peer automatically. Returns None if nothing is to be done. A known
-        node with another disk is left to the controller."""
+        """Enter a node that asks to join, or has come back, perhaps with other addresses. Returns
+        None if nothing is to be done. A known node with another disk is left to the controller."""
         metadata = self.metadata
         if metadata is None:
             return None
@@ -247,8 +235,7 @@ class MetaStore:
         return self.propose(RemoveNode(node_id, version), now)
 
     def hand_over(self, now: float) -> bool:
-        """Let another voter lead before this node stops. Returns False if this node does not lead,
-        or no other voter can."""
+        """Let another voter lead before this node stops. Returns False if that is impossible."""
         raft = self._raft
         others = [voter for voter in raft.membership.voters if voter != raft.member]
         live = [voter for voter in others if raft.is_caught_up(voter, now)]
@@ -266,17 +253,13 @@ class MetaStore:
             self.hand_over(now)
 
     def leader_gone(self, node_id: str, now: float) -> None:
-        """Elect early, because that node's process is known to be dead: its socket is closed and
-        its address refuses connections."""
+        """Elect early: that node's process is dead, because its address refuses connections."""
         if node_id == self.leader_id and not self.is_leader:
             self._raft.leader_gone(now)
             self._drain(now)
 
     def handle_frame(self, node_id: str, kind: int, payload: bytes, now: float) -> None:
-        """Process a frame of the metadata.
-
-        Raises `BadFrame` if the payload is invalid.
-        """
+        """Process a frame of the metadata. Raises `BadFrame` if the payload is invalid."""
         if kind == RAFT:
             sender, receiver, message = decode_message(payload)
             if node_of(sender) != node_id:
@@ -311,7 +294,6 @@ class MetaStore:
         self._drain(now)
 
     def timer(self) -> float:
-        """The time at which to call handle_timers."""
         return self._due
 
     def persisted(self, now: float) -> None:
@@ -339,10 +321,7 @@ class MetaStore:
                 self._proposals.retry_soon(pending.request_id, now)
 
     def _take_request(self, request_id: str, encoded: bytes, now: float) -> bool:
-        """Append the request as the leader. Returns False if this node cannot.
-
-        Raises `BadFrame` if the command is invalid.
-        """
+        """Append the request as the leader. Returns False if this node cannot."""
         command = decode_command(encoded)
         if not self.is_leader:
             return False

@@ -82,7 +82,7 @@ def decode_report(payload: bytes) -> tuple[int, int, DiskPosition]:
 
 
 Known = Mapping[str, tuple[str, DiskPosition]]
-"""By node, its incarnation and its furthest position received."""
+"""The incarnation and the furthest received position of each node."""
 
 
 class DiskMemory:

@@ -45,8 +45,6 @@ STUCK: Final = 3
 
 
 class FollowedPartition:
-    """A partition as its follower sees it."""
-
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.leader = ""
@@ -65,8 +63,6 @@ class FollowedPartition:
 
 
 class LeaderLink:
-    """The link to another node, as its follower sees it."""
-
     def __init__(self, node: str) -> None:
         self.node = node
         # Bytes of batches received on this link.
@@ -219,9 +215,9 @@ class FollowerSide:
 
     def _diverged(self, followed: FollowedPartition, what: str) -> None:
         """Report a leader that lacks records it had acknowledged, because it was restored from an
-        older copy. Every replica in sync has all committed records. So while this node is in sync
-        it asks to lead, without the old leader. Each replica with more records asks the same, so
-        the one with the most leads in the end."""
+        older copy. Every replica in sync has all committed records, so this node asks to lead while
+        it is in sync. The replica with the most records leads in the end, because each with more
+        asks too."""
         partition = followed.partition
         state = self._state
         watermark = state.log.high_watermark[partition]
@@ -349,7 +345,6 @@ class FollowerSide:
                 self._ask(followed, self._sources[followed.leader], now)
 
     def followed_epoch(self, partition: int) -> int:
-        """The epoch under which this node follows the partition; 0: it does not, or not yet."""
         followed = self._partitions[partition]
         return followed.epoch if followed.state == FOLLOWING else 0
 
@@ -392,7 +387,6 @@ class FollowerSide:
         )
 
     def _durable_end(self, partition: int) -> int:
-        """The end up to which this node's disk has the log."""
         return self._state.log.durable_offset[partition]
 
     def _mark(self, followed: FollowedPartition) -> None:

@@ -3,8 +3,8 @@
 - To remove a replica, the leader proposes its removal when it is silent. The high watermark passes
   that replica only after the metadata has removed it.
 - To add a replica, the leader proposes it when it has everything below the high watermark and below
-  this epoch's start, and is not taken for dead. It counts from then on, until the metadata moves on
-  without it.
+  this epoch's start. A replica that is taken for dead is not proposed. A proposed one counts from
+  then on, until the metadata moves on without it.
 - A set is not shrunk below `min_insync`. The watermark could not move either way, and every replica
   that stays in the set may lead after this node.
 - There is one proposal at a time for a version of the partition. After `propose_again_s` without

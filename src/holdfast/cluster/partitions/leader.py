@@ -120,7 +120,6 @@ class LeaderSide:
             self._state.effects.append(Truncated(partition, led.end))
 
     def _count(self, led: LedPartition, now: float) -> None:
-        """Count the followers of the metadata's in-sync set, and no others."""
         for progress in led.counted:
             progress.is_counted = False
         led.counted = []
@@ -184,7 +183,7 @@ class LeaderSide:
         self, node: str, incarnation: str, entries: list[FollowEntry], now: float
     ) -> list[tuple[int, int]]:
         """Reply with the offset from which the follower continues. Returns (partition, epoch) pairs
-        newer than this node knows; those requests wait for the metadata."""
+        newer than known here; those requests wait for the metadata."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -236,8 +235,8 @@ class LeaderSide:
     def handle_ack(
         self, node: str, received_bytes: int, entries: list[OffsetEntry], now: float
     ) -> list[tuple[int, int]]:
-        """Take a follower's durable ends. Returns the (partition, epoch) pairs that are newer than
-        this node knows."""
+        """Take a follower's durable ends. Returns (partition, epoch) pairs newer than known
+        here."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -270,7 +269,6 @@ class LeaderSide:
             self._got_on(led, progress, now)
 
     def _got_on(self, led: LedPartition, progress: Progress, now: float) -> None:
-        """React to a follower that has more than before, or was just compared."""
         if progress.is_counted:
             if progress.is_silent:
                 self._in_sync.judge(led, now)
@@ -328,8 +326,8 @@ class LeaderSide:
                     self._mark(led)
 
     def _advance(self, led: LedPartition) -> None:
-        """Move the high watermark to the least durable end of all replicas that count. Below
-        `min_insync` replicas in sync it stays."""
+        """Move the high watermark to the least durable end of all that count, if `min_insync`
+        allows."""
         metadata = self._state.metadata
         if metadata is None or len(led.info.in_sync) < metadata.min_insync:
             return

@@ -25,7 +25,7 @@ class Follower:
     the follower replies, only heartbeats follow. So a dead follower costs little, and entries that
     arrive meanwhile go in one message."""
     retry_at: float = NEVER
-    """From this time on, a reply to something else means that the entries under way are lost."""
+    """The time from which a reply to something else means that the entries under way are lost."""
     is_due: bool = True
     """True if a message must be sent, at least a heartbeat."""
 

@@ -1,5 +1,5 @@
 """The files of a data directory: names, locks, and the file system below the log.
 
-`filesystem` is the one place that calls the operating system, so tests and the simulator replace it
-by a disk that crashes, tears writes and fills up.
+Only `filesystem` calls the operating system. So tests and the simulator replace it by a disk that
+crashes, tears writes and fills up.
 """

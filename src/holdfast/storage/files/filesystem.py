@@ -22,7 +22,7 @@ WRITE_BYTES: Final = 1 << 20
 OPEN_WAIT_S: Final = 30.0
 """The most seconds that an opening waits for a descriptor."""
 OPEN_PAUSE_S: Final = 0.01
-"""The first pause in seconds between two attempts; the pauses grow."""
+"""The first pause in seconds between two attempts; later ones grow up to OPEN_PAUSE_S_MAX."""
 OPEN_PAUSE_S_MAX: Final = 1.0
 """The longest pause in seconds between two attempts."""
 
@@ -31,17 +31,14 @@ class ReadFile(Protocol):
     """A file open for reading."""
 
     def read(self, position: int, length: int) -> bytes:
-        """The bytes at `position`; fewer than `length` only at the end of the file.
-
-        Raises `OSError` if the disk fails.
-        """
+        """The bytes at `position`; fewer than `length` only at the end of the file. Raises
+        `OSError` if the disk fails."""
 
     def size(self) -> int: ...
 
 
 class WriteFile(Protocol):
-    """A file open for writing. Errors are `OSError`; after one, the effect of the call is
-    unknown."""
+    """A file open for writing. Errors are `OSError`; the call may then have had any effect."""
 
     def write(self, position: int, data: Sequence[bytes]) -> None:
         """Write all pieces, one after the other."""
@@ -64,12 +61,11 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """The files of one directory. Errors are `OSError`. A created, linked, renamed or removed name
-    is durable after sync_folder."""
+    """The files of one directory. Errors are `OSError`. A changed name is durable after
+    sync_folder."""
 
     def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
-        """The names in the folder, sorted. If the folder is missing: none, or `FileNotFoundError`
-        with `must_exist`."""
+        """The names in the folder, sorted; of a missing one none, or `FileNotFoundError`."""
 
     def make_folder(self, folder: str) -> None:
         """Create the folder and missing parents, unless it exists."""
@@ -85,10 +81,7 @@ class FileSystem(Protocol):
     def remove(self, name: str) -> None: ...
 
     def link(self, name: str, new_name: str) -> None:
-        """Give a file a second name.
-
-        Raises `FileExistsError` if that name is taken.
-        """
+        """Give a file a second name. Raises `FileExistsError` if it is taken."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove an empty folder."""
@@ -99,14 +92,11 @@ class FileSystem(Protocol):
         """The bytes that an ordinary user may still write."""
 
     def lock(self, name: str) -> Lock | None:
-        """Lock a file, which is created if it is missing. Returns None if another process has the
-        lock."""
+        """Lock a file, created if missing. Returns None if another process has the lock."""
 
     def is_locked(self, name: str) -> bool:
-        """True if another process has the lock.
-
-        Raises `FileNotFoundError` if there is no such file.
-        """
+        """True if another process has the lock. Raises `FileNotFoundError` if there is no such
+        file."""
 
 
 class SubFolder:
@@ -171,11 +161,9 @@ class LimitedReadFile:
 
 
 class Descriptors:
-    """The wait for a file descriptor when the process, or the machine, has none left.
-
-    The shortage passes, and nothing was changed: repeating an opening repeats no write. A process
-    that serves sets `may_wait`; without it, errors are raised at once.
-    """
+    """The wait for a file descriptor when the process, or the machine, has none left. The shortage
+    passes, and nothing was changed: repeating an opening repeats no write. A process that serves
+    sets `may_wait`; without it, errors are raised at once."""
 
     def __init__(self) -> None:
         self.may_wait: Callable[[OSError, float], bool] | None = None
@@ -184,17 +172,12 @@ class Descriptors:
         """The number of openings that had to wait."""
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        """Open a file and return its descriptor.
-
-        Raises `OSError`; for want of descriptors only after OPEN_WAIT_S.
-        """
+        """Open a file and return its descriptor. Raises `OSError`; for want of descriptors only
+        after OPEN_WAIT_S."""
         return self.once_free(partial(os.open, path, flags, mode))
 
     def once_free(self, take: Callable[[], T]) -> T:
-        """The result of `take`, which needs a descriptor.
-
-        Raises `OSError` like `open`.
-        """
+        """The result of `take`, which needs a descriptor. Raises `OSError` like `open`."""
         waited_s = 0.0
         while True:
             try:
@@ -220,8 +203,7 @@ def is_scarce(error: BaseException) -> bool:
 
 
 class OsReadFile:
-    """A file open for reading. It closes with its last reference, so one thread cannot close a file
-    that another reads."""
+    """A file open for reading. It closes with its last reference, so no thread closes another's."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
@@ -300,7 +282,6 @@ class OsLock:
     descriptor of the file is closed, and unlike flock it works over NFS."""
 
     def __init__(self, descriptor: int) -> None:
-        """Take over the descriptor of a locked file."""
         self.descriptor = descriptor
 
     def release(self) -> None:
@@ -431,8 +412,7 @@ class TemporaryFile:
             self._position += sum(map(len, pieces))
 
     def finish(self, *, sync: bool = True) -> None:
-        """Rename the file to its own name. The content is synced before the name. In the other
-        order, a crash could leave an empty file under that name."""
+        """Rename the file. The content is synced first, or a crash could leave an empty file."""
         if sync:
             self._file.sync()
         self._file.close()
@@ -441,7 +421,6 @@ class TemporaryFile:
             self._files.sync_folder(self._name.rpartition("/")[0])
 
     def discard(self) -> None:
-        """Remove the file."""
         self._file.close()
         try:
             self._files.remove(self._name + TEMPORARY)

@@ -82,7 +82,7 @@ class DataDirectory:
         self.manifest = manifest
         self.epoch = epoch
         self.sealed = dict(epoch.sealed)
-        """By segment sequence, the number of its first bytes that count."""
+        """The number of the first bytes that count, by segment sequence."""
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, durably."""

@@ -50,7 +50,7 @@ class Epoch:
     began: str = ""
     """The time of the takeover, ISO 8601 in UTC."""
     sealed: Mapping[int, int] = field(default_factory=dict)
-    """By segment sequence, the number of its first bytes that count."""
+    """The number of the first bytes that count, by segment sequence."""
 
     @property
     def folder(self) -> str:

@@ -71,13 +71,10 @@ class Journal:
         start_epochs: Sequence[tuple[int, int, int]] = (),
         tag: int = 0,
     ) -> None:
-        """Start a journal on these segments.
-
-        `segments` are oldest first, without holes. The last one is appended to and so has an
-        ActiveIndex; without any, the journal is new. With `replicated`, only `advance` and `reset`
-        move the high watermark. `start_epochs` is the result of that method before older segments
-        were removed. `tag`, below 2**32, is the tag of the segments if they have one.
-        """
+        """Start a journal on `segments`, oldest first, without holes; the last one has an
+        ActiveIndex. With `replicated`, only `advance` and `reset` move the high watermark.
+        `start_epochs` is the result of that method before older segments were removed. `tag`, below
+        2**32, is that of the segments if they have one."""
         self.partitions = partitions
         self.segment_bytes = segment_bytes
         self.replicated = replicated
@@ -290,7 +287,6 @@ class Journal:
         return group
 
     def _begin_segment(self, pending: list[BatchBuilder | Batch]) -> Segment:
-        """Start a segment in front of these batches."""
         self._starts_segment = False
         starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         if self.replicated:
@@ -301,7 +297,7 @@ class Journal:
         return segment
 
     def wrote(self, group: WriteGroup) -> None:
-        """Note that the group's bytes are in the file, so readers may have them."""
+        """Note that the group is in the file, so readers may have it."""
         self.written[:] = group.end_offsets
         while self._in_flight and self._in_flight[0] is not group:
             self._in_flight.popleft()
@@ -328,10 +324,8 @@ class Journal:
     # In a replica
 
     def append_batch(self, batch: Batch) -> None:
-        """Append a batch of the partition's leader unchanged.
-
-        Raises `ValueError` if it does not begin where the partition ends.
-        """
+        """Append a batch of the partition's leader unchanged. Raises `ValueError` if it does not
+        begin where the partition ends."""
         partition = batch.partition
         if partition >= self.partitions:
             raise ValueError(f"partition {partition}, the journal has {self.partitions}")
@@ -348,11 +342,9 @@ class Journal:
         self.pending_bytes += batch.length
 
     def truncate(self, partition: int, offset: int) -> None:
-        """Drop the partition's records from `offset` on, where a batch begins.
-
-        Bytes in a file stay there. A restart before the partition continues brings them back.
-        Raises `ValueError` if the records are committed, or no batch begins there.
-        """
+        """Drop the partition's records from `offset` on, where a batch begins. Bytes in a file stay
+        there, and a restart before the partition continues brings them back. Raises `ValueError` if
+        the records are committed, or no batch begins there."""
         committed = self.high_watermark[partition]
         end = self.next_offset[partition]
         if not committed <= offset <= end:
@@ -387,12 +379,10 @@ class Journal:
 
     def reset(self, partition: int, offset: int) -> None:
         """Restart the partition at `offset`, where its leader's log begins: its records are void,
-        and it is committed up to there.
-
-        The reset is durable with the next group, which contains the mark for a restart. If `offset`
-        is below the high watermark, the caller must replace the checkpoint of the watermarks first.
-        Otherwise a crash in between leaves a checkpoint that calls other records committed.
-        """
+        and it is committed up to there. The reset is durable with the next group, which contains
+        the mark for a restart. If `offset` is below the high watermark, replace the checkpoint of
+        the watermarks first: a crash in between would leave one that calls other records
+        committed."""
         self._history.begin_anew(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)
@@ -413,9 +403,8 @@ class Journal:
             self.high_watermark[partition] = offset
 
     def checkpoint(self) -> Checkpoint:
-        """The committed and durable offsets, for the file of watermarks. Committed records that are
-        not durable here are left out: at their offsets the file may still have records that were
-        cut off."""
+        """The committed and durable offsets, for the file of watermarks. Without the second
+        condition, the file may still have records that were cut off at committed offsets."""
         offsets = [min(pair) for pair in zip(self.high_watermark, self.durable_offset, strict=True)]
         return Checkpoint(offsets, self._durable_segment, self._durable_position)
 
@@ -424,8 +413,8 @@ class Journal:
         return self._history.last_epoch(partition)
 
     def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
-        """The largest epoch in the log that is at most `epoch`, and the offset where it ends.
-        Returns epoch 0 and the start of the log if there is none."""
+        """The largest epoch that is at most `epoch`, and the offset where it ends; epoch 0 and the
+        start of the log if there is none."""
         found, end = self._history.end_of(partition, epoch, self.next_offset[partition])
         return found, max(end, self.start_offsets[partition])
 
@@ -435,8 +424,7 @@ class Journal:
 
     def start_epochs(self) -> list[tuple[int, int, int]]:
         """The (partition, epoch, first offset) under which each partition begins. They must be kept
-        when older segments are removed. A restart could not find the epoch of a partition without
-        batches."""
+        when segments are removed, for partitions that then have no batch."""
         return self._history.starts(self.start_offsets) if self.replicated else []
 
     def settled_sequence(self, offsets: Sequence[int]) -> int:
@@ -480,8 +468,8 @@ class Journal:
 
     def remove_oldest(self, count: int) -> list[Segment]:
         """Drop the oldest segments (never the active one) and return them. Their files may be
-        removed after the new `start_offsets` are durable. In a replica fewer may go: a restart
-        needs the segments that show which records are void."""
+        removed after the new `start_offsets` are durable. A replica keeps those that a restart
+        needs."""
         count = min(count, len(self.segments) - 1)
         if self.replicated:
             count = segment_list.removable(self.segments, count, self.high_watermark)
@@ -494,8 +482,7 @@ class Journal:
         return removed
 
     def replace_segment(self, segment: Segment) -> None:
-        """Replace a segment whose file was rewritten: its size and index differ, sequence and
-        offsets do not."""
+        """Replace a segment whose file was rewritten: only its size and index differ."""
         for at, other in enumerate(self.segments[:-1]):
             if other.sequence == segment.sequence:
                 self.segments[at] = segment

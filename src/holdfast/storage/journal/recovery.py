@@ -57,8 +57,7 @@ class OpenedJournal:
     journal: Journal
     store: SegmentStore
     damage: list[Damage] = field(default_factory=list)
-    """The damage found by scanning now. Damage found by earlier scans is in the `gaps` of the
-    segments."""
+    """The damage found by this scan; that of earlier scans is in the `gaps` of the segments."""
     truncated: Damage | None = None
     """The torn end of the last segment."""
     rebuilt: list[int] = field(default_factory=list)
@@ -72,7 +71,7 @@ class OpenedJournal:
     tag: int | None = None
     """The journal's tag, if it has one: see `storage.journal.journal`."""
     unsure: dict[int, int] = field(default_factory=dict)
-    """In a replica, the partitions that damage may have left without committed records, or with
+    """The partitions of a replica that damage may have left without committed records, or with
     others in their place, and the first such offset. An unsure partition is not in sync, however
     much follows, until it is cut there or reset."""
 
@@ -85,13 +84,10 @@ def open_journal(
     on_damage: OnDamage | None = None,
     tag: int = 0,
 ) -> OpenedJournal:
-    """Open the journal of a directory.
-
-    `writes` is true for the node that serves the directory. Otherwise no file changes, and the
-    journal may be growing, so an incomplete last group looks like a torn end. `on_damage` is
-    called, in the reading thread, for damage that reads find later. `tag` is for a journal without
-    one; it is below 2**32 and must not be guessable.
-    """
+    """Open the journal of a directory. `writes` is true for the node that serves it. Otherwise no
+    file changes, and an incomplete last group looks like a torn end, because the journal may be
+    growing. `on_damage` is called, in the reading thread, for damage that reads find later. `tag`
+    is for a journal without one; it is below 2**32 and must not be guessable."""
     return _Opener(directory, segment_bytes, writes, on_damage, tag).open()
 
 
@@ -216,8 +212,8 @@ class _Opener:
         index.head.log_bytes = size_bytes
         self._take_over(scan)
         self._segments.append(Segment(sequence, index.head, None, size_bytes))
-        # The next opening must scan this segment again, because the damage may have overridden
-        # earlier records. A written index would hide that.
+        # Without an index, the next opening scans this segment again. It must, because the damage
+        # may have overridden earlier records.
         if self._writes and not scan.blind:
             self._directory.write_index(sequence, index.encode(self._result.store.pause))
 
@@ -396,10 +392,8 @@ def last_group_start(directory: DataDirectory, segment: Segment, tag: int | None
 
 def write_again(directory: DataDirectory, segment: Segment, start: int) -> int:
     """Write the batches of the last segment from `start` on again, and sync it. Returns the number
-    of bytes. Another process that still writes there writes the same bytes.
-
-    Raises `OSError` if a batch changed meanwhile, or the disk fails.
-    """
+    of bytes. Another process that still writes there writes the same bytes. Raises `OSError` if a
+    batch changed meanwhile, or the disk fails."""
     index = segment.index
     source = directory.open_segment(segment.sequence)
     file = directory.append_to_segment(segment.sequence)
@@ -434,11 +428,8 @@ def replay(
     state_only: bool = True,
 ) -> Iterator[Record]:
     """The records from `offsets` (per partition; None: the start) up to `limits` (None: the end),
-    in journal order.
-
-    With `state_only`, only batches with a record that recovery must apply are read; most are
-    skipped. A batch that has become unreadable is reported and skipped.
-    """
+    in journal order. With `state_only`, only batches with a record that recovery must apply are
+    read; most are skipped. A batch that has become unreadable is reported and skipped."""
     journal = opened.journal
     first = list(journal.start_offsets)
     if offsets is not None:

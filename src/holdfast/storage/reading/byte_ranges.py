@@ -1,10 +1,10 @@
-"""Which bytes of the segments hold what a reader wants, so that they can be sent as they lie there.
+"""A plan of the bytes of segments that a reader wants, so that they can be sent unchanged.
 
-A plan goes through the journal in its own order. Where most of a stretch is wanted it is taken
-whole, with the batches in between that nobody asked for; elsewhere only the wanted batches are.
-Nothing here looks into a batch, and finding a place is bisection, so a plan costs little.
+A plan goes through the journal in its own order. Where most of a stretch is wanted, it is taken as
+a whole, with the unwanted batches in between. Elsewhere only the wanted batches are taken. No
+function parses a batch, and positions are found by bisection, so a plan costs little.
 
-Methods may be called in any thread, as those of `LogReader`.
+Methods may be called in any thread, like those of `LogReader`.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from holdfast.storage.reading.topic_postings import TopicChoice
 from holdfast.storage.record import HEADER_BYTES
 
 EXTENTS_MAX: Final = 256
-"""A plan ends where it would get more."""
+"""The most extents of a plan."""
 SEGMENTS_MAX: Final = 8
 """The most segments of a plan, even without a match, because each may need its index loaded."""
 GAP_BYTES: Final = 8 << 10
@@ -41,7 +41,7 @@ class Extent:
 
 
 class Plan:
-    """What to send, and what is known of the wanted offsets after that."""
+    """The extents to send, and the knowledge about the wanted offsets after that."""
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:
         self.extents: list[Extent] = []
@@ -73,6 +73,8 @@ class Plan:
 
 
 class Extents:
+    """Makes plans for one journal."""
+
     def __init__(self, journal: Journal, cache: SegmentCache) -> None:
         self._journal = journal
         self._cache = cache
@@ -80,8 +82,9 @@ class Extents:
     def plan(
         self, wanted: Sequence[Wanted], bytes_max: int, topics: TopicChoice | None = None
     ) -> Plan:
-        """About the first `bytes_max` bytes with wanted offsets, at least one batch if there is
-        any. What is not in the file yet is left out. Raises OSError."""
+        """A plan of about the first `bytes_max` bytes with wanted offsets, and at least one batch
+        if there is any. Batches that are not in the file yet are left out. Raises `OSError` if the
+        disk fails."""
         plan = Plan(wanted)
         written = self._journal.written
         for partition, end in plan.ends.items():
@@ -113,7 +116,7 @@ class Extents:
 
 
 class _Stretch:
-    """The part of a plan that is in one segment. `limits`: below which offsets, by partition."""
+    """The part of a plan that is in one segment. `limits` are the ends by partition."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class _Stretch:
             self.spans[partition] = (low, high)
 
     def take(self, bytes_max: int, topics: TopicChoice | None) -> bool:
-        """Whether all of it could be taken."""
+        """Add this segment to the plan. Returns True if all of it fitted."""
         chosen = None
         if topics is not None:
             chosen = topics.batches(self.segment, self.index)
@@ -164,7 +167,7 @@ class _Stretch:
         return total * 2 > last - first
 
     def _ends(self) -> tuple[int, int]:
-        """The first wanted batch, and the last."""
+        """The first and the last wanted batch."""
         by_partition = self.index.by_partition
         used = [(p, low, high) for p, (low, high) in self.spans.items() if low < high]
         return (
@@ -173,7 +176,7 @@ class _Stretch:
         )
 
     def _whole(self, bytes_max: int) -> int:
-        """One extent. Returns the batch that was not taken any more; -1 if all were."""
+        """Take one extent. Returns the first batch that did not fit; -1 if all did."""
         first, last = self._ends()
         positions = self.index.positions
         start = positions[first]
@@ -226,7 +229,7 @@ class _Stretch:
         return stop
 
     def _pass(self, partition: int, start: int, end: int) -> None:
-        """Without what damage has taken: nobody knows what that was."""
+        """Note passed offsets. Damaged offsets are left out, because their content is unknown."""
         for gap in self.segment.gaps():
             if gap.partition == partition and start < gap.end and gap.start < end:
                 self.plan.note_passed(partition, start, gap.start)
@@ -239,7 +242,7 @@ class _Stretch:
         return heapq.merge(*parts)
 
     def _among(self, chosen: Sequence[int]) -> Iterator[int]:
-        """Those of the chosen batches that hold wanted offsets."""
+        """The chosen batches that have wanted offsets."""
         index = self.index
         for number in chosen:
             partition = index.partitions[number]
@@ -250,7 +253,7 @@ class _Stretch:
                     yield number
 
     def _end_of(self, number: int) -> int:
-        """Where a batch ends; after one before a damaged place that is the damage's end."""
+        """The end of a batch; before a damaged place, the end of the damage."""
         positions = self.index.positions
         if number + 1 < len(positions):
             return positions[number + 1]

@@ -18,7 +18,7 @@ OPEN_FILES_MAX: Final = 32
 INDEX_CACHE_BYTES: Final = 64 << 20
 BATCH_CACHE_BYTES: Final = 16 << 20
 DAMAGE_KNOWN_MAX: Final = 10_000
-"""Unreadable batches that are remembered, so that each is reported once."""
+"""The number of unreadable batches that are remembered, so that each is reported once."""
 
 
 class SegmentCache:
@@ -107,7 +107,7 @@ class SegmentCache:
         self._store.note_damage(segment, position, length, reason)
 
     def forget_segment(self, sequence: int) -> None:
-        """Call when a segment's file was removed or rewritten."""
+        """Forget a segment whose file was removed or rewritten."""
         with self._lock:
             self._files.pop(sequence, None)
             index = self._indexes.pop(sequence, None)

@@ -49,8 +49,6 @@ class ReadResult:
 
 
 class _Reading:
-    """The state of one call to `read`."""
-
     def __init__(
         self,
         positions: list[int],
@@ -104,7 +102,6 @@ class LogReader:
         self._matchers: list[tuple[list[ReadInterest], Matcher]] = []
 
     def extents(self) -> Extents:
-        """A reader of byte ranges, which shares files and indexes with this one."""
         return Extents(self._journal, self._cache)
 
     def read(
@@ -118,10 +115,7 @@ class LogReader:
         """The messages between `positions` and `limits` that match any interest: about as many as
         asked for, and at least one if there is any. A call may return fewer, or none, after too
         much work. Records that are not in the file yet are not read, and the result is then not
-        done.
-
-        Raises `OSError` if the disk fails.
-        """
+        done. Raises `OSError` if the disk fails."""
         journal = self._journal
         ends = [min(limit, end) for limit, end in zip(limits, journal.written, strict=True)]
         reading = _Reading(list(positions), ends, self._matcher(interests), records_max, bytes_max)
@@ -164,10 +158,7 @@ class LogReader:
         return matcher
 
     def fetch(self, partition: int, offset: int) -> Record | None:
-        """The message at an offset; None if it is not there, or no longer there.
-
-        Raises `OSError` if the disk fails.
-        """
+        """The message at an offset; None if it is not there. Raises `OSError` if the disk fails."""
         segment = self._segment_of(partition, offset)
         journal = self._journal
         if segment is None or offset >= journal.written[partition]:
@@ -190,10 +181,8 @@ class LogReader:
     def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
         """The complete batches with offsets from `start` up to `end`, unchanged: about `bytes_max`
         bytes, and at least one batch if there is any. Batches that are damaged or not in the file
-        yet are left out; the offsets of the others show the gap.
-
-        Raises `OSError` if the disk fails.
-        """
+        yet are left out; the offsets of the others show the gap. Raises `OSError` if the disk
+        fails."""
         start = max(start, self._journal.start_offsets[partition])
         end = min(end, self._journal.written[partition])
         found: list[bytes] = []
@@ -228,10 +217,8 @@ class LogReader:
         return self._journal.start_offsets[partition]
 
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
-        """The first offset in the file whose record is not older; the end if all are older.
-
-        Raises `OSError` if the disk fails.
-        """
+        """The first offset in the file whose record is not older; the end if all are older. Raises
+        `OSError` if the disk fails."""
         start = self._journal.start_offsets[partition]
         end = self._journal.written[partition]
         for segment in self._journal.segments:
@@ -331,7 +318,6 @@ class LogReader:
     def _take_record(
         self, reading: _Reading, segment: Segment, index: SegmentIndex, number: int, at: int
     ) -> None:
-        """Take the record at index `at` of a batch, unless the interest began later."""
         batch = self._cache.cached(segment, number)
         if batch is None:
             batch = self._cache.batch(segment, index, number)

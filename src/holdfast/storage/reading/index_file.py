@@ -34,11 +34,12 @@ _PREFIX: Final = struct.Struct("<4sII")
 _FIELDS: Final = struct.Struct("<IQIIQQQIIqqII")
 _SWAPPED: Final = sys.byteorder == "big"
 _NOTE_EPOCH: Final = 1
-"""From `offset` on the partition's batches in here carry the epoch `value`."""
+"""The kind of a note: from `offset` on the partition's batches in this segment have the epoch
+`value`."""
 _NOTE_RESET: Final = 2
-"""The partition began anew at `offset`."""
+"""The kind of a note: the partition was reset at `offset`."""
 _NOTE_VOID: Final = 3
-"""`value` records are void."""
+"""The kind of a note: `value` records are void."""
 
 
 class CorruptIndex(Exception):
@@ -49,7 +50,10 @@ class SealedIndex(SegmentIndex):
     """The index of a segment that no longer grows."""
 
     def __init__(self, head: IndexHead, data: bytes) -> None:
-        """`data`: the whole .idx file that `head` was decoded from. Raises CorruptIndex."""
+        """Use `data`, the complete .idx file that `head` was decoded from.
+
+        Raises `CorruptIndex` if it is damaged.
+        """
         super().__init__(head)
         if len(data) != head.head_bytes + head.body_bytes:
             raise CorruptIndex(
@@ -133,7 +137,7 @@ class _ArrayReader:
 
 
 def encode_array(values: "array[int]") -> bytes:
-    """As the file has it."""
+    """The array as the file has it: little-endian."""
     if _SWAPPED:
         values = values[:]
         values.byteswap()

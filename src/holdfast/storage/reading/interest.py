@@ -150,7 +150,7 @@ def _match_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> Filt
 
 
 def _literal_prefix(filter: str) -> bytes:
-    """What every topic that the filter matches begins with."""
+    """The common beginning of all topics that the filter matches."""
     end = len(filter)
     plus = filter.find("+")
     if plus >= 0:

@@ -59,14 +59,13 @@ class SegmentScan:
     damage: list[Damage] = field(default_factory=list)
     torn: Damage | None = None
     uncertain: dict[int, int] = field(default_factory=dict)
-    """The partitions that may have lost records to damage of unknown content, with an upper bound
-    of their number."""
+    """The partitions that may have lost records to unknown damage, with an upper bound of their
+    number."""
     replica: bool = False
     blind: set[int] = field(default_factory=set)
-    """In a replica, the partitions whose earlier records lost batches may have overridden, from an
-    unknown offset on."""
+    """The partitions of a replica with records that lost batches may have overridden."""
     claimed: dict[int, int] = field(default_factory=dict)
-    """By partition, the end of its last damaged batch according to that batch's own header."""
+    """The end of a partition's last damaged batch, according to that batch's own header."""
     tag: int | None = None
     """The journal's tag in the batches; None: they have none."""
     group_start: int = 0
@@ -118,11 +117,10 @@ def scan_segment(
 ) -> SegmentScan:
     """Verify every batch of a segment up to `end` (None: of the file).
 
-    `start_offsets` are the partitions' ends before the segment. Unless `known_start`, a partition's
-    first batch here decides instead. In a `replica` a batch may override earlier ones. Damage
-    behind `synced_bytes` is the torn end, even if valid batches follow; None: the whole segment was
-    synced. With `open_end` it is the journal's last segment, whose last group may be torn. `tag` is
-    the journal's, if earlier segments show it.
+    `start_offsets` are the partitions' ends before it; unless `known_start`, a partition's first
+    batch decides. In a `replica` a batch may override earlier ones. Damage behind `synced_bytes` is
+    the torn end, even if valid batches follow; None: all was synced. With `open_end` the journal's
+    last group may be torn. `tag` is the journal's, if earlier segments show it.
     """
     index = ActiveIndex(sequence, start_offsets)
     scan = SegmentScan(index, replica=replica, tag=tag)
@@ -172,8 +170,7 @@ def scan_segment(
         position += batch.length
         scan.end = position
     if open_end and scan.is_group_open:
-        # The scan is repeated up to the start of the group, because the group is in the index
-        # already.
+        # The scan is repeated up to the start of the group, because the index has that already.
         begins = scan.group_start
         scan = scan_segment(
             file, sequence, start_offsets, begins, known_start=known_start, replica=replica, tag=tag
@@ -197,10 +194,7 @@ class _Window:
         self.end = end
 
     def batch(self, position: int) -> Batch:
-        """The verified batch at `position`.
-
-        Raises `CorruptBatch` if there is none.
-        """
+        """The verified batch at `position`. Raises `CorruptBatch` if there is none."""
         inside = self._load(position, HEADER_BYTES)
         if len(self._data) - inside < HEADER_BYTES:
             raise CorruptBatch(f"{len(self._data) - inside} bytes left of a header")
@@ -297,10 +291,7 @@ def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
 
 
 def _check_place(scan: SegmentScan, batch: Batch) -> None:
-    """Check that a valid batch can be in this place.
-
-    Raises `CorruptBatch` if it cannot.
-    """
+    """Check that a valid batch can be in this place. Raises `CorruptBatch` if it cannot."""
     ends = scan.index.head.end_offsets
     if batch.partition >= len(ends):
         raise CorruptBatch(f"partition {batch.partition}, the journal has {len(ends)}")

@@ -9,7 +9,7 @@ from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
 
 TOPICS_MAX: Final = 512
-"""With more matching topics than this in a segment its batches are not told apart."""
+"""The most matching topics of a segment. With more, all its batches are taken."""
 POSTINGS_MAX: Final = 20_000
 """The most messages of those topics. With more, most batches have one."""
 SEGMENTS_KNOWN_MAX: Final = 64
@@ -17,13 +17,14 @@ TOPICS_BETWEEN_PAUSES: Final = 200
 
 
 class TopicChoice:
-    """Whatever one of the MQTT filters matches, or begins with one of the prefixes. One thread at a
-    time uses it; it remembers what it found in finished segments."""
+    """The topics that match one of the MQTT filters, or begin with one of the prefixes. One thread
+    at a time uses it. It remembers its results for finished segments."""
 
     def __init__(
         self, filters: Sequence[str], prefixes: Sequence[str], pause: Callable[[], object]
     ) -> None:
-        """`pause` is called every few hundred microseconds, to let other threads run."""
+        """Choose by these filters and prefixes. `pause` is called every few hundred microseconds,
+        to let other threads run."""
         self.exact = [each.encode() for each in filters if not has_wildcard(each)]
         self.wild = [each for each in filters if has_wildcard(each)]
         self.prefixes = [each.encode() for each in prefixes]
@@ -31,7 +32,8 @@ class TopicChoice:
         self._known: OrderedDict[tuple[int, int], list[int] | None] = OrderedDict()
 
     def batches(self, segment: Segment, index: SegmentIndex) -> list[int] | None:
-        """Numbers of the batches, ascending; None where telling them apart does not pay."""
+        """The numbers of the batches with such topics, ascending; None if selecting them costs too
+        much."""
         if segment.index is not None:
             return self.find(index)  # it still grows
         key = (segment.sequence, segment.size_bytes)
@@ -42,7 +44,7 @@ class TopicChoice:
         return self._known[key]
 
     def find(self, index: SegmentIndex) -> list[int] | None:
-        """As `batches`, of an index that the caller has."""
+        """The same for an index that the caller has, without remembering it."""
         topics = self._topics(index)
         if topics is None:
             return None
@@ -58,7 +60,7 @@ class TopicChoice:
         return sorted(found)
 
     def _topics(self, index: SegmentIndex) -> set[int] | None:
-        """Numbers of the matching topics; None if they are many."""
+        """The numbers of the matching topics; None if there are too many."""
         found = {number for topic in self.exact if (number := index.find_topic(topic)) >= 0}
         for prefix in self.prefixes:
             for number in self._range(index, prefix):
@@ -83,7 +85,7 @@ class TopicChoice:
 
 
 def literal_prefix(filter: str) -> bytes:
-    """What every topic that the filter matches begins with."""
+    """The common beginning of all topics that the filter matches."""
     end = len(filter)
     plus = filter.find("+")
     if plus >= 0:
