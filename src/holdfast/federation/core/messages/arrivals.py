@@ -1,4 +1,4 @@
-"""What comes over a link: for this member, for others beyond it, or for both."""
+"""Frames from links: for this member, for members beyond it, or for both."""
 
 from collections import Counter
 
@@ -13,6 +13,8 @@ from holdfast.federation.core.retained.service import RetainedMessages
 
 
 class Arrivals:
+    """The step from a frame of a peer to delivery here and forwarding to others."""
+
     def __init__(
         self,
         own: bytes,
@@ -32,7 +34,8 @@ class Arrivals:
         self._forwarding = forwarding
         self._counts = counts
         self._effects = effects
-        # Of QoS 0: what was relayed, and what was for us, which may come by several paths.
+        # Messages of QoS 0: the relayed ones, and the ones for this member. Both are needed,
+        # because a message may come here by several paths.
         self._relayed = Duplicates(one_epoch=True)
         self._received = Duplicates(one_epoch=True)
 
@@ -49,7 +52,7 @@ class Arrivals:
             return
         data = believed
         if isinstance(data, Data) and not data.qos:
-            # Of the further paths each may come by here, to other destinations.
+            # Copies on the further paths are no duplicates: each may have other destinations.
             if not data.path and self._relayed.take(data.id, now) is Freshness.SEEN:
                 self._counts["duplicate"] += 1
                 return
@@ -64,7 +67,8 @@ class Arrivals:
             self._forwarding.forward(data, onward, peer, now)
 
     def _take_unstored(self, data: Data, now: float) -> None:
-        """QoS 0: what is late is not delivered, so the order holds."""
+        """Deliver a message of QoS 0, unless a later one of its origin came first: the order of a
+        topic holds at QoS 0 too."""
         if all(node != self._own for node, _, _ in data.destinations):
             return
         freshness = self._received.take(data.id, now)
@@ -77,7 +81,7 @@ class Arrivals:
             self._counts["duplicate"] += 1
 
     def take_passing(self, peer: bytes, frame: Passing, now: float) -> None:
-        """From one member to another, by this one or to it."""
+        """Handle a frame about retained messages, for this member or for one beyond it."""
         if not self._provenance.of_passing(peer, frame):
             return
         if isinstance(frame, Retained):

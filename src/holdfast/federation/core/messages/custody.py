@@ -1,23 +1,22 @@
 """Messages of QoS 1 and 2 at their origin, until every destination has confirmed them.
 
-One queue per destination, the *stream*: its messages have dense places, and a confirmation of a
-place confirms all before. Up to a window of them is in flight; without a confirmation for a while
-(`patience`), or soon after the path was lost, all that is in flight is sent again, along the paths
-of that moment. Messages of an earlier life of this member keep their epoch and places and go first;
-those of this life follow when they are confirmed.
+Each destination has a queue, the *stream*. Its messages have dense places, and a confirmation of a
+place confirms all before it. Up to a window of them is in flight. The member retransmits all of
+them after a timeout (`retransmit_timer`), and sooner after the path was lost, along the current
+paths. Messages from before a restart keep their epoch and places and go first. Messages of this
+epoch follow when those are confirmed.
 
-A message goes to all its destinations at once, so links that their paths share carry it once. Where
-a stream's window is full and the message goes to others, it goes along, up to a wider window.
-Otherwise a near destination would be ahead of a far one whenever messages queue up here, and each
+A message goes to all its destinations at once, so a link that their paths share carries it once. If
+one stream's window is full and the message goes to others, it goes along, up to a wider window.
+Otherwise a near destination would run ahead of a far one whenever messages queue up here, and each
 message would be sent twice. No stream waits for another.
 
-Sent before it is stored is a message that `is_known_again`; nothing is promised by that. Stores are
-durable in the order in which they are asked for. So after a crash the messages that were sent and
-not stored are the last ones of their epoch, and are all handed over again, in their order: a
-destination that had some of them finds each by its number at its origin's broker, and none that it
-lacks comes behind a later one. What that does not find out is stored first: a shared group's
-message, which another member may be given the second time, and a version to be retained, which gets
-another stamp.
+A message that `is_known_again` may be sent before it is stored, which promises nothing. Stores
+become durable in the order of their effects. So after a crash the messages that were sent and not
+stored are the last ones of their epoch, and the driver hands all of them over again in order. A
+destination that has some of them recognises each by its number at the origin's broker. None that it
+lacks follows a later one. Two kinds cannot be recognised and are stored first. A shared group's
+message may be granted to another member the second time. A retained version gets another stamp.
 """
 
 from collections import deque
@@ -32,42 +31,44 @@ from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
 
 PROBING: Final = 8
-"""Messages to a destination after a loss, doubled with each confirmation: what is lost again costs
-little, and a link that breaks under a whole window lets these through."""
+"""The messages in flight to a destination after a loss; each confirmation doubles the number. A
+second loss costs little, and a link that breaks under a whole window lets these through."""
 Place = tuple[bytes, int, int]
-"""A destination, the message's place in its stream, the lowest place that is not confirmed."""
+"""A destination, the message's place in its stream, and the stream's lowest unconfirmed place."""
 Grants = dict[bytes, tuple[bool, tuple[str, ...]]]
-"""Of destinations: is the message for its plain subscribers? and for which shared groups?"""
+"""The audience per destination: whether plain subscribers receive it, and the shared groups."""
 
 
 class PathChanges(NamedTuple):
-    """Of the paths from here to others, since they were last asked for."""
+    """The changes of this member's paths since the last query."""
 
     moved: frozenset[bytes]
-    """To these they are others than before."""
+    """The destinations whose path is a different one."""
     broken: frozenset[bytes]
-    """To these they lost a link."""
+    """The destinations whose path lost a link."""
 
 
 class BadEntry(ValueError):
-    """What the store gave back is not a message in custody."""
+    """A stored entry that is not a message in custody."""
 
 
 @dataclass(slots=True, eq=False)
 class CustodyEntry:
+    """A message in custody. It is deleted when `places` is empty."""
+
     id: MessageId
     message: Message
     taken_at: float
     places: dict[bytes, int]
-    """Of the destinations that have not confirmed it."""
+    """The places at the destinations that have not confirmed it."""
     grants: Grants = field(default_factory=dict)
-    """Of those among them that were given a group's share; without, it is for plain subscribers."""
+    """The grants of those destinations that have one. The others serve plain subscribers only."""
     may_go: bool = False
-    """It is stored, or may be sent before."""
+    """True: it is stored, or may be sent before."""
     is_regranted: bool = False
-    """The grants are those of an earlier entry, taken back."""
+    """True: its grants were reclaimed from an earlier entry."""
     behind: MessageId | None = None
-    """What was granted again of it; it may go when that is stored."""
+    """The entry that has its reclaimed grants. This one may go when that one is stored."""
 
     @property
     def size(self) -> int:
@@ -81,23 +82,25 @@ class CustodyEntry:
 
 @dataclass(slots=True)
 class Stream:
-    """To one destination."""
+    """The queue of messages to one destination. The first `sent` entries are in flight."""
 
     patience: RetransmitTimer
     entries: deque[CustodyEntry] = field(default_factory=deque)
     sent: int = 0
-    """Of `entries`: in flight."""
+    """The number of entries in flight."""
     sent_bytes: int = 0
     bytes: int = 0
     next_place: int = 1
     retry_at: float | None = None
     launched: tuple[int, int] = (0, 0)
-    """The last epoch and place that were put into flight in this life."""
+    """The last epoch and place that were put into flight since the start."""
     probing: int = 0
-    """So many at most in flight, after what was in flight got lost; 0: the window."""
+    """The most messages in flight after a loss; 0: the window."""
 
 
 class Custody:
+    """All messages of QoS 1 and 2 of this origin that a destination has not confirmed."""
+
     def __init__(self, config: FederationConfig, effects: list[Effect]) -> None:
         self._config = config
         self._effects = effects
@@ -106,7 +109,7 @@ class Custody:
         # Destinations to which something may be sent now, and those with something in flight.
         self._ready: set[bytes] = set()
         self._flying: set[bytes] = set()
-        # By what was granted again: the entry that it was taken from.
+        # The entries whose grants were reclaimed, by the id of the entry that has them now.
         self._followers: dict[MessageId, CustodyEntry] = {}
         # Entries with a group's share; the values are the same.
         self._granted: dict[MessageId, CustodyEntry] = {}
@@ -126,8 +129,8 @@ class Custody:
         return stream.bytes if stream is not None else 0
 
     def load(self, stored: Iterable[bytes], now: float) -> None:
-        """After a start, before anything else: what `Store` asked for and `Delete` did not, in any
-        order. Raises BadEntry."""
+        """Restore custody after a start, before any other call, from the stored entries in any
+        order. Raises BadEntry when one of them is no message."""
         entries = []
         for data in stored:
             frame = decode(data)
@@ -160,8 +163,11 @@ class Custody:
         self._put(CustodyEntry(id, message, now, {}, grants or {}, may_go), nodes, now)
 
     def take_again(self, entry: CustodyEntry, id: MessageId, grants: Grants, now: float) -> None:
-        """As another message, for other destinations; no younger than it is. What is left of it is
-        not sent before that is stored: whoever had the grants may pass its place then."""
+        """Put reclaimed grants into a new entry, under another id and with the same age.
+
+        The rest of the old entry is sent only after the new one is stored. Otherwise the member
+        that had the grants could pass the place, and a crash would lose the group's share.
+        """
         entry.behind = id
         entry.may_go = False
         self._followers[id] = entry
@@ -171,7 +177,7 @@ class Custody:
     def grant_only(
         self, entry: CustodyEntry, node: bytes, shares: tuple[str, ...], now: float
     ) -> None:
-        """A destination keeps its place, and these of its shares."""
+        """Reduce a destination's grant to these shares; its place stays."""
         is_plain, _ = entry.grants[node]
         entry.grants[node] = (is_plain, shares)
         self._note_grants(entry)
@@ -180,7 +186,7 @@ class Custody:
             self._streams[node].retry_at = now
 
     def granted(self) -> list[CustodyEntry]:
-        """Those with a share that is not confirmed."""
+        """Return the entries with a group's share that is not confirmed."""
         return list(self._granted.values())
 
     def _put(self, entry: CustodyEntry, nodes: Iterable[bytes], now: float) -> None:
@@ -230,8 +236,12 @@ class Custody:
         self._ready.update(entry.places)
 
     def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
-        """No more than what was sent in this life counts. Otherwise one forged place of 2^40 would
-        empty the queue. A destination that has stored more, of an earlier life, says so again."""
+        """Remove the messages that a destination has confirmed.
+
+        A confirmation counts up to the last place sent since the start. Otherwise one forged place
+        of 2^40 would empty the queue. A destination that stored more before this start confirms it
+        again.
+        """
         stream = self._streams.get(node)
         if stream is None:
             return
@@ -253,7 +263,7 @@ class Custody:
             self._ready.add(node)
 
     def rerouted(self, changes: PathChanges, now: float) -> None:
-        """The graph has changed: what is in flight may have been lost with a link."""
+        """Retransmit sooner after a change of the graph: messages may be lost with a link."""
         for node in changes.moved:
             self._stream(node).patience.moved(now)
         for node in self._flying:
@@ -263,22 +273,22 @@ class Custody:
         self.wake()
 
     def wake(self) -> None:
-        """A destination that `collect` could not reach may be reachable now.
+        """Mark every stream with messages as ready, because it may be reachable now.
 
-        Both a changed graph and a new link can make it so, so both wake. A change of the graph
-        alone is not enough: a link that is lost and back before its loss is announced changes no
-        graph, and a message from in between would wait for the next one.
+        A changed graph and a new link both call it. A changed graph alone is not enough: a link
+        that is lost and back before its loss is announced changes no graph. A message from in
+        between would wait for the next one.
         """
         self._ready.update(node for node, stream in self._streams.items() if stream.entries)
 
     def give_up(self, node: bytes, reason: str) -> None:
-        """The destination is no member any more."""
+        """Drop all messages to a destination that has left the federation."""
         stream = self._streams.get(node)
         while stream is not None and stream.entries:
             self._drop(node, stream, reason)
 
     def collect(self, can_reach: Callable[[bytes], bool], now: float) -> list[Data]:
-        """What is to be sent now, in order; each message once for all its destinations."""
+        """Return the messages to send now, in order, each once for all its destinations."""
         if not self._ready:
             return []
         due: dict[MessageId, tuple[CustodyEntry, list[Place]]] = {}
@@ -299,7 +309,7 @@ class Custody:
             stream = self._streams[node]
             if stream.retry_at is None or stream.retry_at > now:
                 continue
-            # Sent again when there is a path: a change of the graph makes it ready.
+            # Without a path it is sent later: a change of the graph makes the stream ready.
             stream.sent = 0
             stream.sent_bytes = 0
             self._flying.discard(node)
@@ -309,8 +319,11 @@ class Custody:
             self._ready.add(node)
 
     def tidy(self, now: float) -> None:
-        """Drop what nobody wants any more. A message that is behind others goes along as expired,
-        which its destination sees: a stream has no holes."""
+        """Drop expired and overdue messages at the heads of streams.
+
+        An expired message behind others is still sent, and its destination drops it. A stream has
+        no holes, because a confirmation covers all places before it.
+        """
         for node, stream in self._streams.items():
             while stream.entries:
                 head = stream.entries[0]
@@ -326,7 +339,7 @@ class Custody:
         return min((at for at in times if at is not None), default=float("inf"))
 
     def _fill(self, node: bytes, stream: Stream, now: float) -> list[tuple[CustodyEntry, Place]]:
-        """Put into flight what the window has room for."""
+        """Put as many messages into flight as the window has room for."""
         found: list[tuple[CustodyEntry, Place]] = []
         config = self._config
         while True:
@@ -343,7 +356,7 @@ class Custody:
         can_reach: Callable[[bytes], bool],
         now: float,
     ) -> None:
-        """To those other destinations that are just as far."""
+        """Add the destinations at which this message is the next one, within a wider window."""
         if len(places) == len(entry.places):
             return
         config = self._config
@@ -358,7 +371,7 @@ class Custody:
                 places.append(self._launch(node, stream, now))
 
     def _launch(self, node: bytes, stream: Stream, now: float) -> Place:
-        """The next one of the stream."""
+        """Put the next message of the stream into flight."""
         entry = stream.entries[stream.sent]
         stream.sent += 1
         stream.sent_bytes += entry.size
@@ -420,11 +433,12 @@ class Custody:
 
 
 def _next(stream: Stream, messages_max: int, bytes_max: int) -> CustodyEntry | None:
-    """To be sent, if no more than that is in flight then."""
+    """Return the next message to send if it fits into the window."""
     if stream.sent >= min(len(stream.entries), messages_max):
         return None
     entry = stream.entries[stream.sent]
-    # What was sent in an earlier life is confirmed before this life's begins.
+    # Messages from before the restart are confirmed before those of this epoch are sent. A
+    # destination that has received the new epoch refuses the old one.
     if not entry.may_go or entry.id.epoch != stream.entries[0].id.epoch:
         return None
     return None if stream.sent and stream.sent_bytes + entry.size > bytes_max else entry

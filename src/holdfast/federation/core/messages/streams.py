@@ -1,8 +1,8 @@
 """Streams from other members: each place delivered once, in order, and confirmed when stored.
 
-A *position* is the epoch of an origin and the place to be delivered next. The driver stores it with
-what it stores anyway, and gives it back after a restart; without it the stream goes on at the
-lowest place that its origin has not seen confirmed.
+A *position* is the epoch of an origin and the next place to deliver. The driver stores it together
+with the delivered message and returns it after a restart. Without it the stream continues at the
+lowest place for which its origin has no confirmation, so messages may be delivered twice.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ Position = tuple[int, int]
 
 @dataclass(slots=True)
 class StreamSource:
-    """One origin."""
+    """The stream from one origin. Every place below `next_place` is delivered or passed over."""
 
     epoch: int
     next_place: int
     early: dict[int, Data | Skip] = field(default_factory=dict)
-    """By place, above `next_place`."""
+    """Messages that arrived ahead of their turn, by place."""
     early_bytes: int = 0
     unstored: dict[MessageId, int] = field(default_factory=dict)
-    """Delivered, in order of places."""
+    """Delivered messages that are not stored, in order of places."""
     confirmed: int = 0
     ack_at: float | None = None
 
@@ -35,6 +35,11 @@ class StreamSource:
 
 
 class IncomingStreams:
+    """The streams from all origins, and the confirmations owed to them.
+
+    A confirmation never covers a place that is not stored: its origin deletes what is confirmed.
+    """
+
     def __init__(
         self,
         own: bytes,
@@ -47,30 +52,31 @@ class IncomingStreams:
         self._config = config
         self._delivering = delivering
         self._is_member = is_member
-        # One that nobody has counted was forged: it would shut out its origin for good.
+        # An epoch above EPOCH_COUNTED_MAX was forged. It would reject its origin for good, because
+        # the origin's true epochs are lower.
         self._sources = {
             node: StreamSource(epoch, next_place)
             for node, (epoch, next_place) in positions.items()
             if epoch <= EPOCH_COUNTED_MAX
         }
-        # Of sources with something to confirm.
+        # The sources with places to confirm.
         self._unconfirmed: set[bytes] = set()
-        # For origins that came back with what they had seen confirmed, but forgot.
+        # Confirmations of old epochs, for origins that retransmit messages confirmed before.
         self._answers: list[StreamAck] = []
 
     def positions(self) -> dict[bytes, Position]:
-        """As of what is delivered; of what is stored, the driver knows."""
+        """Return the positions by delivery. The driver tracks the positions that are stored."""
         return {node: (source.epoch, source.next_place) for node, source in self._sources.items()}
 
     def take(self, data: Data | Skip, place: int, base: int, now: float) -> str | None:
-        """Why it is not delivered, now or later; None when it is."""
+        """Accept a message and deliver it in its turn. Returns None, or the reason of a refusal."""
         source = self._sources.get(data.node)
         if source is None and len(self._sources) >= MEMBERS_MAX:
             self._forget_strangers()
             if len(self._sources) >= MEMBERS_MAX:
                 return "too many origins"
         if source is None or data.epoch > source.epoch:
-            # An origin begins an epoch when all of the one before is confirmed or given up.
+            # An origin begins an epoch when all places of the one before are confirmed or dropped.
             source = StreamSource(data.epoch, base)
             self._sources[data.node] = source
             self._unconfirmed.discard(data.node)
@@ -99,7 +105,7 @@ class IncomingStreams:
             self._owe(id.node, source, now)
 
     def acks(self, now: float) -> list[StreamAck]:
-        """What is due to be confirmed."""
+        """Return the confirmations that are due."""
         if not self._answers and not self._unconfirmed:
             return []
         found, self._answers = self._answers, []
@@ -117,14 +123,15 @@ class IncomingStreams:
         return min((at for at in times if at is not None), default=float("inf"))
 
     def _forget_strangers(self) -> None:
-        """Origins that are no members any more make room for those that are."""
+        """Forget origins that have left the federation, to make room for members."""
         for node, source in list(self._sources.items()):
             if not self._is_member(node) and not source.unstored:
                 del self._sources[node]
                 self._unconfirmed.discard(node)
 
     def _skip(self, source: StreamSource, base: int, now: float) -> None:
-        """Places below `base` are confirmed, by a life of ours that we forgot, or given up."""
+        """Pass over places below `base`: this member confirmed them before it lost its position,
+        or the origin dropped them."""
         if base <= source.next_place:
             return
         for place in [place for place in source.early if place < base]:
@@ -133,7 +140,8 @@ class IncomingStreams:
         self._deliver_early(source, now)
 
     def _has_room(self, source: StreamSource, data: Data | Skip) -> bool:
-        """An origin has no more in flight than this, unless it is one message."""
+        """Return whether a message ahead of its turn fits. An origin has no more in flight, unless
+        it is a single message."""
         size = source.early_bytes + _size(data)
         return not source.early or size <= self._config.shared_window_bytes
 
@@ -142,7 +150,8 @@ class IncomingStreams:
             data = source.early.pop(source.next_place)
             source.early_bytes -= _size(data)
             if not self._delivering.accepts(data):
-                # Since it came, the group has gone: it is to come again, granted otherwise.
+                # The group ended here since the message came. Its origin sends it again with
+                # another grant.
                 return
             self._deliver(source, data, now)
             source.next_place += 1
