@@ -47,8 +47,12 @@ class AskedHomes(SessionCoordinator):
 
 
 class LedHere(ClusterContext):
+    """By n1, until another node leads."""
+
+    home_leader = "n1"
+
     def leader(self, partition: int) -> str:
-        return self.node_id
+        return self.home_leader
 
 
 class Bench:
@@ -56,7 +60,7 @@ class Bench:
         journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
-        fabric = LedHere("n1", journal)
+        self.fabric = fabric = LedHere("n1", journal)
         fabric.reaches_majority = lambda now: True
         self.images = NodeState(config, journal)
         self.reads = MetadataReads(self.propose_nothing)
@@ -86,18 +90,19 @@ class Bench:
         self.images.sessions[CLIENT] = image
         return image
 
-    def connect(self, expiry_s: int = 3600) -> Connection:
+    def connect(self, expiry_s: int = 3600, *, clean_start: bool = False) -> Connection:
         connection = Connection(1 << 20, "", "")
         connection.version = 5
         connection.client_id = CLIENT
         connection.state = OPENING
-        packet = Connect(5, False, 60, CLIENT)
+        packet = Connect(5, clean_start, 60, CLIENT)
         connection.connect = packet
         self.opener.open_session(connection, CLIENT, AcceptedConnect(packet, expiry_s, {}))
         return connection
 
-    def answer(self, number: int, epoch: int, *, present: bool = False) -> None:
+    def answer(self, number: int, epoch: int, *, present: bool = False, node: str = "n1") -> None:
         self.opener.opened(
+            node,
             {
                 "request": number,
                 "client": CLIENT,
@@ -105,7 +110,7 @@ class Bench:
                 "present": present,
                 "lost": False,
                 "session": None,
-            }
+            },
         )
 
     def wait(self, seconds: float = ASK_AGAIN_S) -> None:
@@ -264,6 +269,7 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     assert fields["inbound"] == [[3, 0], [4, 0]]
     fields["maybe_sent"] = False
     bench.opener.opened(
+        "n1",
         {
             "request": 1,
             "client": CLIENT,
@@ -271,7 +277,7 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
             "present": True,
             "lost": False,
             "session": fields,
-        }
+        },
     )
     assert there.state == OPENING
     images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 6}
@@ -279,3 +285,56 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     assert there.state == OPEN
     assert isinstance(there.session, Session)
     assert there.session.inbound == {4: 0, 5: 0}
+
+
+def test_an_answer_of_a_home_that_leads_no_longer_opens_nothing() -> None:
+    """The next leader was told that this node only asks, and no record tells it more. It would give
+    the client a session at another node, and neither node would let go. [MQTT-3.1.4-3]"""
+    bench = Bench()
+    bench.fabric.home_leader = "n4"
+    there = bench.connect(expiry_s=0, clean_start=True)
+    bench.wait(ASK_AFTER_S)
+    bench.fabric.home_leader = "n1"
+    bench.opener.leader_changed(0)
+    bench.opener.tell_owned("n1", [0])
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=9, node="n4")
+    assert there.state == OPENING
+    bench.answer(1, epoch=7)
+    assert there.state == OPEN
+    bench.answer(1, epoch=9, node="n4")
+    assert bench.state.sessions[CLIENT].epoch == 7
+
+
+def test_a_session_that_waits_is_asked_for_again_where_it_was_not_announced() -> None:
+    """Its home got another leader between the answer and the end of the wait."""
+    bench = Bench()
+    there = bench.connect(expiry_s=0)
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=7)
+    assert there.state == OPENING
+    bench.opener.tell_owned("n1", [0])
+    bench.pass_barrier()
+    assert there.state == OPENING
+    bench.wait(ASK_AFTER_S)
+    assert bench.homes.asked == [1, 1]
+    bench.answer(1, epoch=8)
+    bench.pass_barrier()
+    assert there.state == OPEN
+    assert bench.state.sessions[CLIENT].epoch == 8
+
+
+def test_a_session_that_waits_is_let_go_when_another_node_is_to_have_it() -> None:
+    """Else the node says that it does not have it, and begins it afterwards."""
+    bench = Bench()
+    there = bench.connect(expiry_s=0)
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=7)
+    bench.opener.close(CLIENT, 6)
+    assert there.state == OPENING
+    bench.opener.close(CLIENT, 7)
+    assert there.state == CLOSED
+    assert not bench.opener.asking
+    assert bench.homes.told_closed[-1] == 7
+    bench.pass_barrier()
+    assert not bench.state.sessions

@@ -246,7 +246,7 @@ class ClusterNode(Parts):
         if kind == kinds.SESSION_OPEN:
             self.homes.handle_open(node, payload)
         elif kind == kinds.SESSION_OPENED:
-            self.opener.handle_opened(payload)
+            self.opener.handle_opened(node, payload)
         elif kind == kinds.SESSION_CLOSE:
             self.opener.handle_close(payload)
         elif kind == kinds.SESSION_CLOSED:

@@ -9,6 +9,10 @@ Invariants
 - A session that a record names does not begin while this node is unsure of its ownership
   (`ownership_lease`). The other nodes may have closed or even ended the session already. A client
   that receives Session Present must find its session.
+- The coordinator knows every session here that no record names: it has granted the session, or this
+  node has announced it. Counter-example: this node announces to a new coordinator that it requests
+  a session, and then takes the reply of the previous one. The new coordinator grants the client a
+  session at another node, and both nodes keep theirs.
 """
 
 import base64
@@ -28,6 +32,7 @@ from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_
 from holdfast.cluster.frame_kinds import SESSION_CLOSED, SESSION_OPEN, SESSION_OWNED, BadFrame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.sessions.requests import NOTHING, PendingOpen
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
@@ -47,39 +52,6 @@ REFUSED_AFTER_S: Final = 2.0
 its ownership."""
 
 NEVER: Final = float("inf")
-NOTHING: Final = -1
-
-
-class PendingOpen:
-    """A CONNECT that waits for its session."""
-
-    def __init__(
-        self, number: int, connection: Connection, client_id: str, opening: AcceptedConnect
-    ) -> None:
-        self.number = number
-        self.connection = connection
-        self.client_id = client_id
-        self.opening = opening
-        # When to send SESSION_OPEN, first or again.
-        self.ask_at = 0.0
-        self.refused_at = 0.0
-        # True once SESSION_OPEN was sent. A reply follows, and a session to close if the client has
-        # disconnected.
-        self.is_asked = False
-        # The fields of SESSION_OPENED, or None before the reply.
-        self.answer: dict[str, object] | None = None
-        # The read barrier that must be passed first. NOTHING: none.
-        self.barrier = NOTHING
-        # The (partition, offset) pairs of the session's cursor.
-        self.positions: list[tuple[int, int]] = []
-
-    @property
-    def is_recorded(self) -> bool:
-        """True if a record names this node as owner of the session. It is valid only after the
-        reply."""
-        assert self.answer is not None
-        is_new = not self.answer["present"]
-        return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
 
 
 class SessionAcquisition:
@@ -186,13 +158,20 @@ class SessionAcquisition:
         elif leader:
             self._fabric.send_fields(leader, SESSION_OPEN, fields)
 
-    def handle_opened(self, payload: bytes) -> None:
-        self.opened(fields_of(payload, "request", "client", "epoch", "present", "lost", "session"))
+    def handle_opened(self, node: str, payload: bytes) -> None:
+        names = ("request", "client", "epoch", "present", "lost", "session")
+        self.opened(node, fields_of(payload, *names))
 
-    def opened(self, fields: dict[str, object]) -> None:
-        """Takes the coordinator's reply to a request of this node."""
+    def opened(self, node: str, fields: dict[str, object]) -> None:
+        """Takes the reply of `node` to a request of this node.
+
+        A reply from a node that does not lead the home partition is ignored. The request goes to
+        the new leader, which does not know that reply.
+        """
         asking = self.asking.get(number_of(fields, "request"))
         client_id = text_of(fields, "client")
+        if node != self._fabric.leader(self._homes.home(client_id)):
+            return
         if asking is None or asking.client_id != client_id or asking.answer is not None:
             # The request was sent twice and got two replies. Both epochs are this node's; the
             # higher one counts.
@@ -347,8 +326,12 @@ class SessionAcquisition:
         """Closes the connection of the session, or confirms that it is closed: another node takes
         the session.
 
-        A session with a higher epoch stays open, because the order concerns an earlier ownership.
+        A CONNECT that waits for the session is refused. A session with a higher epoch stays open,
+        because the order concerns an earlier ownership.
         """
+        for asking in list(self._of_clients.get(client_id, ())):
+            if asking.answer is not None and number_of(asking.answer, "epoch") <= epoch:
+                self._supersede(asking)
         session = self._state.sessions.get(client_id)
         if session is not None and session.epoch <= epoch and session.connection is not None:
             self._state.stats.sessions_taken_over += 1
@@ -406,6 +389,11 @@ class SessionAcquisition:
         for each in self.asking.values():
             if self._homes.home(each.client_id) in wanted:
                 asking.append(each.client_id)
+                if each.answer is not None and not each.is_recorded:
+                    # The new coordinator may not know this reply. The request is sent again.
+                    each.answer = None
+                    each.barrier = NOTHING
+                    each.ask_at = self._state.now + ASK_AFTER_S
         if leader == self._fabric.node_id:
             self._homes.owned(leader, partitions, dict(owned), asking, users)
             return
@@ -434,7 +422,7 @@ class SessionAcquisition:
                     assert isinstance(partitions, list)
                     self.tell_owned(text_of(fields, "tell"), partitions)
                 else:
-                    self.opened(fields)
+                    self.opened(self._fabric.node_id, fields)
 
     def handle_timers(self) -> None:
         for asking in list(self.asking.values()):

@@ -1,11 +1,48 @@
-"""The requests for sessions, as the coordinator keeps them."""
+"""The requests for sessions, as the client's node and the coordinator keep them."""
 
 from collections.abc import Callable
+from typing import Final
 
+from holdfast.broker.connections.connect import AcceptedConnect
 from holdfast.broker.recovery.state_records import will_from
+from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import Held, NodeState
 from holdfast.cluster.context import number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
+
+NOTHING: Final = -1
+
+
+class PendingOpen:
+    """A CONNECT that waits for its session."""
+
+    def __init__(
+        self, number: int, connection: Connection, client_id: str, opening: AcceptedConnect
+    ) -> None:
+        self.number = number
+        self.connection = connection
+        self.client_id = client_id
+        self.opening = opening
+        # When to send SESSION_OPEN, first or again.
+        self.ask_at = 0.0
+        self.refused_at = 0.0
+        # True once SESSION_OPEN was sent. A reply follows, and a session to close if the client has
+        # disconnected.
+        self.is_asked = False
+        # The fields of SESSION_OPENED, or None before the reply.
+        self.answer: dict[str, object] | None = None
+        # The read barrier that must be passed first. NOTHING: none.
+        self.barrier = NOTHING
+        # The (partition, offset) pairs of the session's cursor.
+        self.positions: list[tuple[int, int]] = []
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if a record names this node as owner of the session. It is valid only after the
+        reply."""
+        assert self.answer is not None
+        is_new = not self.answer["present"]
+        return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
 
 
 class SessionRequest:
