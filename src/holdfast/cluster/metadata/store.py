@@ -37,8 +37,7 @@ COMPACT_ENTRIES: Final = 1024
 COMPACT_BYTES: Final = 4 << 20
 """The bytes of entries after which a snapshot is taken."""
 UNWRITTEN_MAX: Final = 256
-"""The most unwritten outputs. Beyond it the disk is too far behind, and Raft messages are
-dropped."""
+"""The most unwritten outputs; Raft messages are dropped while the disk is further behind."""
 REMOVALS_MAX: Final = 64
 """The most removals that wait for their node to stop voting."""
 
@@ -79,6 +78,7 @@ class ProposalDone:
 
 
 MetaEffect = Send | Persist | MetadataChanged | LeaderChanged | ProposalDone
+"""A frame to send, a write, new metadata, a new leader, or the outcome of a request."""
 
 
 @dataclass
@@ -91,8 +91,8 @@ class Removal:
 
 
 class MetaStore:
-    """The metadata of one node with its Raft peer. Every input raises `RaftFailure` if the node
-    must stop."""
+    """The metadata of one node with its Raft peer. Any input may raise `RaftFailure`: stop the
+    node."""
 
     def __init__(
         self,
@@ -297,8 +297,7 @@ class MetaStore:
         return self._due
 
     def persisted(self, now: float) -> None:
-        """Note that the oldest unreported Persist is done, and send the messages that waited for
-        it."""
+        """Note that the oldest Persist is done, and send the messages that waited for it."""
         ready = self._unwritten.pop(0)
         self._send_messages(ready.messages_after)
         self._raft.persisted(ready, now)

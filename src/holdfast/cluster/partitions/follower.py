@@ -37,14 +37,14 @@ from holdfast.storage.record import Batch
 WAITING: Final = 0
 """There is no leader, or no link to it, or newer metadata must come first, or it is suspended."""
 ASKING: Final = 1
-"""The follower has asked where to continue, and has no reply yet."""
 FOLLOWING: Final = 2
-"""The follower's log is a prefix of the leader's, and batches are appended."""
 STUCK: Final = 3
 """The logs have diverged below the high watermark."""
 
 
 class FollowedPartition:
+    """A partition as its follower sees it."""
+
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.leader = ""
@@ -63,6 +63,8 @@ class FollowedPartition:
 
 
 class LeaderLink:
+    """The link to another node, as its follower sees it."""
+
     def __init__(self, node: str) -> None:
         self.node = node
         # Bytes of batches received on this link.
@@ -87,8 +89,7 @@ class FollowerSide:
         self._dirty: list[FollowedPartition] = []
 
     def follow(self, partition: int, leader: str, epoch: int, now: float) -> None:
-        """Follow the leader that the metadata names (empty: none). A repeated call changes
-        nothing."""
+        """Follow the leader that the metadata names (empty: none), unless that is so already."""
         followed = self._partitions[partition]
         known = self._state.epochs[partition]
         if epoch < known:
@@ -107,7 +108,6 @@ class FollowerSide:
         self._wait(self._partitions[partition])
 
     def resume(self, partition: int, now: float) -> None:
-        """End a `hold`: ask the leader again where to continue."""
         self._state.held.discard(partition)
         followed = self._partitions[partition]
         if followed.state == WAITING:
@@ -214,10 +214,9 @@ class FollowerSide:
             self.hold(partition)
 
     def _diverged(self, followed: FollowedPartition, what: str) -> None:
-        """Report a leader that lacks records it had acknowledged, because it was restored from an
-        older copy. Every replica in sync has all committed records, so this node asks to lead while
-        it is in sync. The replica with the most records leads in the end, because each with more
-        asks too."""
+        """Report a leader that lacks records it had acknowledged, restored from an older copy.
+        Every replica in sync has all committed records, so this node asks to lead while it is in
+        sync. The replica with the most leads in the end, because each with more asks too."""
         partition = followed.partition
         state = self._state
         watermark = state.log.high_watermark[partition]

@@ -57,8 +57,7 @@ class LeaderSide:
         self._watch_at = 0.0
         # Partitions whose high watermark has moved since the last COMMIT frame.
         self._moved: list[LedPartition] = []
-        # Per node, the FOLLOW requests under an epoch for which this node does not yet know itself
-        # the leader.
+        # Per node, FOLLOW requests under an epoch that this node does not yet know to lead.
         self._early: dict[str, dict[int, FollowEntry]] = {}
 
     def lead(self, partition: int, info: PartitionInfo, now: float) -> None:
@@ -96,8 +95,7 @@ class LeaderSide:
         self._in_sync.judge(led, now)
 
     def handle_nodes(self, now: float) -> None:
-        """Propose again for partitions with replicas out of sync, because the metadata of nodes
-        changed."""
+        """Propose again for partitions with replicas out of sync, because nodes changed."""
         for led in self.led:
             if led is not None and len(led.info.in_sync) < len(led.info.members):
                 self._in_sync.propose(led, now)
@@ -150,8 +148,7 @@ class LeaderSide:
         return peer
 
     def lag_records(self) -> dict[str, int]:
-        """The number of records that each follower does not have durably, of all partitions led
-        here."""
+        """The records that each follower does not have durably, of all partitions led here."""
         lag: dict[str, int] = {}
         for led in self.led:
             if led is not None:
@@ -235,8 +232,7 @@ class LeaderSide:
     def handle_ack(
         self, node: str, received_bytes: int, entries: list[OffsetEntry], now: float
     ) -> list[tuple[int, int]]:
-        """Take a follower's durable ends. Returns (partition, epoch) pairs newer than known
-        here."""
+        """Take a follower's durable ends; return (partition, epoch) pairs newer than known."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -278,8 +274,7 @@ class LeaderSide:
             self._watch(led, now)
 
     def handle_taken(self, batches: Sequence[tuple[int, int, int, bytes]], now: float) -> None:
-        """Send the batches that this node has just closed: (partition, base offset, end offset,
-        bytes)."""
+        """Send batches just closed here: (partition, base offset, end offset, bytes)."""
         for partition, base, end, batch in batches:
             led = self.led[partition]
             if led is None:
@@ -326,8 +321,8 @@ class LeaderSide:
                     self._mark(led)
 
     def _advance(self, led: LedPartition) -> None:
-        """Move the high watermark to the least durable end of all that count, if `min_insync`
-        allows."""
+        """Move the high watermark to the least durable end, if `min_insync` replicas are in
+        sync."""
         metadata = self._state.metadata
         if metadata is None or len(led.info.in_sync) < metadata.min_insync:
             return

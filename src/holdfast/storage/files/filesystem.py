@@ -28,11 +28,8 @@ OPEN_PAUSE_S_MAX: Final = 1.0
 
 
 class ReadFile(Protocol):
-    """A file open for reading."""
-
     def read(self, position: int, length: int) -> bytes:
-        """The bytes at `position`; fewer than `length` only at the end of the file. Raises
-        `OSError` if the disk fails."""
+        """The bytes at `position`, fewer only at the end of the file. Raises `OSError`."""
 
     def size(self) -> int: ...
 
@@ -61,8 +58,7 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """The files of one directory. Errors are `OSError`. A changed name is durable after
-    sync_folder."""
+    """The files of one directory. Errors are `OSError`. sync_folder makes changed names durable."""
 
     def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
         """The names in the folder, sorted; of a missing one none, or `FileNotFoundError`."""
@@ -95,8 +91,7 @@ class FileSystem(Protocol):
         """Lock a file, created if missing. Returns None if another process has the lock."""
 
     def is_locked(self, name: str) -> bool:
-        """True if another process has the lock. Raises `FileNotFoundError` if there is no such
-        file."""
+        """True if another process has the lock. Raises `FileNotFoundError` without the file."""
 
 
 class SubFolder:
@@ -161,9 +156,9 @@ class LimitedReadFile:
 
 
 class Descriptors:
-    """The wait for a file descriptor when the process, or the machine, has none left. The shortage
-    passes, and nothing was changed: repeating an opening repeats no write. A process that serves
-    sets `may_wait`; without it, errors are raised at once."""
+    """The wait for a file descriptor when the process, or the machine, has none left. Nothing was
+    changed, so an opening may be repeated. A process that serves sets `may_wait`; without it,
+    errors are raised at once."""
 
     def __init__(self) -> None:
         self.may_wait: Callable[[OSError, float], bool] | None = None
@@ -172,8 +167,7 @@ class Descriptors:
         """The number of openings that had to wait."""
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        """Open a file and return its descriptor. Raises `OSError`; for want of descriptors only
-        after OPEN_WAIT_S."""
+        """Open a file. Raises `OSError`; for want of descriptors only after OPEN_WAIT_S."""
         return self.once_free(partial(os.open, path, flags, mode))
 
     def once_free(self, take: Callable[[], T]) -> T:
@@ -235,8 +229,6 @@ class OsReadFile:
 
 
 class OsWriteFile:
-    """A file open for writing."""
-
     def __init__(self, path: Path, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self._descriptor = -1

@@ -139,9 +139,8 @@ class Journal:
         self._taken_sequence = sequence
 
     def begin_epoch(self, epoch: int) -> None:
-        """Append from here on under this epoch, in a new segment, because the segment before may
-        still be open elsewhere. A last segment must have records, or the new one would get its
-        name."""
+        """Append from here on under this epoch, in a new segment, because the one before may still
+        be open elsewhere. A last segment must have records, or the new one would get its name."""
         assert not self.segments or self.segments[-1].head.records
         self.epoch = epoch
         for partition in range(self.partitions):
@@ -156,8 +155,7 @@ class Journal:
             self._open[partition] = None
 
     def follow_segment(self) -> Segment:
-        """Add the segment that another process has begun. Its name is the sequence followed so
-        far."""
+        """Add the segment that another process began, named by the sequence followed so far."""
         ends = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         index = ActiveIndex(self.sequence, ends)
         segment = Segment(self.sequence, index.head, index, 0)
@@ -204,8 +202,7 @@ class Journal:
         return offset
 
     def extend(self, batch: Batch) -> int:
-        """Append the records of another node's batch unchanged, and return the offset of the
-        first."""
+        """Append the records of another node's batch, and return the first one's offset."""
         partition = batch.partition
         builder = self._open[partition]
         if (
@@ -324,8 +321,8 @@ class Journal:
     # In a replica
 
     def append_batch(self, batch: Batch) -> None:
-        """Append a batch of the partition's leader unchanged. Raises `ValueError` if it does not
-        begin where the partition ends."""
+        """Append a leader's batch. Raises `ValueError` if it does not begin where the partition
+        ends."""
         partition = batch.partition
         if partition >= self.partitions:
             raise ValueError(f"partition {partition}, the journal has {self.partitions}")
@@ -379,10 +376,9 @@ class Journal:
 
     def reset(self, partition: int, offset: int) -> None:
         """Restart the partition at `offset`, where its leader's log begins: its records are void,
-        and it is committed up to there. The reset is durable with the next group, which contains
-        the mark for a restart. If `offset` is below the high watermark, replace the checkpoint of
-        the watermarks first: a crash in between would leave one that calls other records
-        committed."""
+        and it is committed up to there. The next group makes the reset durable, by a mark for a
+        restart. If `offset` is below the high watermark, replace the checkpoint of the watermarks
+        first: a crash in between would leave one that calls other records committed."""
         self._history.begin_anew(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)
@@ -396,8 +392,7 @@ class Journal:
         self.high_watermark[partition] = offset
 
     def advance(self, partition: int, offset: int) -> None:
-        """Commit everything below the offset. The watermark never moves back, nor beyond the
-        end."""
+        """Commit everything below the offset. The watermark never falls or passes the end."""
         offset = min(offset, self.next_offset[partition])
         if offset > self.high_watermark[partition]:
             self.high_watermark[partition] = offset
@@ -413,8 +408,7 @@ class Journal:
         return self._history.last_epoch(partition)
 
     def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
-        """The largest epoch that is at most `epoch`, and the offset where it ends; epoch 0 and the
-        start of the log if there is none."""
+        """The largest epoch that is at most `epoch`, and its end; or 0 and the start of the log."""
         found, end = self._history.end_of(partition, epoch, self.next_offset[partition])
         return found, max(end, self.start_offsets[partition])
 
@@ -428,8 +422,8 @@ class Journal:
         return self._history.starts(self.start_offsets) if self.replicated else []
 
     def settled_sequence(self, offsets: Sequence[int]) -> int:
-        """A sequence such that no valid record before it is at or behind these offsets. It names
-        the snapshot of everything before them."""
+        """The name of a snapshot of everything before these offsets: a sequence such that no valid
+        record before it is at or behind them."""
         segment = segment_list.last_within(self.segments, offsets)
         if segment is None:
             return self.segments[0].sequence if self.segments else self._taken_sequence
@@ -468,8 +462,7 @@ class Journal:
 
     def remove_oldest(self, count: int) -> list[Segment]:
         """Drop the oldest segments (never the active one) and return them. Their files may be
-        removed after the new `start_offsets` are durable. A replica keeps those that a restart
-        needs."""
+        removed once the new `start_offsets` are durable. A replica keeps those a restart needs."""
         count = min(count, len(self.segments) - 1)
         if self.replicated:
             count = segment_list.removable(self.segments, count, self.high_watermark)

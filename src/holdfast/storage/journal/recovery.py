@@ -66,8 +66,7 @@ class OpenedJournal:
     """The segments that an interrupted retention had already given up."""
     scanned_bytes: int = 0
     rewritten_bytes: int = 0
-    """The bytes of the last segment that were written again, because they may not have been on the
-    disk."""
+    """The bytes at the end that were written again, as they may not have been on the disk."""
     tag: int | None = None
     """The journal's tag, if it has one: see `storage.journal.journal`."""
     unsure: dict[int, int] = field(default_factory=dict)
@@ -288,8 +287,7 @@ class _Opener:
         return None
 
     def _synced_bytes(self, sequence: int) -> int | None:
-        """The bytes of the last segment that are known to be synced; None: all, as far as is
-        known."""
+        """The bytes of the last segment known to be synced; None: all, as far as is known."""
         if not self._replica:
             return None
         return self._checkpoint.position if self._checkpoint.segment == sequence else 0
@@ -377,8 +375,7 @@ class _Opener:
 
 
 def last_group_start(directory: DataDirectory, segment: Segment, tag: int | None) -> int:
-    """The position of the last write group in the last segment of a journal that is no replica; 0
-    if the batches do not show it."""
+    """The position of the last write group in the last segment; 0 if the batches do not show it."""
     index = segment.index
     if index is None or not index.positions or tag is None:
         return 0

@@ -49,6 +49,8 @@ class ReadResult:
 
 
 class _Reading:
+    """The state of one call to `read`."""
+
     def __init__(
         self,
         positions: list[int],
@@ -79,7 +81,6 @@ class _Reading:
         self.size_bytes += len(record.topic) + len(record.payload) + len(record.properties)
 
     def is_before(self, ends: list[int]) -> bool:
-        """True if records below these offsets are left to read."""
         for partition, position in enumerate(self.positions):
             if position < ends[partition] and position < self.ends[partition]:
                 return True
@@ -144,8 +145,7 @@ class LogReader:
         return ReadResult(reading.records, reading.positions, done, reading.lost)
 
     def _matcher(self, interests: list[ReadInterest]) -> Matcher:
-        """The matcher for these interests. A reader with many filters passes the same list again,
-        so its matcher is kept."""
+        """The matcher for these interests; kept for many, because the same list comes again."""
         if len(interests) < INTERESTS_KEPT_MIN:
             return Matcher(interests, self._store)
         for kept, matcher in self._matchers:
@@ -181,8 +181,7 @@ class LogReader:
     def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
         """The complete batches with offsets from `start` up to `end`, unchanged: about `bytes_max`
         bytes, and at least one batch if there is any. Batches that are damaged or not in the file
-        yet are left out; the offsets of the others show the gap. Raises `OSError` if the disk
-        fails."""
+        yet are left out; the offsets of the others show the gap. Raises `OSError`."""
         start = max(start, self._journal.start_offsets[partition])
         end = min(end, self._journal.written[partition])
         found: list[bytes] = []
@@ -217,8 +216,8 @@ class LogReader:
         return self._journal.start_offsets[partition]
 
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
-        """The first offset in the file whose record is not older; the end if all are older. Raises
-        `OSError` if the disk fails."""
+        """The first offset in the file with a record not older; the end without one. Raises
+        `OSError`."""
         start = self._journal.start_offsets[partition]
         end = self._journal.written[partition]
         for segment in self._journal.segments:

@@ -59,8 +59,7 @@ class SegmentScan:
     damage: list[Damage] = field(default_factory=list)
     torn: Damage | None = None
     uncertain: dict[int, int] = field(default_factory=dict)
-    """The partitions that may have lost records to unknown damage, with an upper bound of their
-    number."""
+    """Partitions that may have lost records to unknown damage, with an upper bound of them."""
     replica: bool = False
     blind: set[int] = field(default_factory=set)
     """The partitions of a replica with records that lost batches may have overridden."""
@@ -79,8 +78,7 @@ class SegmentScan:
             self.uncertain[partition] = self.uncertain.get(partition, 0) + length // HEAD_BYTES
 
     def check_claim(self, batch: Batch) -> None:
-        """Compare a damaged header's end with the next batch. If they agree, no other record was
-        lost."""
+        """Compare a damaged header's end with the next batch: agreement means no other loss."""
         if self.claimed.pop(batch.partition) != batch.base_offset and self.replica:
             self.note_blind()
 
@@ -271,8 +269,7 @@ class _Window:
         return True
 
     def _load(self, position: int, length: int) -> int:
-        """Load these bytes into `_data`, fewer at the end of the file; return the index of the
-        first."""
+        """Load these bytes into `_data`, fewer at the end of the file; return the first's index."""
         inside = position - self._start
         if inside >= 0 and inside + length <= len(self._data):
             return inside
@@ -350,8 +347,8 @@ def _after_damage(
     open_end: bool,
     damage_at: int | None = None,
 ) -> int | None:
-    """The position of the next valid batch; None without one. The damage begins at `damage_at`, or
-    at `position` if that is None."""
+    """The position of the next valid batch, or None. The damage begins at `damage_at` or
+    `position`."""
     at = position
     length = window.claimed_length(at)
     while length:
