@@ -4,30 +4,33 @@ from dataclasses import dataclass
 from typing import Final
 
 COUNTS_FOR: Final = 3
-"""Intervals without a beacon, an answer or an announcement until there is nobody any more."""
+"""The intervals without a beacon, answer or announcement after which its sender is ignored."""
 DOUBTED_AFTER: Final = 2.5
-"""Intervals of silence after which a root with a lower id is believed less than another one that
-speaks: more than one lost announcement, less than COUNTS_FOR."""
+"""The intervals of silence after which a root with a lower id gives way to another that announces
+itself. It allows for more than one lost announcement and is less than COUNTS_FOR."""
 
 
 class BadConfig(ValueError):
-    """The text says what is wrong, and what to do."""
+    """A setting that is out of range. The text says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
 class PaperConfig:
+    """The times and bounds of one member."""
+
     redundancy: int = 2
-    """Parents per topic, at most."""
+    """The most parents per topic."""
     core_ann_interval_s: float = 10.0
     beacon_interval_s: float = 10.0
     qos: int = 2
-    """Of everything that is published, on the neighbours' brokers and on the own one."""
+    """The QoS of every message that it publishes, on the neighbours' brokers and on its own."""
     answer_delay_s: float = 0.05
-    """From the first copy of an announcement until parents are answered, so that it is the R lowest
-    of the nearest neighbours who are, whichever copy came first. 0: as published, each at once."""
+    """The seconds from the first copy of an announcement until the member answers its parents. The
+    R lowest ids of the nearest neighbours are then its parents, whichever copy came first. 0: it
+    answers each at once, as published."""
     hops_max: int = 32
     payload_bytes_max: int = 1 << 20
-    """Of a publication; a longer one stays where it is."""
+    """The most bytes of a payload. A longer publication does not leave its broker."""
     topics_max: int = 10_000
     neighbours_max: int = 64
 

@@ -1,11 +1,11 @@
-"""What a member of the published protocol wants done. Its driver carries effects out in order."""
+"""Effects: the requests of a `PaperMember` to its driver, which carries them out in order."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PublishToNeighbour:
-    """On the neighbour's broker. Lost without harm to anything but the message."""
+    """A publication on a neighbour's broker. Losing it affects only that message."""
 
     neighbour: int
     topic: str
@@ -16,7 +16,7 @@ class PublishToNeighbour:
 
 @dataclass(frozen=True, slots=True)
 class DeliverLocally:
-    """On the own broker, which must not send it back (No Local)."""
+    """A publication on this member's broker, which must not send it back (No Local)."""
 
     topic: str
     payload: bytes
@@ -25,7 +25,7 @@ class DeliverLocally:
 
 @dataclass(frozen=True, slots=True)
 class ConnectNeighbour:
-    """Keep a connection to its broker; in place of the one there is, if there is one."""
+    """A request to keep a connection to a neighbour's broker, in place of an earlier one."""
 
     neighbour: int
     address: str
@@ -38,8 +38,10 @@ class DisconnectNeighbour:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message could not be read, or is more than a bound allows; counted by its reason already.
-    For a line in the log, few of which a second are enough."""
+    """A report of a message that is malformed or exceeds a bound.
+
+    The member has already counted it by its reason. The driver may log it, a few lines a second.
+    """
 
     topic: str
     reason: str

@@ -1,4 +1,4 @@
-"""A member of a federation of the published protocol: messages and times in, effects out.
+"""A member of a federation of the published protocol: a pure machine from messages to effects.
 
 The driver subscribes to `messages.SUBSCRIPTIONS` on its own broker, without what it published
 there itself (No Local) and without what is retained, and hands over each message as it comes. It
@@ -51,6 +51,8 @@ TIDY_S: Final = 60.0
 
 
 class PaperMember:
+    """One member of a federation of the published protocol, with all its state in memory."""
+
     def __init__(
         self,
         id: int,
@@ -59,8 +61,8 @@ class PaperMember:
         neighbours: Mapping[int, str],
         now: float,
     ) -> None:
-        """`epoch`: above that of every start before, and above 0. `neighbours`: where the broker of
-        each is."""
+        """`epoch`: above that of every earlier start, and above 0. `neighbours`: the broker URL of
+        each."""
         self.id = id
         self.epoch = epoch
         self.config = config
@@ -82,15 +84,15 @@ class PaperMember:
         )
         self.set_neighbours(neighbours)
 
-    # What the driver tells
+    # Inputs from the driver
 
     def handle(self, topic: str, payload: bytes, now: float) -> None:
-        """A message on the own broker: of a client, a neighbour, or the topology manager."""
+        """Handle a message on this member's broker, from a client, a neighbour or the manager."""
         with self._refusing(topic):
             self._dispatch(topic, payload, now)
 
     def set_neighbours(self, neighbours: Mapping[int, str]) -> None:
-        """These and no others, as the topology manager answers to who joins."""
+        """Replace all neighbours, by the manager's reply to a join."""
         for id in set(self._voice.neighbours) - set(neighbours):
             self._remove_neighbour(id)
         for id, address in neighbours.items():
@@ -111,7 +113,7 @@ class PaperMember:
         self._effects.clear()
         return effects
 
-    # What may be asked
+    # Queries
 
     @property
     def neighbours(self) -> Mapping[int, str]:

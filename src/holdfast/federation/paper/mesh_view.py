@@ -1,4 +1,4 @@
-"""The mesh of a topic: what one member knows of it, and all of it where all can be asked."""
+"""Views of a topic's mesh: one member's view, and the whole mesh when all members' are known."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TopicView:
-    """Of one member."""
+    """One member's view of the mesh of a topic."""
 
     topic: str
     root: int | None
-    """The papers' core; None: no root that counts is known."""
+    """The root, in the papers the core. None: no root that counts is known."""
     distance: int | None
-    """Hops to the root."""
+    """The number of hops to the root."""
     is_member: bool
     has_subscriber: bool
     parents: tuple[int, ...]
@@ -21,19 +21,21 @@ class TopicView:
 
 @dataclass(frozen=True)
 class PaperMesh:
+    """The whole mesh of a topic at one moment."""
+
     topic: str
     root: int | None
-    """The one that all who know one agree on; None where they do not."""
+    """The root if all members that know one agree; None if they differ."""
     members: tuple[int, ...]
-    """With subscribers, or others below them."""
+    """The members in the mesh: those with subscribers or with children."""
     parents: dict[int, tuple[int, ...]]
-    """Of each member but the root."""
+    """The parents of each member except the root."""
     children: dict[int, tuple[int, ...]]
-    """Of each member that has some."""
+    """The children of each member that has any."""
 
 
 def mesh(topic: str, views: Mapping[int, TopicView]) -> PaperMesh:
-    """From the views of all members, by their ids, at one moment."""
+    """Build the mesh from the views of all members at one moment, by member id."""
     roots = {view.root for view in views.values() if view.root is not None}
     inside = {id: view for id, view in sorted(views.items()) if view.is_member}
     return PaperMesh(

@@ -1,7 +1,7 @@
-"""What members of the published protocol say, as JSON in MQTT messages.
+"""The messages of the published protocol, as JSON in MQTT messages.
 
-Names of fields are the published ones, read whatever their capitals; unknown ones are passed over.
-`Epoch` and `Hops` are ours, and absent (0) in what published federators say.
+Field names are the published ones. Their case does not matter, and unknown ones are ignored.
+`Epoch` and `Hops` are Holdfast's; a published federator sends neither, which reads as 0.
 """
 
 from binascii import Error as Base64Error
@@ -13,31 +13,32 @@ from msgspec import Meta, Struct
 from holdfast.protocol.topics import names
 
 FEDERATED: Final = "federated/"
-"""Publications of applications, on any broker."""
+"""The topic prefix of the applications' publications, on every broker."""
 BEACON: Final = "federator/beacon/"
 CORE_ANN: Final = "federator/core_ann/"
 MEMB_ANN: Final = "federator/memb_ann/"
 ROUTING: Final = "federator/routing/"
 TOPOLOGY_ANN: Final = ("federator/topology_ann", "federated_topology_ann")
-"""As in the published code, and as in the paper."""
+"""The topic as the published code has it, then as the paper has it."""
 SUBSCRIPTIONS: Final = (
     FEDERATED + "#", BEACON + "#", CORE_ANN + "#", MEMB_ANN + "#", ROUTING + "#", *TOPOLOGY_ANN,
 )  # fmt: skip
-"""What a federator wants of its own broker; none overlap."""
+"""The subscriptions of a federator on its own broker. None overlap, so no message comes twice."""
 
 CONTROL_BYTES_MAX: Final = 4096
 ADDRESS_CHARACTERS_MAX: Final = 300
 TOPIC_BYTES_MAX: Final = names.TOPIC_BYTES_MAX - len(MEMB_ANN)
 LEVELS_MAX: Final = names.LEVELS_MAX - 2
-"""Both of a topic without prefix: with the longest it must still be one."""
+"""The most levels, as TOPIC_BYTES_MAX of a topic without prefix. With the longest prefix it must
+still be a valid topic."""
 ROUTING_OVERHEAD_BYTES: Final = 1024
-"""Of a routed publication beside its payload, which grows by a third."""
+"""The most bytes of a routed publication beside its payload, which grows by a third in Base64."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class BadMessage(Exception):
-    """`reason` is one of few, for counting; the text says what is wrong."""
+    """A malformed message. `reason` is one of few, for counting; the text says what is wrong."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""What a member says: to whom, under which numbers."""
+"""The messages that a member sends: their receivers and their numbers."""
 
 from holdfast.federation.paper.config import PaperConfig
 from holdfast.federation.paper.effects import Effect, PublishToNeighbour
@@ -17,19 +17,22 @@ class Voice:
         self.epoch = epoch
         self.config = config
         self.neighbours: dict[int, str] = {}
-        """Where the broker of each is."""
+        """The broker URL of each neighbour."""
         self._effects = effects
         self._announced = 0
 
     def announce_own(self, topic: str) -> None:
-        """Oneself as the topic's root. Numbers count over all topics: so one that was forgotten and
-        comes back is not taken for older than it was."""
+        """Announce this member as the root of a topic.
+
+        Numbers count over all topics. With a number per topic, a topic that was forgotten and
+        returns would begin at 1, and neighbours would ignore it as older.
+        """
         self._announced += 1
         own = CoreAnnouncement(self.id, self.id, self._announced, 0, self.epoch)
         self.announce(topic, own, None)
 
     def announce(self, topic: str, message: CoreAnnouncement, besides: int | None) -> None:
-        """To all neighbours but the one it came from."""
+        """Pass an announcement to every neighbour except the one that sent it."""
         payload = encode(message)
         for neighbour in self.neighbours:
             if neighbour != besides:

@@ -1,13 +1,13 @@
-"""A member's part in the mesh of one topic: who is the root, who is nearer to it, who is below.
+"""A member's part in the mesh of one topic: its root, its parents and its children.
 
 Invariants:
 
-- Parents are neighbours whose announcement of the newest number of the root came over the fewest
-  hops; at most R, those with the lowest ids. So they are strictly nearer to the root, once all
-  copies have come: until then publications go to those of the number before.
+- Parents are the neighbours whose copy of the root's newest announcement crossed the fewest hops:
+  at most R, those with the lowest ids. Once all copies have come they are strictly nearer to the
+  root. Until then publications go to the parents of the number before.
 - Without a root that counts there are neither parents nor children.
-- Who is in the mesh (a subscriber here, or a child that has answered the newest number) answers
-  each parent once per number.
+- A member of the mesh answers each parent once per number. It has a subscriber here, or a child
+  that has answered the newest number.
 """
 
 from dataclasses import dataclass, field
@@ -19,50 +19,54 @@ from holdfast.federation.paper.outbox import Voice
 
 @dataclass(slots=True)
 class OwnRoot:
-    """This member is, or was, the root."""
+    """The state of a topic whose root this member is, or was."""
 
     announce_at: float
     silent_since: float | None = None
-    """Nobody wants the topic any more. The others still take it for the root for a while: as long
-    it goes on when somebody answers them."""
+    """The time since which no client here or below is subscribed. The other members count it as
+    the root for a while longer. Until then it resumes when a child answers."""
 
 
 @dataclass(slots=True)
 class OtherRoot:
+    """The state of a topic whose root is another member."""
+
     id: int
     epoch: int
     number: int
     distance: int
     heard_at: float
     parents: dict[int, bool] = field(default_factory=dict)
-    """By id, and whether it was answered."""
+    """The parents by id, each with whether this member has answered it."""
     answer_at: float | None = None
-    """None: parents of this number are answered at once."""
+    """The time at which parents are answered. None: at once."""
     former_parents: tuple[int, ...] = ()
-    """Of the number before: they serve until `answer_at`, for the first copy of an announcement may
-    have come a long way round, even from who has this member for a parent."""
+    """The parents of the number before, which serve until `answer_at`. The first copy of an
+    announcement may have come a long way round, even from a child of this member."""
     is_joined: bool = False
-    """A child has answered this number."""
+    """True: a child has answered this number."""
 
     def next_hops(self) -> tuple[int, ...]:
-        """Toward the root."""
+        """Return the neighbours that lead to the root."""
         return self.former_parents or tuple(self.parents)
 
 
 class Topic:
+    """One topic's root, parents, children and timers at this member."""
+
     def __init__(self, name: str, voice: Voice) -> None:
         self.name = name
         self.root: OwnRoot | OtherRoot | None = None
-        """Look at it after `expire`."""
+        """The root; valid only after `expire`."""
         self.children: dict[int, float] = {}
-        """When each answered last; look at them through `current_children`."""
+        """The time of each child's last answer; read them through `current_children`."""
         self.armed: list[float] = []
-        """For the table of topics."""
+        """The times at which the topic table has armed a timer for this topic."""
         self._beacon_at = -inf
         self._voice = voice
         self._config = voice.config
 
-    # What is the case
+    # Queries
 
     def has_subscriber(self, now: float) -> bool:
         return now < self._subscriber_until()
@@ -75,18 +79,21 @@ class Topic:
         ]
 
     def is_member(self, now: float) -> bool:
-        """Of the mesh: somebody here or below wants the topic."""
+        """Return whether a client here, or a child, is subscribed: then this member is in the
+        mesh."""
         return self.has_subscriber(now) or bool(self.current_children(now))
 
     def is_over(self, now: float) -> bool:
-        """Nothing of it counts any more: it may be forgotten without a difference."""
+        """Return whether the topic has neither root nor subscriber, so that it may be forgotten."""
         self.expire(now)
         return self.root is None and not self.has_subscriber(now)
 
     def next_hops(self, source: int | None, now: float) -> list[int] | None:
-        """Where a publication goes that came from the neighbour `source`, or was published here.
-        None: nobody is to get it from here, since no root is known, or since it came down to where
-        nobody wants it."""
+        """Return the next hops of a publication from the neighbour `source`, or from here if None.
+
+        Returns None when it ends here: no root is known, or a parent sent it and no client here or
+        below is subscribed.
+        """
         self.expire(now)
         if self.root is None:
             return None
@@ -98,7 +105,7 @@ class Topic:
             hops += [parent for parent in parents if parent not in hops]
         return [hop for hop in hops if hop != source]
 
-    # What happens
+    # Events
 
     def beacon(self, now: float) -> None:
         self.expire(now)
@@ -112,7 +119,7 @@ class Topic:
             self._answer(self.root)
 
     def announced(self, message: CoreAnnouncement, now: float) -> str | None:
-        """A neighbour's. Returns why it changes nothing, if so."""
+        """Handle a neighbour's announcement. Returns the reason if it changes nothing."""
         self.expire(now)
         if message.root == self._voice.id:
             return "own announcement"
@@ -131,7 +138,7 @@ class Topic:
         return None
 
     def answered(self, message: MembershipAnnouncement, now: float) -> str | None:
-        """By a neighbour. Returns why it changes nothing, if so."""
+        """Handle a neighbour's answer. Returns the reason if it changes nothing."""
         self.expire(now)
         root = self.root
         if isinstance(root, OwnRoot):
@@ -162,7 +169,7 @@ class Topic:
     # Time
 
     def timer(self) -> float:
-        """When `handle_timer` is due; inf: never."""
+        """Return the time in seconds at which `handle_timer` is due; inf: never."""
         root = self.root
         if root is None:
             # It ends with its subscriber.

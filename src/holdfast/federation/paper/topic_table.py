@@ -1,5 +1,4 @@
-"""The topics that a member knows: as many as there is room for, each as long as something of it
-counts; and when the next of them is due."""
+"""The topics that a member tracks, up to a bound, and the time at which the next one is due."""
 
 import heapq
 from collections import OrderedDict
@@ -11,7 +10,7 @@ from typing import Final
 from holdfast.federation.paper.topic import Topic
 
 LOOKS_MAX: Final = 16
-"""How many of those that were used longest ago are looked at for one that may go."""
+"""The number of least recently used topics to search for one that may be forgotten."""
 
 TIMES_MAX: Final = 8
 """For each topic that there is room for."""
@@ -20,9 +19,9 @@ TIMES_MAX: Final = 8
 class TopicTable:
     def __init__(self, topics_max: int) -> None:
         self._topics_max = topics_max
-        # The order is that of use.
+        # The order of the dict is the order of use.
         self._topics: OrderedDict[str, Topic] = OrderedDict()
-        # Times and names. A topic has few of them: its first one is not after its timer.
+        # Times and names. A topic may have several entries; the earliest is never after its timer.
         self._due: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -32,7 +31,7 @@ class TopicTable:
         return iter(self._topics.values())
 
     def peek(self, name: str) -> Topic | None:
-        """As `get`, but it does not count as a use."""
+        """Return the topic like `get`, without counting this as a use."""
         return self._topics.get(name)
 
     def get(self, name: str) -> Topic | None:
@@ -42,8 +41,10 @@ class TopicTable:
         return topic
 
     def make_room(self, now: float) -> str | None:
-        """For one more: the name of the topic that was forgotten for it, if one had to be. Raises
-        TableFull where those used longest ago are all wanted here."""
+        """Make room for one more topic and return the name of the one forgotten for it, if any.
+
+        Raises TableFull when the least recently used topics all have subscribers here.
+        """
         if len(self._topics) < self._topics_max:
             return None
         for name, topic in islice(self._topics.items(), LOOKS_MAX):
@@ -53,7 +54,7 @@ class TopicTable:
         raise TableFull
 
     def keep(self, topic: Topic) -> None:
-        """After whatever happened to it."""
+        """Arm the timer of a topic. Call it after every event of the topic."""
         self._topics[topic.name] = topic
         due = topic.timer()
         if due < min(topic.armed, default=inf):
@@ -63,7 +64,7 @@ class TopicTable:
                 self._forget_times()
 
     def _forget_times(self) -> None:
-        """Those of topics that are forgotten, and of what was due and is not any more."""
+        """Remove timers of forgotten topics and timers that no longer apply."""
         self._due = []
         for name, topic in self._topics.items():
             topic.armed = [topic.timer()]
@@ -80,7 +81,7 @@ class TopicTable:
         for due, name in entries:
             topic = self._topics.get(name)
             if topic is None or due not in topic.armed:
-                # Of one that was forgotten.
+                # The timer of a topic that was forgotten.
                 continue
             topic.armed.remove(due)
             topic.handle_timer(now)
