@@ -57,7 +57,7 @@ class LeaderSide:
         self._watch_at = 0.0
         # Partitions whose high watermark has moved since the last COMMIT frame.
         self._moved: list[LedPartition] = []
-        # Per node, FOLLOW requests under an epoch that this node does not yet know to lead.
+        # Per node, FOLLOW requests under an epoch that this node leads without knowing it yet.
         self._early: dict[str, dict[int, FollowEntry]] = {}
 
     def lead(self, partition: int, info: PartitionInfo, now: float) -> None:

@@ -22,7 +22,8 @@ from holdfast.cluster.placement.ring import Assignment, placement
 
 @dataclass(frozen=True)
 class NodeConditions:
-    """The condition of the nodes, after the node changes that go with the decision."""
+    """The condition of the nodes, after the node changes that go with the decision. No node is in
+    two of the sets `absent`, `willing` and `retiring`."""
 
     absent: frozenset[str] = frozenset()
     """Nodes that are dead, or whose disk cannot be trusted. They cannot lead, and no commit shall

@@ -15,7 +15,7 @@ MEMBER_BYTES_MAX: Final = 128
 
 
 class EntryKind:
-    """The kinds of log entries."""
+    """The kinds of log entries; the values are on the disk."""
 
     NOTHING: Final = 0
     """The no-op that a new leader appends. Its commit commits everything before it."""
@@ -150,6 +150,7 @@ class RaftLog:
 
     @property
     def last_term(self) -> int:
+        """The term of the last entry, or of the base without entries."""
         return self._entries[-1].term if self._entries else self._base_term
 
     @property

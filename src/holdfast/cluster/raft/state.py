@@ -114,7 +114,7 @@ class Raft:
         self.granted: set[str] = set()
         """The voters that granted their votes, as TRIAL or CANDIDATE."""
         self.is_transfer = False
-        """As CANDIDATE: the old leader asked for this election."""
+        """The old leader asked for this election."""
 
         self.followers: Followers | None = None
         """The progress of the followers while this peer leads."""

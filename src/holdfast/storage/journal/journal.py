@@ -79,7 +79,7 @@ class Journal:
         self.segment_bytes = segment_bytes
         self.replicated = replicated
         self.tag = tag
-        # The batch followed last ends its group.
+        # True if the batch followed last ends its group.
         self._follows_group_end = True
         self.segments: list[Segment] = list(segments)
         self.epoch = 0

@@ -195,8 +195,8 @@ class _Stretch:
         gap_bytes: int = GAP_BYTES,
         passing: bool = False,
     ) -> int:
-        """As `_whole`, of some batches in ascending order. `passing`: what lies between them is
-        known to be of no use."""
+        """Take some batches in ascending order; the result is that of `_whole`. With `passing`, the
+        offsets between them are noted as passed."""
         plan = self.plan
         index = self.index
         covered = {partition: plan.next[partition] for partition in self.limits}

@@ -1,7 +1,7 @@
 """The .idx file: the index of a segment, written when that has its last batch.
 
 A SealedIndex is read from it. It keeps topics as bytes, sorted, so that loading one costs the same
-whatever the number of topics, and the literal prefix of a filter narrows by bisection.
+whatever the number of topics. The literal prefix of a filter narrows the search by bisection.
 Little-endian::
 
     head    magic 4s b"HFLI" · head bytes u32 · crc u32 (of the rest of the head) · format u32 ·
