@@ -6,6 +6,6 @@ from zlib import crc32
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a topic (or, for session state, of a client id): CRC-32 modulo count.
 
-    One topic is always in one partition, so it has one total order (seed 002's m1, m2).
+    One topic is always in one partition, so its messages have one total order.
     """
     return crc32(key) % partitions
