@@ -1,4 +1,4 @@
-"""Who asks, by a bearer token, by a certificate, or both, and what they may.
+"""Identity and rights of callers, by a bearer token, a certificate, or both.
 
 A certificate is known by its name (`certificate_identity`). A member that has joined with one is
 bound to that name: whatever token comes, only who shows a certificate of this name speaks for it.
@@ -22,11 +22,12 @@ BEARER: Final = "bearer "
 
 class Role(Enum):
     OPERATOR = "operator"
-    """Everything. Everybody is one while nothing is asked for."""
+    """The role with all rights. Every caller has it while no credentials are configured."""
     MEMBER = "member"
-    """Look, and speak for itself."""
+    """The role of a member: it may read, and act for itself."""
     JOINER = "joiner"
-    """Look for whom to measure, and join: once with a token, as one member with a certificate."""
+    """The role of a newcomer: it may read the members to measure, and join. A token admits it once,
+    a certificate as one member."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tells the members of the published protocol about their neighbours, until they know.
+"""Announcements of neighbours to members of the published protocol, repeated until received.
 
 A member that reports knows when its report says so. Of others nothing can be heard but that their
 broker takes the announcement, and with QoS 2 many brokers cannot say whether there is a subscriber:
@@ -18,7 +18,7 @@ from holdfast.federation.manager.state.federation_state import Member, PendingAn
 PAUSE_FIRST_S: Final = 1.0
 PAUSE_MAX_S: Final = 60.0
 TELLINGS: Final = 3
-"""How often the broker of a member that does not report must have taken an announcement."""
+"""The number of times that the broker of a member without reports must accept an announcement."""
 AT_ONCE_MAX: Final = 16
 
 
@@ -36,13 +36,13 @@ class _Entry:
 
 
 class Schedule:
-    """When which announcement is due. Pure."""
+    """The times at which announcements are due. It is pure: the caller passes the time."""
 
     def __init__(self) -> None:
         self._entries: dict[Link, _Entry] = {}
 
     def due(self, wanted: dict[Link, PendingAnnouncement], now: float) -> list[PendingAnnouncement]:
-        """Those to be sent now; the order is that of members, then of neighbours."""
+        """Return the announcements to send now, ordered by member, then by neighbour."""
         self._entries = {
             key: entry
             for key, entry in self._entries.items()
@@ -55,7 +55,8 @@ class Schedule:
         ]
 
     def sent(self, announcement: PendingAnnouncement, is_taken: bool, now: float) -> bool:
-        """Whether that was often enough for a member that does not report."""
+        """Record an attempt and return whether the broker has accepted the announcement often
+        enough for a member without reports."""
         key = (announcement.receiver, announcement.about)
         entry = self._entries.get(key)
         if entry is None or entry.announcement != announcement:
@@ -72,8 +73,11 @@ class Schedule:
 async def announce_all(
     brokers: Brokers, receivers: dict[int, Member], due: list[PendingAnnouncement]
 ) -> list[PendingAnnouncement]:
-    """Send them, each member's in order; those that its broker took. Takes as long as the
-    slowest member times its announcements, each within the timeout of `brokers`."""
+    """Send announcements, each member's in order, and return those that its broker accepted.
+
+    It takes as long as the slowest member, whose announcements each take at most the timeout of
+    `brokers`.
+    """
     by_receiver: dict[int, list[PendingAnnouncement]] = {}
     for each in due:
         by_receiver.setdefault(each.receiver, []).append(each)

@@ -1,6 +1,6 @@
-"""Which brokers the manager connects to, and at which of them it logs in.
+"""The rules for brokers that the manager connects to, and for those at which it logs in.
 
-A join names an address, and a join token proves who calls, not what is there. So an address counts
+A join names an address. A join token proves the caller, not the address. So an address counts
 as a member's broker when the operator vouches for it: he joins the member himself, or names the
 address in `brokers`. Only there does the manager say its name and password. Of anybody else it
 takes the caller's own address alone, so no stranger makes it connect to third machines, and only
@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class BrokerPattern:
-    """`host`, `host:port`, `*.domain`, an address or a network, each with or without a port."""
+    """A pattern of addresses: a host, `*.domain`, an address or a network, each with or without a
+    port."""
 
     host: str
     network: IPv4Network | IPv6Network | None
@@ -35,7 +36,7 @@ class BrokerPattern:
 
 
 def broker_pattern(text: str) -> BrokerPattern:
-    """Raises ValueError."""
+    """Parse a pattern. Raises ValueError when the text is none."""
     host, port = _split(text.strip().lower())
     if not host or (port is not None and not 1 <= port <= 65535):
         raise ValueError(f"{text!r}: write host, host:port, *.domain, 10.1.0.0/16 or [fd00::]/8")
@@ -61,7 +62,8 @@ def _split(text: str) -> tuple[str, int | None]:
 
 
 def is_named(ip: str, patterns: tuple[str, ...]) -> bool:
-    """Does the operator name it? `ip`: the URL of a broker, as members have it."""
+    """Return whether a pattern of the operator matches. `ip`: the broker's URL as members receive
+    it."""
     parts = urlsplit(ip)
     host = (parts.hostname or "").lower()
     return any(broker_pattern(each).matches(host, parts.port) for each in patterns)

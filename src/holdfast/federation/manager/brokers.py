@@ -1,5 +1,5 @@
-"""What the manager does at a member's broker, by MQTT: measure it, and announce neighbours to a
-member of the published protocol."""
+"""The manager's MQTT connections to members' brokers, which measure round trips and announce
+neighbours to members of the published protocol."""
 
 import asyncio
 import time
@@ -25,15 +25,19 @@ _OTHER_LEVEL_REASONS: Final = {
 
 class Brokers(Protocol):
     async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
-        """Through the broker and back; None if that fails. `logs_in`: with the manager's name and
-        password."""
+        """Measure the round trip through a broker; None if it fails. `logs_in`: with the manager's
+        name and password."""
 
     async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
-        """Whether the broker took it, and did not say that nobody subscribes to it."""
+        """Publish an announcement. Returns whether the broker accepted it without reporting that
+        it has no subscriber."""
 
 
 def broker_url(text: str) -> str:
-    """As members are told it, so that the same broker is written the same. Raises ValueError."""
+    """Return a broker's URL in the form that members receive, the same for the same broker.
+
+    Raises ValueError when the text is no address.
+    """
     server = parse_server(text)
     scheme = {"mqtt": "tcp", "mqtts": "ssl"}.get(server.scheme, server.scheme)
     return f"{scheme}://{server.address.lower()}{server.path}"
@@ -71,7 +75,7 @@ class MqttBrokers:
         return reason != reasons.NO_MATCHING_SUBSCRIBERS
 
     async def _with_client(self, ip: str, work: "_Work", logs_in: bool) -> float:
-        """MQTT 5, or 3.1.1 with a broker that knows no other."""
+        """Work with MQTT 5, or with 3.1.1 if the broker does not support 5."""
         try:
             return await self._at_level(ip, LEVEL_5, work, logs_in)
         except ConnectionRefused as error:
@@ -102,7 +106,8 @@ class _Work(Protocol):
 
 
 async def _round_trip_ms(client: Client) -> float:
-    """Others may measure at the same broker at the same time: only our message counts."""
+    """Measure one round trip. Others may measure at the same broker at the same time, so only the
+    message with this probe's random mark counts."""
     await client.subscribe((PROBE_TOPIC, 1))
     start = time.monotonic_ns()
     mark = b"%d%s%s" % (time.time_ns(), PADDING, token_hex(8).encode())

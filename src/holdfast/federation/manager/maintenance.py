@@ -1,5 +1,5 @@
-"""What the manager does by itself: it probes the members and removes the dead, announces, and looks
-after its database."""
+"""The manager's periodic tasks: probes of members, removal of dead ones, announcements, and checks
+of its database."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ class Rounds:
         self._manager = manager
         self._schedule = Schedule()
         self.tasks: list[asyncio.Task[None]] = []
-        """None of them ends by itself but by a defect."""
+        """The running tasks. A task that ends without being cancelled has a defect."""
 
     def start(self) -> None:
         self.tasks = [
@@ -36,7 +36,8 @@ class Rounds:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def probe_all(self) -> None:
-        """One round: probe everybody, and remove who is dead. Raises StoreError."""
+        """Probe all members once and remove the dead ones. Raises StateStoreError when the
+        database fails."""
         manager = self._manager
         slots = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -71,7 +72,7 @@ class Rounds:
             await asyncio.sleep(max(0.0, start + interval_s - manager.clock()))
 
     async def announce_due(self) -> None:
-        """One round of announcements. Raises StoreError."""
+        """Send the announcements that are due. Raises StateStoreError when the database fails."""
         manager, state = self._manager, self._manager.state
         manager.changes.check_current()
         due = self._schedule.due(state.announcements, manager.clock())

@@ -1,7 +1,7 @@
-"""The manager: takes requests and probes, changes the desired state, and lets others watch it.
+"""The manager: it handles requests and probes, changes the desired state, and serves watchers.
 
-What changes the state is decided in one go when its turn comes (`changes`), so nothing that was
-looked at before an `await` is relied on after it.
+A change is decided in one step without `await`, when its turn comes (`changes`). Otherwise two
+joins could read the same free capacity before their `await` and both take it.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ REPORT_FRESH_INTERVALS: Final = 3
 WATCHERS_MAX: Final = 2_000
 TOKENS_MAX: Final = 10_000
 READMIT_S: Final = 30 * 86_400.0
-"""How long a member that was taken for dead may come back with its token, as a new member."""
+"""The seconds for which a member that was removed as dead may rejoin with its token, as a new
+member."""
 
 
 class NoSuchMember(Exception):
@@ -60,13 +61,14 @@ class Manager:
         brokers: Brokers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads the state, and blocks until it has. Raises StoreError."""
+        """Read the state from the database, and block meanwhile. Raises StateStoreError when the
+        database fails."""
         self.settings = settings
         self.health = MemberHealth()
         self.round_trips = RoundTrips()
         self.reports = Reports(clock, REPORT_FRESH_INTERVALS * settings.probe_interval_s)
         self.problems: tuple[str, ...] = ()
-        """Why the links are not as safe as they should be."""
+        """The reasons why the graph falls short of its redundancy."""
         self.counts: Counter[str] = Counter()
         self.clock = clock
         self.brokers = brokers
@@ -79,12 +81,14 @@ class Manager:
 
     @property
     def state(self) -> FederationState:
-        """As it was last stored."""
+        """The desired state as it was last stored."""
         return self.changes.state
 
     async def repair(self) -> None:
-        """What the limits ask for, which may be others than at the end before. Raises
-        StoreError."""
+        """Repair the graph by the present limits, which may differ from those of the run before.
+
+        Raises StateStoreError when the database fails.
+        """
 
         def decide() -> StoredChange[None] | None:
             changed = desired.repaired(self.state, self._policy, self.round_trips.cost)
@@ -104,8 +108,11 @@ class Manager:
         return StoredChange(changed.state, actor, action, detail, then)
 
     def adopted(self, before: FederationState) -> None:
-        """Another manager may have changed the state, or a change of ours was stored after all.
-        Nobody counts as failing for the time without a database, in which reports were refused."""
+        """Adopt a state that was read again after the database had failed.
+
+        Another manager may have changed it, or a change of this one was stored after all. Health
+        starts afresh: the manager refused reports meanwhile, so silence proves no failure.
+        """
         self.health = MemberHealth()
         self.reports.clear()
         for node, member in before.members.items():
@@ -115,12 +122,12 @@ class Manager:
         self.problems = found.problems
 
     def release_watchers(self) -> None:
-        """Answer who waits for a change, now and from now on: the end is near."""
+        """Reply to all watchers at once, now and from now on, because the manager is stopping."""
         self._is_ending = True
         self.changes.wake()
 
     async def stop(self) -> None:
-        """After the change that is under way."""
+        """Stop after the change in progress."""
         await self.changes.stop()
 
     async def join(
@@ -133,10 +140,17 @@ class Manager:
         check: Callable[[], None] = lambda: None,
         is_vouched: bool = True,
     ) -> JoinAnswer:
-        """`join_token`: the hash of the token that lets it in, used up by this; `certificate`: the
-        name of the one it has shown; `gives_token`: it needs one; `check`: asked last, raises for
-        who may not; `is_vouched`: the operator vouches for the address. Raises ValueError for an
-        address that is none, Refused, NoSuchMember, TooMany, StoreError."""
+        """Add a member to the federation and choose its links.
+
+        - `join_token`: the hash of the token that admits it; the join consumes it.
+        - `certificate`: the name of the certificate that the caller presented.
+        - `gives_token`: the member needs a token of its own.
+        - `check`: called last; it raises for a caller that may not join.
+        - `is_vouched`: the operator vouches for the address.
+
+        Raises ValueError for an invalid address, ChangeRefused, NoSuchMember, TooMany or
+        StateStoreError.
+        """
         ip = broker_url(request.ip)
         if 0 < request.capacity < DEGREE_MIN:
             raise ValueError(
@@ -193,8 +207,8 @@ class Manager:
                 self.round_trips.link_measured(node, other, trip_ms)
 
     def _latency(self, request: JoinRequest) -> Callable[[int], float]:
-        """Of the members as the newcomer measured them; without that, as the manager did. The
-        published rule knows the manager's measurement only."""
+        """Return the latencies as the newcomer measured them, else as the manager did. The
+        published rule uses only the manager's measurements."""
         if self._policy.strategy == "paper" or not request.rtts:
             return self.round_trips.latency
         trips = request.rtts
@@ -217,14 +231,14 @@ class Manager:
         return [Neighbor(each.id, each.ip, each.advertise or UNSET) for each in members]
 
     def member(self, node: int) -> Member:
-        """Raises NoSuchMember."""
+        """Return a member. Raises NoSuchMember when it was removed or never joined."""
         found = self.state.members.get(node)
         if found is None:
             raise NoSuchMember(f"there is no member {node}: it was removed, or never joined")
         return found
 
     async def leave(self, node: int, actor: str) -> None:
-        """Raises NoSuchMember, StoreError."""
+        """Remove a member at its own request. Raises NoSuchMember or StateStoreError."""
 
         def leaving() -> list[int]:
             self.member(node)
@@ -233,7 +247,7 @@ class Manager:
         await self._remove(leaving, actor, "leave")
 
     async def remove_dead(self) -> None:
-        """Raises StoreError."""
+        """Remove the members that count as dead. Raises StateStoreError when the database fails."""
         until_s = time.time() + READMIT_S
         await self._remove(lambda: list(self.verdict().dead), "manager", "dead", until_s)
 
@@ -244,7 +258,8 @@ class Manager:
         action: str,
         readmit_until_s: float = 0,
     ) -> None:
-        """Whom `nodes_of` says when the turn comes."""
+        """Remove the members that `nodes_of` returns when the change has its turn. A list made
+        before it could name a member that has reported since."""
 
         def decide() -> StoredChange[None] | None:
             nodes = nodes_of()
@@ -291,8 +306,11 @@ class Manager:
         await self.changes.make(decide)
 
     async def report(self, node: int, report: Report) -> Desired:
-        """What a member says of its links, and what it should have. Raises NoSuchMember, Refused
-        for a report of an earlier life of the member, StoreError."""
+        """Take a member's report of its links and return the links that it should have.
+
+        Raises NoSuchMember, StateStoreError, or ChangeRefused when the report has an earlier epoch
+        than the member.
+        """
         member = self.member(node)
         if report.epoch < member.epoch:
             raise ChangeRefused(
@@ -315,7 +333,8 @@ class Manager:
         return Desired(self.state.revision, self.neighbors(node))
 
     async def announced(self, told: list[PendingAnnouncement]) -> None:
-        """What was decided in the meantime stays. Raises StoreError."""
+        """Record the announcements; changes decided meanwhile stay. Raises StateStoreError when the
+        database fails."""
 
         def decide() -> StoredChange[None] | None:
             after = self.state
@@ -330,7 +349,7 @@ class Manager:
             await self.changes.make(decide)
 
     async def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
-        """The token and when it expires. Raises TooMany, StoreError."""
+        """Return a new join token and its time of expiry. Raises TooMany or StateStoreError."""
         now_s = time.time()
         token = "join-" + secrets.token_urlsafe(24)
         expires_at_s = now_s + valid_s
@@ -348,8 +367,10 @@ class Manager:
         return token, expires_at_s
 
     async def changed_since(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the state has another revision, at most so long; whether it has. Raises
-        TooMany, and StoreError where it is not known."""
+        """Wait, up to a limit, until the state has another revision, and return whether it has.
+
+        Raises TooMany, or StateStoreError when the state is not known.
+        """
         if self._watchers >= WATCHERS_MAX:
             raise TooMany(f"{WATCHERS_MAX} watch already: ask again later")
         self._watchers += 1
