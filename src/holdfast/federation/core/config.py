@@ -1,4 +1,4 @@
-"""Times and bounds of a member."""
+"""Times and bounds of a federation member."""
 
 from dataclasses import dataclass
 
@@ -8,93 +8,101 @@ from holdfast.federation.core.routing.link_state import FORGET_S
 
 @dataclass(frozen=True)
 class FederationConfig:
+    """The times, in seconds, and the bounds of one member."""
+
     hello_s: float = 2.0
-    """Between HELLOs in one direction of a link; so a link costs one a second."""
+    """The seconds between HELLOs in one direction of a link; both together make one a second."""
     ask_after_s: float = 2.05
-    """Of silence, until the peer is asked to say something."""
+    """The seconds of silence after which the member requests a HELLO from the peer."""
     ask_sooner_s: float = 1.3
-    """The same after a message was sent to it, which mostly brings an answer."""
+    """The same after a message was sent to the peer, because most messages bring a reply."""
     ask_s: float = 0.2
     asks: int = 3
-    """Unanswered ones until the link counts as down: 2.65 s after the last word by default, 1.9 s
-    after a message."""
+    """The number of unanswered requests after which the link counts as down. By default that is
+    2.65 s after the last frame, 1.9 s after a message."""
     slow_s: float = 60.0
-    """A peer that answered late, after a second ask, is not asked sooner for so long."""
+    """The seconds for which `ask_sooner_s` does not apply to a peer that replied only after a
+    second request."""
     flaps_free: int = 2
-    """Losses of a link within `flap_s` that cost no waiting before it is used again; each further
-    one doubles the wait, from 1 s to `hold_max_s`."""
+    """The losses of a link within `flap_s` after which it is used again without a delay. Each
+    further loss doubles the delay, from 1 s to `hold_max_s`."""
     flap_s: float = 60.0
     hold_max_s: float = 30.0
     relink_s: float = 0.1
-    """After its loss a link is not used for so long: members are to hear that it was lost, and with
-    it what was on it, before it is back."""
+    """The seconds after its loss for which a link is not used. Members must learn of the loss
+    before it is back, because messages on it were lost too."""
     flood_delay_s: float = 0.01
-    """Announcements of so long go in one frame."""
+    """The seconds for which announcements are collected into one frame."""
     interest_batch_s: float = 0.1
-    """Between announcements of new filters; doubles under churn up to `interest_batch_max_s`."""
+    """The seconds between announcements of new filters. Churn doubles them, up to
+    `interest_batch_max_s`."""
     interest_batch_max_s: float = 5.0
     request_every_s: float = 0.25
-    """Of the same peer."""
+    """The seconds between requests to the same peer."""
     refresh_s: float = 1800.0
-    """Between announcements of a member of which nothing changes."""
+    """The seconds between announcements of a member without changes."""
     forget_s: float = FORGET_S
-    """Without a newer announcement of a member, until it is one no more, and what is queued for it
-    is given up. Not below twice `refresh_s`."""
+    """The seconds without a newer announcement after which a member is forgotten and the messages
+    for it are dropped. Not below twice `refresh_s`."""
     leave_s: float = 60.0
-    """Until it is believed of a member that it has left, where it neither signed that nor said it
-    over its own link: it can deny it until then."""
+    """The seconds until a departure is believed that the member neither signed nor announced over
+    its own link. The member can refute it until then."""
     claim_s: float = 30.0
-    """Age of this start before one peer's unsigned word of a later one makes the member start
-    again; the word of most peers does at once. Below `leave_s`, in which a member can deny."""
+    """The age of this start, in seconds, before one peer's unsigned claim of a later start makes
+    the member start again. The claim of most peers does so at once. It is below `leave_s`, in which
+    a member can refute its departure."""
     filters_max: int = ANNOUNCED_MAX
     degree_min: int = 2
-    """With fewer links a member dials others on its own."""
+    """The number of links below which a member dials others without the manager."""
     dial_every_s: float = 1.0
     dial_every_max_s: float = 2.0
-    """Low, for it bounds how long a healed partition goes unnoticed."""
+    """The longest seconds between attempts. It is low because it bounds how long a healed network
+    partition goes unnoticed."""
     settle_s: float = 10.0
-    """With all desired links up for so long, those of the member's own repair are closed."""
+    """The seconds with all desired links up after which the member closes its own repairs."""
     window_messages: int = 256
-    """In flight to one destination by itself."""
+    """The most messages in flight to one destination alone."""
     window_bytes: int = 1 << 20
     shared_window_messages: int = 2048
-    """The same with those that went out together with other destinations' and cost no copy of their
-    own. A member keeps no more of what comes ahead of its turn."""
+    """The same including messages that go along with other destinations' copies. It also bounds
+    the messages that a destination keeps ahead of their turn."""
     shared_window_bytes: int = 4 << 20
     retry_s: float = 1.0
-    """Without a confirmation, until what is in flight is sent again, unless confirmations take
-    longer to this destination; doubles to `retry_max_s`."""
+    """The seconds without a confirmation until a retransmission, unless confirmations of this
+    destination take longer. Each one doubles it, up to `retry_max_s`."""
     retry_max_s: float = 8.0
     reroute_s: float = 0.05
-    """The same when the path has become another, and for `retry_s` after that: members on it may
-    not know the graph yet."""
+    """The same when the path has changed, and for `retry_s` after that: members on the new path may
+    not have received the graph yet."""
     queue_messages_max: int = 100_000
-    """In custody for one destination; beyond it the oldest go."""
+    """The most messages in custody for one destination. Beyond it the oldest are dropped."""
     queue_bytes_max: int = 256 << 20
     custody_bytes_max: int = 1 << 30
-    """In custody for all destinations together; beyond it the oldest of the longest queue go."""
+    """The most bytes in custody for all destinations together. Beyond it the oldest messages of the
+    longest queue are dropped."""
     queue_age_max_s: float = 86_400.0
     ack_delay_s: float = 0.02
     ack_messages: int = 64
-    """Stored ones that are confirmed without delay."""
+    """The number of stored messages that are confirmed without delay."""
     tidy_s: float = 1.0
     redundancy: int = 1
-    """Paths by which a message is sent at once, as disjoint as there are; at most PATHS_MAX."""
+    """The number of paths by which a message is sent at once, as disjoint as the graph allows; at
+    most PATHS_MAX."""
     share_patience_s: float = 30.0
-    """A member with a shared group that cannot be reached for so long loses the group's messages to
-    another: those that it has already are then delivered twice."""
+    """The seconds after which an unreachable member forfeits its shared groups' messages to another
+    member. Messages that it already has are then delivered twice."""
     retained_messages_max: int = 100_000
     retained_bytes_max: int = 256 << 20
-    """Of all retained messages together; of a topic beyond it nothing is held."""
+    """The most bytes of all retained messages together. A topic beyond it is not kept."""
     tombstone_s: float = 86_400.0
-    """How long it is known that a retained message was removed. A member that was away for longer
-    may bring it back."""
+    """The seconds for which a tombstone is kept. A member that was away for longer may bring the
+    removed message back."""
     unwanted_s: float = 3600.0
-    """How long what others retained is held without anybody here who wants it; well below
-    `tombstone_s`."""
+    """The seconds for which other members' retained messages are kept without interest here; well
+    below `tombstone_s`."""
     retained_check_s: float = 15.0
-    """Between comparisons with another member, one after the other; those after a change come at
+    """The seconds between comparisons with one member after another. A change causes one at
     once."""
     retained_request_s: float = 1.0
-    """Until a request is made again, at most `retained_requests` times."""
+    """The seconds until a request is repeated, at most `retained_requests` times."""
     retained_requests: int = 3

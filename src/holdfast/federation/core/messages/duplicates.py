@@ -1,7 +1,7 @@
-"""Which messages of QoS 0 have been here: per origin and epoch, the newest and the 64 k before it.
+"""Detection of duplicates at QoS 0: per origin and epoch, the last 65,536 sequences.
 
-A sliding window, not a cache of the last so many: what falls out of it is refused, so no message
-however old starts to circulate again.
+It is a sliding window, not a cache of recent ids. A message below the window counts as seen. A
+cache would forget it, and a message that circles in a loop would start to circulate again.
 """
 
 import enum
@@ -12,20 +12,25 @@ from holdfast.federation.core.identity import MessageId
 WINDOW: Final = 65_536
 EPOCH_KEPT_S: Final = 600.0
 WINDOWS_MAX: Final = 8192
-"""Epochs that are remembered at once, 8 KiB each; the one unused for longest goes first."""
+"""The most epochs that are tracked, 8 KiB each. The least recently used one is dropped first."""
 
 
 class Freshness(enum.Enum):
+    """The result of a look-up."""
+
     NEW = enum.auto()
     LATE = enum.auto()
-    """Not seen, but a later one of its origin was."""
+    """The message is new, but a later one of its origin came before it."""
     SEEN = enum.auto()
-    """Or too old to say."""
+    """The message came before, or is below the window."""
 
 
 class Window:
-    """Bit i of the ring stands for the sequences that are i modulo WINDOW; those above `newest`
-    are clear."""
+    """The sequences of one origin and epoch that were seen.
+
+    Bit i of the ring stands for the sequence that is i modulo WINDOW. Bits above `newest` are
+    clear.
+    """
 
     def __init__(self) -> None:
         self.newest = 0
@@ -33,7 +38,7 @@ class Window:
         self._bits = bytearray(WINDOW // 8)
 
     def take(self, sequence: int) -> Freshness:
-        """Look it up and remember it."""
+        """Look up a sequence and mark it as seen."""
         if sequence <= self.newest - WINDOW:
             return Freshness.SEEN
         if sequence > self.newest:
@@ -59,9 +64,11 @@ class Window:
 
 
 class Duplicates:
+    """The windows of all origins, at most WINDOWS_MAX of them."""
+
     def __init__(self, one_epoch: bool = False) -> None:
-        """`one_epoch`: an origin has one window, for its newest epoch. So no origin that starts
-        often takes the windows of others, where only known origins are looked up."""
+        """`one_epoch`: each origin has one window, for its newest epoch. Then an origin that
+        starts often cannot displace the windows of others."""
         self._one_epoch = one_epoch
         self._windows: dict[tuple[bytes, int], Window] = {}
         self._epochs: dict[bytes, int] = {}
@@ -89,7 +96,7 @@ class Duplicates:
         return window.take(id.sequence)
 
     def expire(self, now: float) -> None:
-        """Forget the epochs that nothing came of for EPOCH_KEPT_S."""
+        """Forget the epochs without a message for EPOCH_KEPT_S."""
         for key in list(self._windows):
             if now - self._windows[key].used_at < EPOCH_KEPT_S:
                 return
