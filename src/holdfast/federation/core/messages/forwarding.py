@@ -1,4 +1,4 @@
-"""Frames on their way: to the next hop, by what a link's policy lets through."""
+"""Forwarding of frames to next hops, within the policies of links."""
 
 from collections import Counter
 
@@ -22,10 +22,12 @@ from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.routes import Routes
 
 Passing = Retained | RetainedDigest | RetainedRequest
-"""From one member to another, by members in between."""
+"""The frames that members relay unchanged from one member to another."""
 
 
 class FrameForwarder:
+    """The links' gates, and the choice of a next hop for each frame."""
+
     def __init__(
         self,
         own: bytes,
@@ -58,7 +60,7 @@ class FrameForwarder:
     # Messages
 
     def originate(self, data: Data, destinations: list[Place], redundancy: int, now: float) -> None:
-        """A message of ours, by as many different paths as there are, up to `redundancy`."""
+        """Send a message of this origin by up to `redundancy` different paths."""
         paths = {
             node: self._routes.paths(self._own, node)[:redundancy] if redundancy > 1 else []
             for node, _, _ in destinations
@@ -74,8 +76,11 @@ class FrameForwarder:
     def forward(
         self, data: Data | Skip, destinations: list[Place], source: bytes | None, now: float
     ) -> None:
-        """Divide the destinations among next hops. What cannot go on stays with its origin at
-        QoS 1 and 2, which sends it again; at QoS 0 it is lost."""
+        """Divide the destinations among next hops.
+
+        A message that cannot go on is lost here. At QoS 1 and 2 its origin has custody and
+        retransmits it.
+        """
         if data.hops >= data.hops_max:
             self._counts["hop limit"] += len(destinations)
             return
@@ -86,7 +91,7 @@ class FrameForwarder:
             if hop is None or hop not in self._links:
                 self._counts["no path"] += 1
             elif hop == source:
-                # Our databases differ, or it would not have come this way.
+                # The peer's database differs from ours, or it would not have sent it this way.
                 self._counts["split horizon"] += 1
             elif not has_places and self._links[hop].is_busy:
                 self._counts["link busy"] += 1
@@ -99,7 +104,7 @@ class FrameForwarder:
                 self._send_on(hop, onto, now)
 
     def admit(self, peer: bytes, data: Data, now: float) -> Data | Skip | None:
-        """A message that a peer sent, or what its link's policy leaves of it."""
+        """Apply the import policy of a link: return the message, a Skip in its place, or None."""
         reason = self.gates[peer].refuses_import(data.topic, len(data.payload))
         if reason is not None:
             return self._withhold(data, data.destinations, reason)
@@ -142,7 +147,8 @@ class FrameForwarder:
     # From one member to another
 
     def send_ack(self, ack: StreamAck, source: bytes | None, now: float) -> None:
-        """Lost where there is no path: the origin sends again, and gets another."""
+        """Send a confirmation toward the origin. Without a path it is lost: the origin retransmits
+        and receives another."""
         if ack.hops >= HOPS_MAX:
             self._counts["hop limit"] += 1
             return
@@ -152,7 +158,8 @@ class FrameForwarder:
             self._send_on(hop, onto, now)
 
     def send_on(self, frame: Passing, source: bytes | None, now: float) -> None:
-        """Lost where there is no path: what is retained is compared again and again."""
+        """Send a frame about retained messages onward. Without a path it is lost: members compare
+        their retained messages periodically."""
         if frame.hops >= HOPS_MAX:
             self._counts["hop limit"] += 1
             return

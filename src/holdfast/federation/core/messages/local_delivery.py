@@ -1,4 +1,4 @@
-"""What came over the federation for this member, to its clients."""
+"""Delivery of the federation's messages to this member's clients."""
 
 from typing import Protocol
 
@@ -9,13 +9,15 @@ from holdfast.federation.core.routing.interest import LocalInterest
 
 class RetainedVersions(Protocol):
     def is_newest(self, data: Data, now: float) -> bool:
-        """Is its version the one to be retained?"""
+        """Return whether its version is the newest of the topic."""
 
     def delivered(self, data: Data, now: float) -> None:
         """Which was the newest."""
 
 
 class LocalDelivery:
+    """The step from a message for this member to a `DeliverLocally` effect."""
+
     def __init__(
         self,
         own: bytes,
@@ -29,14 +31,14 @@ class LocalDelivery:
         self._effects = effects
 
     def accepts(self, data: Data | Skip) -> bool:
-        """Are the groups here that it was granted for? Without one its place is not passed, so its
-        origin keeps it until another member has it."""
+        """Return whether all groups of its grant exist here. If one does not, the stream does not
+        pass the place, so the origin keeps the message until another member has it."""
         if isinstance(data, Skip):
             return True
         return all(self._interest.has(share) for share in self._granted(data)[1])
 
     def deliver(self, data: Data | Skip, place: int, now: float) -> bool:
-        """False: nothing is to be stored."""
+        """Deliver a message, or drop it. Returns whether the driver has something to store."""
         if isinstance(data, Skip):
             return self._drop("withheld", data)
         is_plain, shares = self._granted(data)

@@ -1,17 +1,16 @@
-"""Shared subscriptions over all members: one message to one member of a group.
+"""Shared subscriptions over all members: each message goes to one member with the group.
 
-A member's announcement has its groups. The origin gives a message to the group's clients where they
-are its own; otherwise to one member that has the group and can be reached, the one with the highest
-weight for the topic, so a topic's messages stay together and a group's topics are spread. The
-message says what it was given (*granted*) to each destination: a group there that was not granted
-it must not have it (`DeliverLocally.withheld`).
+A member announces its groups. The origin prefers its own clients in the group. Otherwise it grants
+the message to one reachable member with the group, the one with the highest weight for the topic.
+So a topic's messages stay together and a group's topics are spread. The message contains the grant
+of each destination. Groups there without a grant do not receive it (`DeliverLocally.granted`).
 
-While databases differ, or a member with a group is lost, a message may go to two: at QoS 1 and 2
-nothing is lost for that. A member that has no such group any more does not accept the message, and
-its origin grants it to another when it has heard of that; so too when the member has left, or
-cannot be reached for `share_patience_s`. That other one may be the origin itself, whose own clients
-have the group by then. Where nobody has it, its clients may be on their way from one member to
-another: for so long it waits at its origin.
+While databases differ or a member is lost, two members may receive a message; at QoS 1 and 2 none
+is lost. A member whose group has ended refuses the message. Its origin grants it to another member
+once it has received that news. It does the same when the member has left, or is unreachable for
+`share_patience_s`. The new member may be the origin itself, if its clients have joined the group by
+then. If no member has the group, its clients may be moving from one member to another: the message
+waits at its origin for `share_patience_s`.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,11 +28,14 @@ def weight(share: str, topic: str, node: bytes) -> bytes:
 
 
 def owner(share: str, topic: str, nodes: Iterable[bytes]) -> bytes:
-    """Of at least one. Of the others nobody's owner changes when one comes or goes."""
+    """Choose one of at least one member by highest weight (rendezvous hashing). When a member joins
+    or leaves, only topics that it owns change their owner."""
     return max(nodes, key=lambda node: (weight(share, topic, node), node))
 
 
 class SharedGroups:
+    """The grants of this origin's messages to members with shared groups."""
+
     def __init__(
         self,
         own: bytes,
@@ -51,13 +53,13 @@ class SharedGroups:
         self._custody = custody
         self._can_reach = can_reach
         self._effects = effects
-        # Members with grants in custody.
+        # Unreachable members with grants in custody, and since when.
         self._lost_since: dict[bytes, float] = {}
-        # Entries that wait for anybody with their group.
+        # Entries that wait until a member has their group, and since when.
         self._waiting_since: dict[MessageId, float] = {}
 
     def grants(self, message: Message) -> Grants:
-        """To each member that gets a group's share of a message of ours."""
+        """Return the grant of a message of this origin for each member that receives a share."""
         topic = message.topic
         wanting = self._remote.wanting(topic)
         found: dict[bytes, list[str]] = {}
