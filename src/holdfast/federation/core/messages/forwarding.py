@@ -22,7 +22,7 @@ from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.routes import Routes
 
 Passing = Retained | RetainedDigest | RetainedRequest
-"""The frames that members relay unchanged from one member to another."""
+"""The frames about retained messages, which members relay from one member to another."""
 
 
 class FrameForwarder:

@@ -1,4 +1,4 @@
-"""Messages of this member's clients: to whom they go, and when."""
+"""Publications of this member's clients: their destinations, and the time of sending."""
 
 from collections.abc import Callable
 
@@ -14,6 +14,8 @@ from holdfast.federation.core.routing.interest import LocalInterest, RemoteInter
 
 
 class Origin:
+    """The step from a client's publication to custody, or at QoS 0 directly to the links."""
+
     def __init__(
         self,
         identity: Identity,
@@ -26,7 +28,7 @@ class Origin:
         effects: list[Effect],
         take_here: Callable[[Data, int, int, float], str | None],
     ) -> None:
-        """`take_here`: as Receiving.take."""
+        """`take_here`: `IncomingStreams.take`."""
         self._identity = identity
         self._config = config
         self._remote = remote
@@ -50,7 +52,7 @@ class Origin:
         return MessageId(self._identity.node, self._identity.epoch, self._sequence)
 
     def publish(self, message: Message, now: float) -> MessageId | None:
-        """None: nobody else wants it."""
+        """Publish a message and return its id, or None if no other member is interested."""
         grants = self._sharing.grants(message)
         nodes = grants.keys() | set(self._remote.members(message.topic))
         nodes.discard(self._identity.node)
@@ -85,11 +87,11 @@ class Origin:
         return id
 
     def send_due(self, now: float) -> None:
-        """What is in custody and may go out."""
+        """Send the messages in custody that are due."""
         for data in self._custody.collect(self._can_reach, now):
             node, place, base = data.destinations[0]
             if node == self._identity.node:
-                # A group's share that came back to us, and is for nobody else.
+                # A group's share came back to this origin. It has no other destination.
                 self._take_here(data, place, base, now)
             else:
                 self._originate(data, now)
@@ -98,7 +100,8 @@ class Origin:
         return node == self._identity.node or self._forwarding.can_reach(node)
 
     def review_groups(self, now: float, left: bytes | None = None) -> None:
-        """`left`: a member that is none any more, before it is given up."""
+        """Review the grants in custody. `left`: a member that has left; its grants must move
+        before custody drops its messages."""
         self._sharing.review(self.new_id, now, left)
 
     def _originate(self, data: Data, now: float) -> None:

@@ -1,11 +1,12 @@
-"""How long a destination's confirmations are waited for, until what is in flight is sent again.
+"""The retransmission timeout of one destination.
 
-`retry_s` at first, doubled each time. Where confirmations take longer, so does the wait: else a
-slow destination would get everything several times. What was sent more than once tells nothing of
-how long that takes, so a doubled wait stays until a message that was sent once is confirmed.
+It begins at `retry_s` and doubles with each retransmission. It grows with the measured round trip:
+otherwise a slow destination would receive every message several times. A message that was sent
+twice gives no measurement, because its confirmation may belong to either copy (Karn's rule). So a
+doubled timeout stays until a message that was sent once is confirmed.
 
-When the path has become another, what is sent may get lost until the members on it know the graph:
-for a while the wait begins at `reroute_s`, but not below what confirmations take.
+After a change of the path, messages may be lost until the members on it have the new graph. For
+`retry_s` the timeout then begins at `reroute_s`, but never below the measured round trip.
 """
 
 from typing import Final
@@ -13,13 +14,15 @@ from typing import Final
 from holdfast.federation.core.config import FederationConfig
 
 SLACK: Final = 1.5
-"""Of the longest time that a confirmation took lately."""
+"""The timeout as a multiple of the longest recent round trip."""
 FADING: Final = 8
-"""Confirmations by which that time mostly follows shorter ones."""
+"""The number of confirmations after which that time mostly follows shorter round trips."""
 NEVER: Final = float("-inf")
 
 
 class RetransmitTimer:
+    """The timeout of one stream, measured on one message at a time (the probe)."""
+
     def __init__(self, config: FederationConfig) -> None:
         self._config = config
         self.wait_s = config.retry_s
@@ -29,14 +32,14 @@ class RetransmitTimer:
         self._is_backed_off = False
         # The path is lost: the first wait is short, and nothing is learnt from it.
         self._is_hasty = False
-        # What is in flight was sent before.
+        # The messages in flight were sent before, so none of them may be a probe.
         self._is_repeated = False
         # A message that was sent once, by epoch and place, and when.
         self._probe: tuple[int, int] | None = None
         self._probe_at = 0.0
 
     def begin(self, now: float) -> None:
-        """Nothing was in flight."""
+        """Set the timeout when the first message goes into flight."""
         if not self._is_backed_off:
             self.wait_s = self._least_s(now)
 
@@ -46,7 +49,7 @@ class RetransmitTimer:
             self._probe_at = now
 
     def confirmed(self, epoch: int, place: int, now: float) -> None:
-        """Places up to this one, that were not confirmed before."""
+        """Handle a confirmation of places that were not confirmed before."""
         self._is_repeated = False
         self._is_hasty = False
         if self._probe is not None and self._probe <= (epoch, place):
@@ -58,7 +61,7 @@ class RetransmitTimer:
             self.wait_s = self._least_s(now)
 
     def expired(self) -> None:
-        """The wait is over: what is in flight is sent again."""
+        """Double the timeout, because the messages in flight are sent again."""
         if self._is_hasty:
             self._is_hasty = False
         else:
@@ -68,14 +71,14 @@ class RetransmitTimer:
         self._probe = None
 
     def moved(self, now: float) -> None:
-        """The path is another one."""
+        """Begin again with a short timeout, because the path has changed."""
         self._moved_at = now
         self._is_backed_off = False
         self.wait_s = self._least_s(now)
 
     def after_a_change(self, is_broken: bool) -> float:
-        """How long to wait for what is in flight when the graph has changed; `is_broken`: the path
-        on which that was sent is gone."""
+        """Return the seconds to wait for messages in flight after a change of the graph.
+        `is_broken`: the path on which they were sent has lost a link."""
         if is_broken:
             self._is_hasty = True
             return self._config.reroute_s
