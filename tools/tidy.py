@@ -171,7 +171,7 @@ def values() -> Values:
                 found["class_name_in_folder"][f"{folder}:{name}"] = count
     found["folder_modules"] = dict(folders)
     found["packages"]["src/holdfast"] = sum(
-        path.is_dir() and path.name != "__pycache__" for path in SOURCE.iterdir()
+        (path / "__init__.py").exists() for path in SOURCE.iterdir()
     )
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         found["long_lines"][document.relative_to(ROOT).as_posix()] = long_lines(document)
