@@ -171,6 +171,23 @@ def test_a_leader_without_a_majority_is_none_any_more() -> None:
     assert not any(node.has_majority(group.now) for node in group.nodes.values())
 
 
+def test_a_leader_outlasts_a_write_of_its_majority_that_ends_before_an_election() -> None:
+    """A reply follows the writes before it, so a longer write deposes the leader."""
+    group = elected("ab")
+    term = group.nodes["a"].term
+    for write_s, is_leader in ((0.5, True), (0.7, False)):
+        group.stuck = {"b"}
+        group.propose(b"x")
+        group.run(write_s)
+        assert group.nodes["a"].is_leader == is_leader
+        assert group.nodes["a"].term == term
+        group.stuck = set()
+        group.settle()
+    group.run(1.0)
+    assert group.nodes[group.leader()].term > term
+    assert group.applied["a"] == group.applied["b"] == [b"x", b"x"]
+
+
 def test_a_dead_leader_is_replaced_without_waiting() -> None:
     group = elected()
     group.run(0.2)
