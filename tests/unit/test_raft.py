@@ -286,6 +286,22 @@ def test_who_has_the_entry_that_takes_its_vote_may_still_be_needed() -> None:
     assert group.nodes["a"].membership == Membership(("a",), ("b",))
 
 
+def test_a_leader_that_commits_its_removal_tells_the_others() -> None:
+    """As above: b must lead, commits that it has no vote, and leads no more."""
+    group = elected("ab")
+    group.stuck = {"a"}
+    removal = group.nodes["a"].change_members(Membership(("a",), ("b",)), group.now)
+    assert removal is not None
+    group.settle()
+    group.stuck = set()
+    group.start("a")
+    while group.nodes["b"].commit < removal:
+        assert group.now < 5.0
+        group.run(0.01)
+    assert not group.nodes["b"].is_leader
+    assert group.nodes["a"].commit == group.nodes["b"].commit
+
+
 def test_a_log_that_has_gone_astray_is_mended_in_a_few_messages() -> None:
     group = elected()
     group.cut = {"a"}

@@ -56,7 +56,8 @@ def may_change_members(raft: Raft) -> bool:
 
 def advance_commit(raft: Raft, now: float) -> None:
     """Commit what a majority has on disk, if that is of this term. A leader that is no longer a
-    voter steps down when the change is committed."""
+    voter tells the others that the change is committed, and steps down. Untold, they would learn
+    that only from the next leader's own entry."""
     followers = raft.followers
     if followers is None:
         return
@@ -65,6 +66,9 @@ def advance_commit(raft: Raft, now: float) -> None:
         return
     raft.commit_to(index)
     if not raft.is_voter and raft.log.membership_index <= index:
+        for follower in followers.by_member.values():
+            follower.is_due = True
+        send_appends(raft, now)
         raft.become_follower(raft.term, "", now)
 
 
