@@ -98,7 +98,7 @@ class Client:
 
     @property
     def is_ready(self) -> bool:
-        """As `aio.Client.is_ready`."""
+        """Blocking form of `Client.is_ready`."""
         return self._client.is_ready
 
     @property
@@ -149,7 +149,7 @@ class Client:
             loop.close(self._client.abort)
 
     def connect(self, policy: Reconnect | None = None) -> bool:
-        """As `aio.Client.connect`."""
+        """Blocking form of `Client.connect`."""
         with self._lock:
             if self._loop is None:
                 self._loop = _LoopThread()
@@ -160,12 +160,12 @@ class Client:
     def disconnect(
         self, reason: int = reasons.SUCCESS, properties: Properties | None = None
     ) -> None:
-        """As `aio.Client.disconnect`. Without a connection it does nothing."""
+        """Blocking form of `Client.disconnect`. Without a connection it does nothing."""
         if self._loop is not None:
             self._run(self._client.disconnect(reason, properties))
 
     def abort(self) -> None:
-        """As `aio.Client.abort`."""
+        """Blocking form of `Client.abort`."""
 
         async def abort() -> None:
             """Abort in the client's loop."""
@@ -184,7 +184,7 @@ class Client:
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> PublishResult:
-        """As `aio.Client.publish`."""
+        """Blocking form of `Client.publish`."""
         return self._run(
             self._client.publish(
                 topic,
@@ -206,7 +206,7 @@ class Client:
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> "Future[PublishResult]":
-        """As `aio.Client.submit`, but with a future for threads (`future.result(timeout)`)."""
+        """The same as `Client.submit`, with a future for threads (`future.result(timeout)`)."""
 
         async def submit() -> Future[PublishResult]:
             """Submit in the client's loop."""
@@ -223,7 +223,7 @@ class Client:
         return self._run(submit())
 
     def until_ready(self) -> None:
-        """As `aio.Client.until_ready`."""
+        """Blocking form of `Client.until_ready`."""
         self._run(self._client.until_ready())
 
     def submit_batch(
@@ -232,7 +232,7 @@ class Client:
         on_settled: Callable[[int, Outcome], None],
         qos: int = 1,
     ) -> None:
-        """As `aio.Client.submit_batch`; `on_settled` is called in the client's thread."""
+        """Blocking form of `Client.submit_batch`; `on_settled` is called in the client's thread."""
 
         async def submit() -> None:
             """Submit in the client's loop."""
@@ -241,11 +241,11 @@ class Client:
         self._run(submit())
 
     def flush(self) -> None:
-        """As `aio.Client.flush`."""
+        """Blocking form of `Client.flush`."""
         self._run(self._client.flush())
 
     def wait_closed(self) -> ClientError | None:
-        """As `aio.Client.wait_closed`."""
+        """Blocking form of `Client.wait_closed`."""
         if self._loop is None:
             return None
         return self._run(self._client.wait_closed())
@@ -256,17 +256,17 @@ class Client:
         properties: Properties | None = None,
         subscription_id: int = 0,
     ) -> list[int]:
-        """As `aio.Client.subscribe`."""
+        """Blocking form of `Client.subscribe`."""
         return self._run(
             self._client.subscribe(*filters, properties=properties, subscription_id=subscription_id)
         )
 
     def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
-        """As `aio.Client.unsubscribe`."""
+        """Blocking form of `Client.unsubscribe`."""
         return self._run(self._client.unsubscribe(*filters, properties=properties))
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """As `aio.Client.messages`. With a timeout it also ends when no message came for so
+        """The same as `Client.messages`. With a timeout it also ends when no message came for so
         long."""
         while True:
             try:
@@ -278,8 +278,8 @@ class Client:
             yield message
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """As `aio.Client.receive`. After `timeout_s` it raises `TimeoutError`, and no message is
-        lost."""
+        """The same as `Client.receive`. After `timeout_s` it raises `TimeoutError`, and no message
+        is lost."""
 
         async def receive() -> Message | None:
             """Receive in the client's loop."""
@@ -289,7 +289,7 @@ class Client:
         return self._run(receive())
 
     def acknowledge(self, message: Message) -> None:
-        """As `aio.Client.acknowledge`."""
+        """Blocking form of `Client.acknowledge`."""
 
         async def acknowledge() -> None:
             """Acknowledge in the client's loop."""
@@ -298,7 +298,7 @@ class Client:
         self._run(acknowledge())
 
     def reauthenticate(self) -> None:
-        """As `aio.Client.reauthenticate`."""
+        """Blocking form of `Client.reauthenticate`."""
         self._run(self._client.reauthenticate())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

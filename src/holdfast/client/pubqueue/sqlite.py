@@ -72,7 +72,7 @@ class SqliteStore:
         self._failure: StoreError | None = None
 
     def open(self, form: str, clock: float) -> Opened:
-        """As QueueStore.open."""
+        """Implements `QueueStore.open`."""
         if self._connection is not None:
             raise StoreError(f"{self.path} is open in this process already")
         self._failure = None
@@ -84,15 +84,15 @@ class SqliteStore:
             raise
 
     def apply(self, change: QueueChange) -> None:
-        """As QueueStore.apply."""
+        """Implements `QueueStore.apply`."""
         self._guard(lambda db: transaction(db, lambda: _apply(db, change)))
 
     def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
-        """As QueueStore.read."""
+        """Implements `QueueStore.read`."""
         return self._guard(lambda db: _read(db, after, count, size))
 
     def renew(self, epoch: int) -> None:
-        """As QueueStore.renew."""
+        """Implements `QueueStore.renew`."""
 
         def update(db: sqlite3.Connection) -> None:
             """Set the epoch of all messages."""
@@ -102,13 +102,13 @@ class SqliteStore:
         self._guard(lambda db: transaction(db, lambda: update(db)))
 
     def list_failed(self) -> list[Failed]:
-        """As QueueStore.list_failed."""
+        """Implements `QueueStore.list_failed`."""
         query = f"SELECT {_COLUMNS}, reason, text, failed_at FROM failed ORDER BY sequence"
         rows = self._guard(lambda db: db.execute(query).fetchall())
         return [Failed(_entry(row[:8]), row[8], row[9], row[10]) for row in rows]
 
     def forget_failed(self) -> int:
-        """As QueueStore.forget_failed."""
+        """Implements `QueueStore.forget_failed`."""
 
         def forget(db: sqlite3.Connection) -> int:
             """Delete the failed messages; return their number."""
@@ -117,7 +117,7 @@ class SqliteStore:
         return self._guard(lambda db: transaction(db, lambda: forget(db)))
 
     def close(self) -> None:
-        """As QueueStore.close."""
+        """Implements `QueueStore.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

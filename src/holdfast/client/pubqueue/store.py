@@ -83,7 +83,7 @@ class MemoryStore:
         self._failed: deque[Failed] = deque(maxlen=FAILED_IN_MEMORY_MAX)
 
     def open(self, form: str, clock: float) -> Opened:
-        """As QueueStore.open."""
+        """Implements `QueueStore.open`."""
         if self._producer is None:
             return Opened(token_hex(8), 0, 0)
         # Its sequences begin again in each life, so each life needs an epoch of its own.
@@ -101,11 +101,11 @@ class MemoryStore:
         pass
 
     def list_failed(self) -> list[Failed]:
-        """As QueueStore.list_failed."""
+        """Implements `QueueStore.list_failed`."""
         return list(self._failed)
 
     def forget_failed(self) -> int:
-        """As QueueStore.forget_failed."""
+        """Implements `QueueStore.forget_failed`."""
         count = len(self._failed)
         self._failed.clear()
         return count

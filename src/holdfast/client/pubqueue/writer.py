@@ -99,15 +99,15 @@ class Writer:
         return self.epoch
 
     async def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
-        """As QueueStore.read."""
+        """Implements `QueueStore.read`."""
         return await self._call(lambda: self.store.read(after, count, size))
 
     async def list_failed(self) -> list[Failed]:
-        """As QueueStore.list_failed."""
+        """Implements `QueueStore.list_failed`."""
         return await self._call(self.store.list_failed)
 
     async def forget_failed(self) -> int:
-        """As QueueStore.forget_failed."""
+        """Implements `QueueStore.forget_failed`."""
         return await self._call(self.store.forget_failed)
 
     async def close(self) -> None:
@@ -157,7 +157,7 @@ class ThreadWriter(Writer):
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Opened:
-        """As Writer.open."""
+        """Implements `Writer.open`."""
         try:
             opened = await super().open()
         except BaseException:
@@ -184,23 +184,23 @@ class ThreadWriter(Writer):
         self._removal_waits()
 
     async def list_failed(self) -> list[Failed]:
-        """As Writer.list_failed, changes that wait included."""
+        """Implements `Writer.list_failed`, changes that wait included."""
         await self.checkpoint()
         return await super().list_failed()
 
     async def forget_failed(self) -> int:
-        """As Writer.forget_failed, changes that wait included."""
+        """Implements `Writer.forget_failed`, changes that wait included."""
         await self.checkpoint()
         return await super().forget_failed()
 
     async def checkpoint(self) -> None:
-        """As Writer.checkpoint."""
+        """Implements `Writer.checkpoint`."""
         async with self._lock:
             if not self._change.is_empty():
                 await self._commit([])
 
     async def renew(self) -> int:
-        """As Writer.renew."""
+        """Implements `Writer.renew`."""
         async with self._lock:
             if not self._change.is_empty():
                 await self._commit([])
@@ -210,7 +210,7 @@ class ThreadWriter(Writer):
             return epoch
 
     async def close(self) -> None:
-        """As Writer.close. Messages that are not stored yet are refused."""
+        """Implements `Writer.close`. Messages that are not stored yet are refused."""
         if self._timer is not None:
             self._timer.cancel()
         async with self._lock:

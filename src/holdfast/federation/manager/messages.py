@@ -118,7 +118,7 @@ class LinkView(Struct, kw_only=True):
     pinned: bool
     rtt_ms: float | None
     up: bool | None
-    """As its ends report; None: neither has lately."""
+    """The state that its ends report; None: neither has lately."""
 
 
 class TopologyView(Struct, kw_only=True):

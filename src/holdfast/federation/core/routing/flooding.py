@@ -333,7 +333,7 @@ class Flooder:
     def _whole(
         self, entries: Iterable[LinkStateEntry], now: float, age_told_s: float
     ) -> list[bytes]:
-        """As frames, with a voucher for what is signed or as old as this."""
+        """The entries as frames, with a voucher for what is signed or as old as this."""
         news: list[_News] = []
         for entry in entries:
             age_s = max(0.0, now - entry.heard_at)

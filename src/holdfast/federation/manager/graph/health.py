@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 FAILURES_DEAD: Final = 2
-"""As published: a member is removed when its check fails twice in a row."""
+"""The published rule: a member is removed when its check fails twice in a row."""
 
 
 class MemberState(StrEnum):

@@ -20,7 +20,7 @@ class RoundTrips:
     of_members: dict[int, float] = field(default_factory=dict)
     """From the manager through the member's broker and back."""
     of_links: dict[Link, float] = field(default_factory=dict)
-    """As the members report them."""
+    """The round trips that the members report."""
 
     def latency(self, node: int) -> float:
         return self.of_members.get(node, UNKNOWN_MS)
