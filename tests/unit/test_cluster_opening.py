@@ -1,5 +1,7 @@
 """CONNECTs of one client at one node, which it finds all at once after it was held up."""
 
+import json
+
 import pytest
 
 from holdfast.broker.config import NodeConfig
@@ -9,6 +11,7 @@ from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -50,9 +53,13 @@ class LedHere(ClusterContext):
     """By n1, until another node leads."""
 
     home_leader = "n1"
+    home_epoch = 1
 
     def leader(self, partition: int) -> str:
         return self.home_leader
+
+    def epoch(self, partition: int) -> int:
+        return self.home_epoch
 
 
 class Bench:
@@ -112,6 +119,12 @@ class Bench:
                 "session": None,
             },
         )
+
+    def ask_owned(self, node: str, epochs: object) -> None:
+        """The leader of the home, by its own metadata, requests a report."""
+        fields = {"ask": True, "partitions": [0], "epochs": epochs, "owned": [], "asking": []}
+        self.homes.handle_owned(node, json.dumps(fields).encode())
+        self.opener.take_local()
 
     def wait(self, seconds: float = ASK_AGAIN_S) -> None:
         self.state.now += seconds
@@ -338,3 +351,68 @@ def test_a_session_that_waits_is_let_go_when_another_node_is_to_have_it() -> Non
     assert bench.homes.told_closed[-1] == 7
     bench.pass_barrier()
     assert not bench.state.sessions
+
+
+def test_an_answer_of_a_leader_that_was_followed_opens_nothing_though_the_metadata_names_it() -> (
+    None
+):
+    """The disk here takes no metadata, so this node does not learn that n2 leads the home. It has
+    reported its sessions to n2 and would begin another one that n2 does not know. [MQTT-3.1.4-3]"""
+    bench = Bench()
+    there = bench.connect(expiry_s=0, clean_start=True)
+    bench.wait(ASK_AFTER_S)
+    bench.ask_owned("n2", [2])
+    bench.answer(1, epoch=7)
+    assert there.state == OPENING
+    bench.ask_owned("n3", [1])
+    bench.answer(1, epoch=7)
+    assert there.state == OPENING
+    bench.fabric.home_leader = "n2"
+    bench.fabric.home_epoch = 2
+    bench.answer(1, epoch=7, node="n2")
+    assert there.state == OPEN
+
+
+def test_a_node_that_knows_only_an_earlier_leader_sends_its_clients_elsewhere() -> None:
+    bench = Bench()
+    bench.ask_owned("n2", [2])
+    there = bench.connect(expiry_s=0, clean_start=True)
+    bench.wait(ASK_AFTER_S)
+    bench.wait(REFUSED_AFTER_S)
+    assert there.state == CLOSED
+    assert not bench.state.sessions
+
+
+def test_a_connect_is_not_refused_because_the_metadata_comes_after_the_request_for_a_report() -> (
+    None
+):
+    """Its home had no leader for a while, and the frames of two nodes come in any order."""
+    bench = Bench()
+    bench.fabric.home_leader = ""
+    there = bench.connect(expiry_s=0, clean_start=True)
+    bench.wait(2 * REFUSED_AFTER_S)
+    bench.ask_owned("n2", [2])
+    bench.wait(ASK_AFTER_S)
+    assert there.state == OPENING
+    bench.fabric.home_leader = "n2"
+    bench.fabric.home_epoch = 2
+    bench.wait()
+    bench.answer(1, epoch=7, node="n2")
+    assert there.state == OPEN
+
+
+def test_a_leader_of_an_older_version_requests_a_report_without_its_epochs() -> None:
+    bench = Bench()
+    there = bench.connect(expiry_s=0, clean_start=True)
+    fields = {"ask": True, "partitions": [0], "owned": [], "asking": []}
+    bench.homes.handle_owned("n2", json.dumps(fields).encode())
+    bench.opener.take_local()
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=7)
+    assert there.state == OPEN
+
+
+@pytest.mark.parametrize("epochs", [2, ["2"], [2, 2], [], {"0": 2}])
+def test_a_request_for_a_report_with_bad_epochs_is_a_bad_frame(epochs: object) -> None:
+    with pytest.raises(BadFrame):
+        Bench().ask_owned("n2", epochs)

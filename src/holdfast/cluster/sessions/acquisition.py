@@ -13,10 +13,11 @@ Invariants
   node has announced it. Counter-example: this node announces to a new coordinator that it requests
   a session, and then takes the reply of the previous one. The new coordinator grants the client a
   session at another node, and both nodes keep theirs.
+- A reply counts only in an epoch of the home partition that is not lower than any in which a node
+  has requested the report of this one. Counter-example: the disk here takes no metadata, so this
+  node coordinates sessions, or requests them from a coordinator, after another node has begun to.
 """
 
-import base64
-import struct
 from typing import Final
 
 from holdfast.broker.connections.close import close_connection, drop_session, log_close, refuse
@@ -26,13 +27,12 @@ from holdfast.broker.recovery.state_records import log_progress, will_fields
 from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import CLOSED, OPENING, Connection
 from holdfast.broker.session.session import Session
-from holdfast.broker.session.state import decode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
 from holdfast.cluster.frame_kinds import SESSION_CLOSED, SESSION_OPEN, SESSION_OWNED, BadFrame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.requests import NOTHING, PendingOpen
+from holdfast.cluster.sessions.requests import NOTHING, PendingOpen, positions_of
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
@@ -48,8 +48,8 @@ until the reply."""
 ASK_AGAIN_S: Final = 0.3
 """The interval in seconds after which a SESSION_OPEN without a reply is sent again."""
 REFUSED_AFTER_S: Final = 2.0
-"""The longest time in seconds that a CONNECT waits for a majority, or while this node is unsure of
-its ownership."""
+"""The longest time in seconds that a CONNECT waits for a majority, for metadata that names the
+present leader of its home partition, or while this node is unsure of its ownership."""
 
 NEVER: Final = float("inf")
 
@@ -77,6 +77,8 @@ class SessionAcquisition:
         self.asking: dict[int, PendingOpen] = {}
         # The same entries by client id, in the order of their CONNECTs.
         self._of_clients: dict[str, list[PendingOpen]] = {}
+        # Per home partition: the highest epoch of a leader that has requested a report, and when.
+        self._reported_in: dict[int, tuple[int, float]] = {}
 
     def begin_at(self, number: int) -> None:
         """Numbers the requests from `number` + 1.
@@ -170,7 +172,8 @@ class SessionAcquisition:
         """
         asking = self.asking.get(number_of(fields, "request"))
         client_id = text_of(fields, "client")
-        if node != self._fabric.leader(self._homes.home(client_id)):
+        home = self._homes.home(client_id)
+        if node != self._fabric.leader(home) or self._is_led_anew(home):
             return
         if asking is None or asking.client_id != client_id or asking.answer is not None:
             # The request was sent twice and got two replies. Both epochs are this node's; the
@@ -189,10 +192,15 @@ class SessionAcquisition:
             return
         asking.ask_at = NEVER
         if fields["present"]:
-            asking.positions = _positions(fields["session"])
+            asking.positions = positions_of(fields["session"])
         if fields["present"] or not self._is_in_log(asking):
             asking.barrier = self._barriers.begin(is_patient=True)
         self._finish_if_ready(asking)
+
+    def _is_led_anew(self, home: int, for_s: float = 0.0) -> bool:
+        """True if the metadata here does not name the leader that has requested a report."""
+        epoch, asked_at = self._reported_in.get(home, (0, 0.0))
+        return self._fabric.epoch(home) < epoch and asked_at + for_s <= self._state.now
 
     def _is_in_log(self, asking: PendingOpen) -> bool:
         """True if a record names this node as owner, or the client wants a clean start.
@@ -376,15 +384,10 @@ class SessionAcquisition:
         It is called when `leader` begins to lead them, or when its link is new.
         """
         wanted = set(partitions)
-        owned: list[tuple[str, int]] = []
-        for session in self._state.sessions.values():
-            if self._homes.home(session.client_id) in wanted:
-                owned.append((session.client_id, session.epoch))
-        users = {
-            client_id: session.username
-            for client_id, session in self._state.sessions.items()
-            if session.is_owned and self._homes.home(client_id) in wanted
-        }
+        sessions = self._state.sessions.values()
+        here = [each for each in sessions if self._homes.home(each.client_id) in wanted]
+        owned = [(each.client_id, each.epoch) for each in here]
+        users = {each.client_id: each.username for each in here if each.is_owned}
         asking: list[str] = []
         for each in self.asking.values():
             if self._homes.home(each.client_id) in wanted:
@@ -412,14 +415,17 @@ class SessionAcquisition:
         queued."""
         self._homes.flush()
         while self._homes.answers.local:
-            local = self._homes.answers.local
-            self._homes.answers.local = []
+            local, self._homes.answers.local = self._homes.answers.local, []
             for fields in local:
                 if "close" in fields:
                     self.close(text_of(fields, "client"), number_of(fields, "epoch"))
                 elif "tell" in fields:
-                    partitions = fields["partitions"]
+                    partitions, epochs = fields["partitions"], fields["epochs"]
                     assert isinstance(partitions, list)
+                    assert isinstance(epochs, list)
+                    for home, epoch in zip(partitions, epochs, strict=True):
+                        if epoch > self._reported_in.get(home, (0, 0.0))[0]:
+                            self._reported_in[home] = (epoch, self._state.now)
                     self.tell_owned(text_of(fields, "tell"), partitions)
                 else:
                     self.opened(self._fabric.node_id, fields)
@@ -439,6 +445,8 @@ class SessionAcquisition:
             text = "no majority of the cluster can be reached"
         elif self._state.is_unsure and asking.answer is not None and asking.is_recorded:
             text = "this node cannot tell who owns the session"
+        elif self._is_led_anew(self._homes.home(asking.client_id), REFUSED_AFTER_S):
+            text = "this node does not know which node leads the session's home partition"
         else:
             return
         refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
@@ -449,14 +457,3 @@ class SessionAcquisition:
         if not self.asking:
             return None
         return min(asking.ask_at for asking in self.asking.values())
-
-
-def _positions(session: object) -> list[tuple[int, int]]:
-    """Returns the (partition, offset) pairs of a session's cursor. Raises BadFrame when it is
-    malformed."""
-    if not isinstance(session, dict):
-        return []
-    try:
-        return decode_cursor(base64.b64decode(str(session["cursor"]))).positions
-    except (KeyError, ValueError, struct.error) as error:
-        raise BadFrame(f"cursor of a session: {error!r}") from None

@@ -14,6 +14,8 @@ Invariants
   unrecorded session again. This happens when a client connects before all nodes have reported their
   sessions. Of two nodes that have a session one must release it, also if their epochs are equal.
 - A session is opened for one request at a time; the next request waits.
+- A node that had an unrecorded session confirms its release before another node gets it, or is
+  ordered to release it then. An order that a lost link drops follows the node's next report.
 - SESSION_OPENED is sent after the `open` record is committed and applied here, if there is one.
 - An open session that its node does not have is closed, unless a client waits for it at that node.
   Then the node receives the report request again until one of the two is over. Counter-example: the
@@ -117,9 +119,8 @@ class SessionCoordinator:
             self._withdraw(request)
             return
         queue = self._requests.setdefault(request.client_id, deque())
-        for other in queue:
-            if other.node == node and other.number == request.number:
-                return
+        if any(each.node == node and each.number == request.number for each in queue):
+            return
         queue.append(request)
         if len(queue) == 1:
             self._begin(request)
@@ -166,9 +167,6 @@ class SessionCoordinator:
             self._open(request)
             return
         if self._fabric.is_gone(owner.node):
-            if not owner.recorded:
-                # No record ends the session of that node. The node may be alive with a faulty disk.
-                self.answers.order_close(owner.node, request.client_id, owner.epoch)
             self._go_without(request)
             return
         request.waits_for = owner.node
@@ -240,11 +238,15 @@ class SessionCoordinator:
             self._open(queue[0])
 
     def _open(self, request: SessionRequest) -> None:
-        """Gives a session that has no owner to the node of `request`."""
+        """Gives a session that no record gives to another node to the node of `request`."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
         if image is not None and self.endings.will_comes_first(image, request.clean_start):
             return
+        owner = self.owners.owner(client_id)
+        if owner is not None and owner.node != request.node and not owner.recorded:
+            # The node may be down and alive, late, or have reported it while the request waited.
+            self.answers.order_close(owner.node, client_id, owner.epoch)
         epoch = self.owners.give(request, image)
         if image is None and not request.recorded:
             self.opened(request, epoch, False)
@@ -317,9 +319,7 @@ class SessionCoordinator:
         Raises BadFrame when it is malformed.
         """
         fields = fields_of(payload, "partitions", "owned", "asking")
-        owned = fields["owned"]
-        partitions = fields["partitions"]
-        asking = fields["asking"]
+        owned, partitions, asking = fields["owned"], fields["partitions"], fields["asking"]
         if (
             not isinstance(owned, list)
             or not isinstance(partitions, list)
@@ -327,7 +327,7 @@ class SessionCoordinator:
         ):
             raise BadFrame("no lists")
         if fields.get("ask"):
-            self.answers.local.append({"tell": node, "partitions": partitions})
+            self.answers.asked_owned(node, partitions, fields.get("epochs"))
             return
         users = fields.get("users")
         epochs = {str(client): int(epoch) for client, epoch in owned}

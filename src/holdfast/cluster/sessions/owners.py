@@ -124,16 +124,17 @@ class Owners:
 
         If another node has the session as well, returns the node that must release it, and its
         epoch: the one with the lower epoch. Epochs are equal if this leader gave its own before it
-        received the report. Then the reported session is the older one and must be released.
+        received the report. Then the reported session is the older one and must be released. So is
+        one with a higher epoch than a recorded session: this leader has applied all records of
+        earlier leaders, and none names it.
         """
         known = self.owner(client_id)
+        if known is not None and known.node != node and (known.recorded or known.epoch >= epoch):
+            return node, epoch
         if known is not None and known.epoch >= epoch:
-            return None if known.node == node else (node, epoch)
-        self._owners[client_id] = Owner(node, epoch, False, user=user)
-        if known is None or known.node == node or known.recorded:
-            # A queued record ends the ownership of a recorded owner, so no order is needed.
             return None
-        return known.node, known.epoch
+        self._owners[client_id] = Owner(node, epoch, False, user=user)
+        return None if known is None or known.node == node else (known.node, known.epoch)
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
         owner = self._owners.get(client_id)

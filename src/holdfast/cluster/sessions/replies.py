@@ -1,7 +1,7 @@
 """The replies and orders of a coordinator to nodes, this one included (`local`)."""
 
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
+from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
 from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
 
@@ -65,10 +65,31 @@ class HomeAnswers:
             self._fabric.send_fields(node, SESSION_CLOSE, fields)
 
     def ask_owned(self, nodes: list[str], partitions: list[int]) -> None:
-        """Requests from these nodes a report of their sessions with these home partitions."""
-        fields = {"ask": True, "partitions": partitions, "owned": [], "asking": []}
+        """Requests from these nodes a report of their sessions with these home partitions.
+
+        The request contains the epochs in which this node leads them. Older versions ignore those.
+        """
+        epochs = [self._fabric.leading[partition] for partition in partitions]
+        fields = {
+            "ask": True,
+            "partitions": partitions,
+            "epochs": epochs,
+            "owned": [],
+            "asking": [],
+        }
         for node in nodes if partitions else ():
             if node == self._fabric.node_id:
-                self.local.append({"tell": node, "partitions": partitions})
+                self.asked_owned(node, partitions, epochs)
             else:
                 self._fabric.send_fields(node, SESSION_OWNED, fields)
+
+    def asked_owned(self, node: str, partitions: list[int], epochs: object) -> None:
+        """Queues the report of this node that `node` requests as the leader in these epochs. An
+        older version names none. Raises BadFrame when they are malformed."""
+        if epochs is None:
+            epochs = [0] * len(partitions)
+        if not isinstance(epochs, list) or len(epochs) != len(partitions):
+            raise BadFrame("not one epoch per partition")
+        if not all(isinstance(each, int) for each in (*partitions, *epochs)):
+            raise BadFrame("a partition or an epoch is no number")
+        self.local.append({"tell": node, "partitions": partitions, "epochs": epochs})

@@ -1,11 +1,14 @@
 """The requests for sessions, as the client's node and the coordinator keep them."""
 
+import base64
+import struct
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.connections.connect import AcceptedConnect
 from holdfast.broker.recovery.state_records import will_from
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.state import decode_cursor
 from holdfast.broker.state import Held, NodeState
 from holdfast.cluster.context import number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
@@ -96,3 +99,14 @@ class HeldOpened(Held):
         """Drops the request: this node does not lead the home partition any more, or leads it in a
         later epoch."""
         self._refused()
+
+
+def positions_of(session: object) -> list[tuple[int, int]]:
+    """Returns the (partition, offset) pairs of a session's cursor. Raises BadFrame when it is
+    malformed."""
+    if not isinstance(session, dict):
+        return []
+    try:
+        return decode_cursor(base64.b64decode(str(session["cursor"]))).positions
+    except (KeyError, ValueError, struct.error) as error:
+        raise BadFrame(f"cursor of a session: {error!r}") from None
