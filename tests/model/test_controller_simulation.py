@@ -88,8 +88,8 @@ def test_an_unclean_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(info: PartitionInfo, standing: NodeConditions) -> str:
         return next((node for node in info.replicas if node in standing.willing), "")
 
-    def settled(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-        changed = planning.settled(info, standing)
+    def settled(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
+        changed = planning.settled(info, standing, min_insync)
         if changed.leader or not (successor := careless(info, standing)):
             return changed
         in_sync = (*changed.in_sync, successor)
@@ -110,8 +110,8 @@ def test_an_epoch_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-        return planning.settled(info, replace(standing, wiped=frozenset()))
+    def trusting(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
+        return planning.settled(info, replace(standing, wiped=frozenset()), min_insync)
 
     without_guards(monkeypatch)
     monkeypatch.setattr(controller, "settled", trusting)

@@ -268,6 +268,14 @@ class ControllerWorld:
             }
             if gone and len(new.in_sync) < enough:
                 raise Wrong(f"partition {number}: {gone} leave too early: {old} to {new}")
+            nodes = self.metadata.nodes
+            dead = {
+                node
+                for node in self.health.dead - self.health.ill - set(new.in_sync)
+                if node in old.in_sync and nodes[node].state != NodePhase.DRAINING
+            }
+            if dead and len(new.in_sync) < self.metadata.min_insync:
+                raise Wrong(f"partition {number}: {dead} may have the last copy: {old} to {new}")
 
     def replicate(self) -> None:
         """What the partitions' leaders do: write, commit, and say who is in sync."""
@@ -283,6 +291,9 @@ class ControllerWorld:
             self.write(number, info)
             alive = [node for node in info.members if self.is_serving(node)]
             in_sync = [node for node in info.in_sync if node in alive]
+            if len(in_sync) < self.metadata.min_insync:
+                # As partitions.in_sync: of these only who has another disk leaves.
+                in_sync = [node for node in info.in_sync if self.has_its_disk(node)]
             in_sync += [node for node in alive if node not in in_sync]
             if sorted(in_sync) != sorted(info.in_sync):
                 counting = self.counting.setdefault((number, info.version), set())
@@ -291,6 +302,11 @@ class ControllerWorld:
                     self.have[number][node] = self.have[number][info.leader]
                 changed = replace(info, in_sync=tuple(in_sync))
                 self.propose(ChangePartitions(((number, info.version, changed),)))
+
+    def has_its_disk(self, node: str) -> bool:
+        """As far as anybody knows."""
+        sim = self.nodes[node]
+        return not sim.is_alive or sim.incarnation == self.metadata.nodes[node].incarnation
 
     def is_serving(self, node: str) -> bool:
         """Alive with the disk that the metadata knows, and that does what it should."""
@@ -312,6 +328,8 @@ class ControllerWorld:
         for node in awaited:
             if self.is_serving(node):
                 have[node] = have[info.leader]
+        if len(info.in_sync) < self.metadata.min_insync:
+            return
         self.committed[number] = max(self.committed[number], min(have[node] for node in awaited))
 
     def look(self) -> None:

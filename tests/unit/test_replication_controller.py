@@ -249,6 +249,46 @@ def test_the_last_disk_lost_needs_an_operator() -> None:
     world.require_perfect()
 
 
+def test_a_dead_replica_stays_in_sync_where_too_few_would_be_left() -> None:
+    """n2 loses its disk, which is not noticed yet, and n1 is killed, which is. Nothing is committed
+    with one replica in sync, so n1 has all records, and must not leave the set before n2 does."""
+    world = cluster("n2", partitions=4, min_insync=2)
+    world.join("w1", WITNESS)
+    world.run(10)
+    world.kill("n1")
+    world.run(2)
+    assert world.metadata.nodes["n1"].state == NodePhase.DOWN
+    assert all(set(info.in_sync) == {"n1", "n2"} for info in world.metadata.partitions)
+    assert leaders(world) == {"n2": 4}
+    world.wipe("n2")
+    world.start("n1")
+    world.run(30)
+    assert world.metadata.nodes["n2"].incarnation == "i2"
+    world.require_perfect()
+
+
+def test_a_dead_replica_whose_disk_is_not_to_be_trusted_leaves_the_set() -> None:
+    world = cluster("n2", partitions=4, min_insync=2)
+    damaged = replace(world.health, damaged=frozenset({"n2"}))
+    (command,) = world.controllers[-1].step(world.metadata, damaged, world.now)
+    after = apply(world.metadata, command).metadata
+    assert after is not None
+    assert all(info.in_sync == ("n1",) for info in after.partitions)
+
+
+def test_a_dead_node_that_is_drained_leaves_the_set() -> None:
+    """Without another node that could take its replicas the operator could not remove it."""
+    world = cluster("n2", partitions=4, min_insync=2)
+    world.join("w1", WITNESS)
+    world.run(10)
+    world.kill("n2")
+    world.run(2)
+    n2 = world.metadata.nodes["n2"]
+    world.carry_out(ChangePartitions((), ((n2.version, replace(n2, state=NodePhase.DRAINING)),)))
+    world.run(5)
+    assert holding(world, "n2") == set()
+
+
 def test_a_dead_node_is_replaced_after_a_while() -> None:
     world = cluster("n2", "n3", "n4")
     held = holding(world, "n2")

@@ -256,7 +256,7 @@ class Controller:
                 continue
             if number in pending:
                 continue
-            changed = settled(info, standing)
+            changed = settled(info, standing, min_insync)
             if changed is not info:
                 urgent.append((number, info.version, changed))
                 continue

@@ -28,6 +28,8 @@ class NodeConditions:
     absent: frozenset[str] = frozenset()
     """Nodes that are dead, or whose disk cannot be trusted. They cannot lead, and no commit shall
     wait for them."""
+    dead: frozenset[str] = frozenset()
+    """The absent nodes that are only dead: their disks may be whole, and nobody drains them."""
     wiped: frozenset[str] = frozenset()
     """Nodes that returned with an empty disk."""
     willing: frozenset[str] = frozenset()
@@ -41,7 +43,7 @@ def standing_of(
     metadata: ClusterMetadata, changes: Mapping[str, NodeInfo], health: Health
 ) -> NodeConditions:
     """The conditions of the nodes. `changes` are the node changes of the same command."""
-    absent, wiped, willing, retiring = set(), set(), set(), set()
+    absent, dead, wiped, willing, retiring = set(), set(), set(), set(), set()
     ill = useless(metadata, health)
     for node, info in metadata.nodes.items():
         becomes = changes.get(node, info)
@@ -57,6 +59,8 @@ def standing_of(
             or (becomes.state == NodePhase.DOWN and presence is None)
         ):
             absent.add(node)
+            if node not in ill and becomes.state != NodePhase.DRAINING:
+                dead.add(node)
             continue
         if info.role != DATA or becomes.state == NodePhase.DOWN:
             continue
@@ -65,7 +69,11 @@ def standing_of(
         elif node not in health.suspected:
             willing.add(node)
     return NodeConditions(
-        frozenset(absent), frozenset(wiped), frozenset(willing), frozenset(retiring)
+        frozenset(absent),
+        frozenset(dead),
+        frozenset(wiped),
+        frozenset(willing),
+        frozenset(retiring),
     )
 
 
@@ -112,18 +120,29 @@ def is_led_by_another(info: PartitionInfo) -> bool:
     return info.leader not in ("", preferred) and preferred in info.in_sync
 
 
-def settled(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
+def settled(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
     """The entry after a failure or a return: the remaining in-sync set, and its leader.
 
     If all in-sync replicas are dead, they all stay in the set, because each has every committed
     record. The partition has no leader until the first of them is back.
+
+    Dead replicas also stay if fewer than `min_insync` would be left. Those few could commit
+    nothing, so each dead one has every committed record and may lead again. Smallest
+    counter-example: A and B are in sync, `min_insync` is 2. A's machine burns down, which nobody
+    has noticed. B's process is killed, which is noticed at once. Without B in the set, A's lost
+    disk counts as the last copy when B is back, and the partition waits for an operator.
     """
     in_sync = info.in_sync
     if not standing.wiped.isdisjoint(in_sync):
         in_sync = tuple(node for node in in_sync if node not in standing.wiped)
     if not standing.absent.isdisjoint(in_sync):
-        survivors = tuple(node for node in in_sync if node not in standing.absent)
-        in_sync = survivors or in_sync
+        gone = standing.absent
+        survivors = tuple(node for node in in_sync if node not in gone)
+        if len(survivors) < min_insync:
+            gone = gone - standing.dead
+            survivors = survivors and tuple(node for node in in_sync if node not in gone)
+        if survivors and survivors != in_sync:
+            in_sync = survivors
     leader = info.leader
     if leader in in_sync and leader not in standing.absent:
         return info if in_sync is info.in_sync else replace(info, in_sync=in_sync)
