@@ -3,6 +3,7 @@ leaders that move at any time: see tests/support/sim_replication.py for what is 
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,17 @@ def test_a_seed_says_everything() -> None:
         world.run()
     assert worlds[0].trace == worlds[1].trace
     assert worlds[0].ledger.ends == worlds[1].ledger.ends
+
+
+def test_the_last_copy_that_was_being_added_may_lead() -> None:
+    """As the production's controller lets it: only its disk has all that is committed."""
+    world = World(3)
+    info = world.metadata.partitions[0]
+    lone = replace(info, replicas=("n1", "n2"), adding=("n3",), leader="", in_sync=("n3",))
+    world.nodes["n3"].start()
+    world.elect(0, lone, None)
+    led = world.metadata.partitions[0]
+    assert (led.leader, led.replicas, led.adding) == ("n3", ("n1", "n2", "n3"), ())
 
 
 def test_the_worlds_are_rough() -> None:

@@ -223,14 +223,20 @@ class World:
     def elect(self, number: int, info: PartitionInfo, without: str | None) -> None:
         able = [
             name
-            for name in info.replicas
+            for name in info.members
             if name in info.in_sync
             and name != without
             and self.nodes[name].is_alive
             and self.nodes[name].is_registered
         ]
-        if able:
-            name = self.random.choice(able)
+        replicas = [name for name in able if name in info.replicas]
+        if not replicas:
+            # As placement.planning: the last copies that were being added are replicas now.
+            replicas = able
+            adding = tuple(name for name in info.adding if name not in able)
+            info = replace(info, replicas=(*info.replicas, *able), adding=adding)
+        if replicas:
+            name = self.random.choice(replicas)
             made = replace(info, leader=name, epoch=info.epoch + 1)
             self.change("controller", ((number, info.version, made),))
 
