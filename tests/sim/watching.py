@@ -13,15 +13,22 @@ A client is connected to one node, also with a session that no record tells of [
 Counter-example: a new leader gives such a session away before it has heard the node that has it,
 and neither node lets go.
 
+A record that is assigned to a node waits for a member there, or one has it. Counter-example: the
+last member leaves, another one joins in the same turn, and the returned records stay in the group
+of the first one. The coordinator waits for them for good.
+
 A session's timers are its own, one of each kind. Counter-example: two timers are armed for the end
 of a session, the client comes back, one of them is cancelled, and the other one ends the session
 after its next connection.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.session.session import Session
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import tag_of
 from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
@@ -151,6 +158,7 @@ class OwnersWatch:
             if process is None or host.is_paused:
                 continue
             self._look_at_timers(process)
+            self._look_at_assigned(process)
             for partition in range(self._world.settings.partitions):
                 if self._works(host, process, partition):
                     deciding[partition] = process
@@ -192,6 +200,26 @@ class OwnersWatch:
                     f"{process.host.name} has a second timer for {session.client_id}, epoch"
                     f" {session.epoch}"
                 )
+
+    def _look_at_assigned(self, process: "Process") -> None:
+        agent = process.member.groups.shares
+        kept = {(share.key, place) for share, place in agent._kept}
+        for share in agent.shares.values():
+            tag = tag_of(share.key)
+            found = {place for key, place in kept if key == share.key}
+            if share.held.keys() <= found:
+                continue
+            if share.group is not None:
+                aside = itertools.chain.from_iterable(share.group.aside.values())
+                found |= {_place(each) for each in (*share.group.returned, *aside)}
+            for session in process.state.sessions.values():
+                found |= {_place(e) for e in session.inflight.values() if e.group_tag == tag}
+            for place in share.held:
+                if place not in found:
+                    self._world.checks.fail(
+                        f"{process.host.name} has offset {place[1]} of partition {place[0]} of"
+                        f" {share.key}, and no member there has it"
+                    )
 
     def _works(self, host: "Host", process: "Process", partition: int) -> bool:
         """Does the node lead the partition and get its records committed?"""
@@ -251,6 +279,11 @@ class OwnersWatch:
                 continue
             return not _has(self._world.hosts[session.owner], session)
         return False
+
+
+def _place(record: object) -> tuple[int, int]:
+    assert isinstance(record, (Inflight, Message))
+    return record.partition, record.offset
 
 
 def _has(owner: "Host", image: Session) -> bool:

@@ -2,6 +2,7 @@
 may have them by then. [MQTT-4.8.2-4]"""
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.subscriptions import leave_groups
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import GroupMember, Session
@@ -20,7 +21,7 @@ PARTITIONS = 2
 class Node:
     """Leads the home of its group itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, qos: int = 2) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
@@ -36,20 +37,25 @@ class Node:
             lambda _, tell: self.tells.append(tell),
             lambda _, report: self.reports.append(report),
         )
-        self.session = Session("c", b"c")
-        self.session.inflight_max = 1
-        self.session.connection = Connection(1 << 20, "", "")
-        self.session.connection.state = OPEN
         self.group = Group("g", "t")
-        member = GroupMember(self.session, self.group.key, 2, False, False, 0, 0)
-        self.group.members[self.session] = member
-        self.session.groups = {self.group: member}
-        self.group.attach(member)
+        self.session = self.join("c", qos)
         self.home = partition_of(self.group.key.encode(), PARTITIONS)
-        self.shares.changed(self.group)
         self.shares.flush()
         self.shares.heard("n1", self.tells[-1].number, self.tells[-1].homes)
         self.shares.flush()
+
+    def join(self, client_id: str, qos: int) -> Session:
+        """A client with capacity for one message subscribes."""
+        session = Session(client_id, client_id.encode())
+        session.inflight_max = 1
+        session.connection = Connection(1 << 20, "", "")
+        session.connection.state = OPEN
+        member = GroupMember(session, self.group.key, qos, False, False, 0, 0)
+        self.group.members[session] = member
+        session.groups = {self.group: member}
+        self.group.attach(member)
+        self.shares.changed(self.group)
+        return session
 
     def assign(self, *offsets: int) -> None:
         messages = []
@@ -105,3 +111,17 @@ def test_the_coordinator_learns_what_members_can_take() -> None:
     assert limits == [0, 1]
     node.assign(5)
     assert len(node.session.inflight) == 1
+
+
+def test_records_of_the_last_member_go_back_when_another_joins_in_the_same_turn() -> None:
+    """Its group has ended then, and another one begins. No member has the records."""
+    node = Node(qos=1)
+    node.assign(5, 6)
+    assert len(node.session.inflight) == 1
+    assert node.returned() == []
+    leave_groups(node.state, node.session, [node.group])
+    node.group.members.clear()
+    node.shares.changed(node.group)
+    node.group = Group("g", "t")
+    node.join("d", 1)
+    assert node.returned() == [(0, 5), (0, 6)]

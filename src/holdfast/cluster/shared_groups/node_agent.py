@@ -154,6 +154,9 @@ class NodeAgent:
                 return
             share = self._share(group.key)
         if group.members and share.group is not group:
+            if share.group is not None:
+                # Its last member left in this turn: nothing gives its returned records to members.
+                self._drain(share, share.group)
             share.group = group
             share.changes = 0
             share.start = list(self._state.delivered)
@@ -435,11 +438,8 @@ class NodeAgent:
             while topic in group.aside:
                 waiting.append(group.take_aside(topic))
         for message in waiting:
-            if isinstance(message, Inflight):
-                place = (message.partition, message.offset)
-            else:
-                assert isinstance(message, Message)
-                place = (message.partition, message.offset)
+            assert isinstance(message, (Inflight, Message))
+            place = (message.partition, message.offset)
             if place in share.held:
                 self._give_back(share, place)
 
