@@ -98,11 +98,11 @@ class SimMember:
             world.config,
             world.now,
             self.filters,
-            list(self.disk.custody.values()),
-            dict(self.disk.positions),
-            self.disk.remembered,
-            self.disk.retained.values(),
-            WALL_S + world.now + self.skew_s,
+            stored=list(self.disk.custody.values()),
+            positions=dict(self.disk.positions),
+            remembered=self.disk.remembered,
+            retained=self.disk.retained.values(),
+            wall_s=WALL_S + world.now + self.skew_s,
         )
         self.call(lambda core, now: core.desired_topology(self.desired, now))
         for topic in sorted(self.broker.keys() | self.disk.retained.keys()):

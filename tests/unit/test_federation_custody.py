@@ -138,9 +138,8 @@ def test_what_was_taken_over_from_an_earlier_life_goes_first() -> None:
         FederationConfig(),
         0.0,
         ["in"],
-        [stored.data],
-        None,
-        member.memory(0.0, 0.0),
+        stored=[stored.data],
+        remembered=member.memory(0.0, 0.0),
     )
     again.link_up(A, 0.0)
     again.handle_timers(0.02)

@@ -346,7 +346,7 @@ def test_a_confirmation_of_an_earlier_life_counts_when_it_is_sent_again() -> Non
         for place in (1, 2, 3)
     ]
     again = FederationMember(
-        Identity(A, 2), "", FederationConfig(window_messages=2), 0.0, ["in/#"], frames
+        Identity(A, 2), "", FederationConfig(window_messages=2), 0.0, ["in/#"], stored=frames
     )
     again.link_up(B, 0.0)
     again.handle_timers(0.02)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.frames import (
     VERSION,
     Announcement,
@@ -116,6 +117,6 @@ def test_an_identity_survives_and_grows() -> None:
 
 
 def test_a_store_with_something_else_in_it_is_refused() -> None:
-    custody = Custody(FederationConfig(), [])
+    custody = Custody(MemberContext(Identity(A, 1), FederationConfig()))
     with pytest.raises(BadEntry):
         custody.load([encode(Goodbye("x"))], 0.0)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.effects import (
     DeleteRetained,
     DeliverLocally,
@@ -423,7 +424,9 @@ def test_two_members_say_the_same_of_what_they_share(data: st.DataObject) -> Non
     topics = ["a", "a/1", "b"]
     wanted: dict[str, set[bytes]] = {topic: set() for topic in topics}
     stores = {
-        node: RetainedStore(node, FederationConfig(), lambda t: tuple(sorted(wanted[t])), [])
+        node: RetainedStore(
+            MemberContext(Identity(node, 1), FederationConfig()), lambda t: tuple(sorted(wanted[t]))
+        )
         for node in (A, B)
     }
     final = {

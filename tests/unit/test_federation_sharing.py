@@ -3,6 +3,7 @@
 from collections import Counter
 
 from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
 from holdfast.federation.core.frames import (
     Announcement,
@@ -181,7 +182,7 @@ def test_what_is_granted_to_another_says_so_after_a_restart_too() -> None:
         each: each != id for each in stored
     }
     assert len(told) == 2
-    again = Custody(FederationConfig(), [])
+    again = Custody(MemberContext(Identity(A, 1), FederationConfig()))
     again.load(stored.values(), 0.0)
     (sent,) = again.collect(lambda node: node == C, 0.0)
     assert sent.is_regranted
@@ -232,7 +233,7 @@ def test_a_share_that_came_back_and_was_not_stored_comes_again_after_a_restart()
     identity = Identity(B, 2)
     for positions, count in (({}, 1), ({B: (1, 2)}, 0)):
         again = FederationMember(
-            identity, "", FederationConfig(), 0.0, [GROUP], stored, dict(positions)
+            identity, "", FederationConfig(), 0.0, [GROUP], stored=stored, positions=dict(positions)
         )
         again.handle_timers(0.5)
         found = [one for one in again.take_effects() if isinstance(one, DeliverLocally)]

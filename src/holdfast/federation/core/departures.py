@@ -7,7 +7,7 @@ left. Without the second rule all others drop their messages for B. A reachable 
 claim, starts again with a newer epoch and so refutes it.
 """
 
-from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
 from holdfast.federation.core.routing.routes import Routes
 
@@ -15,11 +15,9 @@ from holdfast.federation.core.routing.routes import Routes
 class Departures:
     """The members that are announced to leave, each with the time at which that is believed."""
 
-    def __init__(
-        self, own: bytes, config: FederationConfig, database: LinkStateDatabase, routes: Routes
-    ) -> None:
-        self._own = own
-        self._config = config
+    def __init__(self, context: MemberContext, database: LinkStateDatabase, routes: Routes) -> None:
+        self._own = context.node
+        self._config = context.config
         self._entries = database.entries
         self._routes = routes
         self._reached: set[bytes] = set()

@@ -5,10 +5,10 @@ in order and arms one timer for `timer()`. It names each peer by the id that the
 has proved.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.departures import Departures
 from holdfast.federation.core.effects import CloseLink, Effect, Message
 from holdfast.federation.core.frames import (
@@ -66,6 +66,7 @@ class FederationMember:
         config: FederationConfig,
         now: float,
         filters: Iterable[str] = (),
+        *,
         stored: Iterable[bytes] = (),
         positions: dict[bytes, Position] | None = None,
         remembered: Iterable[bytes] = (),
@@ -90,79 +91,49 @@ class FederationMember:
 
         Raises InvalidFrame or custody.BadEntry when stored data is damaged.
         """
+        context = MemberContext(identity, config)
         self.identity = identity
         self.node = identity.node
         self.config = config
-        # Frames and messages that were not sent on, by reason.
-        self.counts: Counter[str] = Counter()
+        self.counts = context.counts
+        self._effects = context.effects
         self.database = LinkStateDatabase(self.node)
         self.routes = Routes(self.node, self.database)
         self.links = LinkTable(config)
-        self._effects: list[Effect] = []
         self._interest = LocalInterest(config.filters_max)
         self._interest.change(_federated(filters), ())
         self._remote = RemoteInterest()
         self._graph_version = -1
         self._tidy_at = now + config.tidy_s
-        self.custody = Custody(config, self._effects)
+        self.custody = Custody(context)
         self.custody.load(stored, now)
-        self._forwarding = FrameForwarder(
-            self.node, self.routes, self.links, self.counts, self._effects
-        )
+        self._forwarding = FrameForwarder(context, self.routes, self.links)
         self.retained = RetainedMessages(
-            self.node,
-            config,
-            wall_s,
-            self._remote,
-            self.routes,
-            self._forwarding,
-            self.counts,
-            self._effects,
-            now,
+            context, wall_s, self._remote, self.routes, self._forwarding, now
         )
-        delivering = LocalDelivery(self.node, self._interest, self.retained, self._effects)
+        delivering = LocalDelivery(context, self._interest, self.retained)
         self.receiving = IncomingStreams(
-            self.node, config, delivering, positions or {}, self.database.entries.__contains__
+            context, delivering, positions or {}, self.database.entries.__contains__
         )
-        self._provenance = Provenance(
-            self.node, config.redundancy, self.database, self.routes, self.counts
-        )
+        self._provenance = Provenance(context, self.database, self.routes)
         self._arriving = Arrivals(
-            self.node,
-            self._provenance,
-            self.receiving,
-            delivering,
-            self.retained,
-            self._forwarding,
-            self.counts,
-            self._effects,
+            context, self._provenance, self.receiving, delivering, self.retained, self._forwarding
         )
         self._sending = Origin(
-            identity,
-            config,
+            context,
             self._interest,
             self._remote,
             self.custody,
             self.retained,
             self._forwarding,
-            self._effects,
             self.receiving.take,
         )
-        self._repair = Repair(self.node, config, self.database, self.links, self._effects)
+        self._repair = Repair(context, self.database, self.links)
         self._announcing = Flooder(
-            identity,
-            address,
-            config,
-            self.database,
-            self.links,
-            self._interest,
-            self._effects,
-            now,
-            self.counts,
-            signing,
+            context, address, self.database, self.links, self._interest, now, signing
         )
+        self._departures = Departures(context, self.database, self.routes)
         self._announcing.recall(remembered, now, wall_s)
-        self._departures = Departures(self.node, config, self.database, self.routes)
         self._run(now)
         self.retained.load(retained, now)
 

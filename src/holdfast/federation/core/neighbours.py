@@ -6,8 +6,8 @@ dials members two links away, without waiting for the manager.
 
 from dataclasses import dataclass
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Dial, Effect
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Dial
 from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
 
@@ -28,17 +28,15 @@ class Repair:
 
     def __init__(
         self,
-        own: bytes,
-        config: FederationConfig,
+        context: MemberContext,
         database: LinkStateDatabase,
         links: LinkTable,
-        effects: list[Effect],
     ) -> None:
-        self._own = own
-        self._config = config
+        self._own = context.node
+        self._config = context.config
         self._database = database
         self._links = links
-        self._effects = effects
+        self._effects = context.effects
         # The neighbours that the manager wants; None: it has not announced any.
         self._desired: dict[bytes, str] | None = None
         self._attempts: dict[bytes, _Attempts] = {}

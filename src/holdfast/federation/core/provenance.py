@@ -27,10 +27,9 @@ While databases differ, an honest frame may fail a check. It is then lost as on 
 at QoS 1 and 2 the origin retransmits it.
 """
 
-from collections import Counter
-
 from msgspec.structs import replace
 
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.frames import Data, Skip, StreamAck
 from holdfast.federation.core.messages.forwarding import Passing
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
@@ -42,19 +41,17 @@ class Provenance:
 
     def __init__(
         self,
-        own: bytes,
-        redundancy: int,
+        context: MemberContext,
         database: LinkStateDatabase,
         routes: Routes,
-        counts: Counter[str],
     ) -> None:
-        """`redundancy`: the number of paths by which messages are accepted. Each further path lets
-        further members forge the messages that they relay."""
-        self._own = own
-        self._redundancy = redundancy
+        self._own = context.node
+        # The number of paths by which messages are accepted. Each further path lets further
+        # members forge the messages that they relay.
+        self._redundancy = context.config.redundancy
         self._entries = database.entries
         self._routes = routes
-        self._counts = counts
+        self._counts = context.counts
 
     def of_data(self, peer: bytes, data: Data | Skip) -> Data | Skip | None:
         """Return the message with only those destinations that the peer may relay it to, or None

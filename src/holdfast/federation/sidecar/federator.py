@@ -196,12 +196,12 @@ class Federator:
             self.config,
             self._now(),
             self._early_interest.elements(),
-            [aged(data, age_s) for data, age_s in kept.custody],
-            kept.positions,
-            kept.memory,
-            kept.retained.values(),
-            time.time() if isinstance(self._edge, RetainingEdge) else None,
-            signing,
+            stored=[aged(data, age_s) for data, age_s in kept.custody],
+            positions=kept.positions,
+            remembered=kept.memory,
+            retained=kept.retained.values(),
+            wall_s=time.time() if isinstance(self._edge, RetainingEdge) else None,
+            signing=signing,
         )
         if isinstance(self._edge, RetainingEdge):
             self._retention = RetainedSync(self._edge, self.store, kept.retained, self._tell)

@@ -1,8 +1,7 @@
 """Frames from links: for this member, for members beyond it, or for both."""
 
-from collections import Counter
-
-from holdfast.federation.core.effects import Dropped, Effect
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Dropped
 from holdfast.federation.core.frames import Data, Retained, Skip
 from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
 from holdfast.federation.core.messages.forwarding import FrameForwarder, Passing
@@ -17,23 +16,21 @@ class Arrivals:
 
     def __init__(
         self,
-        own: bytes,
+        context: MemberContext,
         provenance: Provenance,
         receiving: IncomingStreams,
         delivering: LocalDelivery,
         retained: RetainedMessages,
         forwarding: FrameForwarder,
-        counts: Counter[str],
-        effects: list[Effect],
     ) -> None:
-        self._own = own
+        self._own = context.node
         self._provenance = provenance
         self._receiving = receiving
         self._delivering = delivering
         self._retained = retained
         self._forwarding = forwarding
-        self._counts = counts
-        self._effects = effects
+        self._counts = context.counts
+        self._effects = context.effects
         # Messages of QoS 0: the relayed ones, and the ones for this member. Both are needed,
         # because a message may come here by several paths.
         self._relayed = Duplicates(one_epoch=True)

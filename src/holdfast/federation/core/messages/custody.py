@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Delete, Dropped, Effect, Message, Store
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Delete, Dropped, Message, Store
 from holdfast.federation.core.frames import Data, decode, encode
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
@@ -101,9 +101,9 @@ class Stream:
 class Custody:
     """All messages of QoS 1 and 2 of this origin that a destination has not confirmed."""
 
-    def __init__(self, config: FederationConfig, effects: list[Effect]) -> None:
-        self._config = config
-        self._effects = effects
+    def __init__(self, context: MemberContext) -> None:
+        self._config = context.config
+        self._effects = context.effects
         self._entries: dict[MessageId, CustodyEntry] = {}
         self._streams: dict[bytes, Stream] = {}
         # Destinations to which something may be sent now, and those with something in flight.

@@ -1,10 +1,9 @@
 """Forwarding of frames to next hops, within the policies of links."""
 
-from collections import Counter
-
 from msgspec.structs import replace
 
-from holdfast.federation.core.effects import Dropped, Effect, Send
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Dropped, Send
 from holdfast.federation.core.frames import (
     HOPS_MAX,
     Data,
@@ -30,17 +29,15 @@ class FrameForwarder:
 
     def __init__(
         self,
-        own: bytes,
+        context: MemberContext,
         routes: Routes,
         links: LinkTable,
-        counts: Counter[str],
-        effects: list[Effect],
     ) -> None:
-        self._own = own
+        self._own = context.node
         self._routes = routes
         self._links = links
-        self._counts = counts
-        self._effects = effects
+        self._counts = context.counts
+        self._effects = context.effects
         # Of the links that are up.
         self.gates: dict[bytes, Gate] = {}
 

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from holdfast.federation.core.effects import DeliverLocally, Dropped, Effect, Message
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import DeliverLocally, Dropped, Message
 from holdfast.federation.core.frames import Data, Skip
 from holdfast.federation.core.routing.interest import LocalInterest
 
@@ -20,15 +21,14 @@ class LocalDelivery:
 
     def __init__(
         self,
-        own: bytes,
+        context: MemberContext,
         interest: LocalInterest,
         retained: RetainedVersions,
-        effects: list[Effect],
     ) -> None:
-        self._own = own
+        self._own = context.node
         self._interest = interest
         self._retained = retained
-        self._effects = effects
+        self._effects = context.effects
 
     def accepts(self, data: Data | Skip) -> bool:
         """Return whether all groups of its grant exist here. If one does not, the stream does not

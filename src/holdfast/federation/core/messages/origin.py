@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Effect, Message
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Message
 from holdfast.federation.core.frames import Data
-from holdfast.federation.core.identity import Identity, MessageId
+from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.custody import Custody
 from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.shared_groups import SharedGroups
@@ -18,32 +18,22 @@ class Origin:
 
     def __init__(
         self,
-        identity: Identity,
-        config: FederationConfig,
+        context: MemberContext,
         local: LocalInterest,
         remote: RemoteInterest,
         custody: Custody,
         retained: RetainedMessages,
         forwarding: FrameForwarder,
-        effects: list[Effect],
         take_here: Callable[[Data, int, int, float], str | None],
     ) -> None:
         """`take_here`: `IncomingStreams.take`."""
-        self._identity = identity
-        self._config = config
+        self._identity = context.identity
+        self._config = context.config
         self._remote = remote
         self._custody = custody
         self._retained = retained
         self._forwarding = forwarding
-        self._sharing = SharedGroups(
-            identity.node,
-            config.share_patience_s,
-            local,
-            remote,
-            custody,
-            forwarding.can_reach,
-            effects,
-        )
+        self._sharing = SharedGroups(context, local, remote, custody, forwarding.can_reach)
         self._take_here = take_here
         self._sequence = 0
 

@@ -16,7 +16,8 @@ waits at its origin for `share_patience_s`.
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
-from holdfast.federation.core.effects import Dropped, Effect, Message
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Dropped, Message
 from holdfast.federation.core.frames import SHARES_MAX
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.custody import Custody, CustodyEntry, Grants
@@ -38,21 +39,19 @@ class SharedGroups:
 
     def __init__(
         self,
-        own: bytes,
-        patience_s: float,
+        context: MemberContext,
         local: LocalInterest,
         remote: RemoteInterest,
         custody: Custody,
         can_reach: Callable[[bytes], bool],
-        effects: list[Effect],
     ) -> None:
-        self._own = own
-        self._patience_s = patience_s
+        self._own = context.node
+        self._patience_s = context.config.share_patience_s
         self._local = local
         self._remote = remote
         self._custody = custody
         self._can_reach = can_reach
-        self._effects = effects
+        self._effects = context.effects
         # Unreachable members with grants in custody, and since when.
         self._lost_since: dict[bytes, float] = {}
         # Entries that wait until a member has their group, and since when.

@@ -8,7 +8,7 @@ lowest place for which its origin has no confirmation, so messages may be delive
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.frames import MEMBERS_MAX, Data, Skip, StreamAck
 from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, MessageId
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
@@ -42,14 +42,13 @@ class IncomingStreams:
 
     def __init__(
         self,
-        own: bytes,
-        config: FederationConfig,
+        context: MemberContext,
         delivering: LocalDelivery,
         positions: dict[bytes, Position],
         is_member: Callable[[bytes], bool] = lambda node: True,
     ) -> None:
-        self._own = own
-        self._config = config
+        self._own = context.node
+        self._config = context.config
         self._delivering = delivering
         self._is_member = is_member
         # An epoch above EPOCH_COUNTED_MAX was forged. It would reject its origin for good, because

@@ -8,10 +8,10 @@ One question is open at a time; what gets lost is found by a later comparison.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.frames import (
     FILTERS_MAX,
     RETAINED_PAGE_BYTES,
@@ -21,7 +21,7 @@ from holdfast.federation.core.frames import (
     RetainedMessage,
     RetainedRequest,
 )
-from holdfast.federation.core.messages.forwarding import Passing
+from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.retained.replication import RetainedReplication
 from holdfast.federation.core.retained.store import RetainedStore
 from holdfast.federation.core.routing.interest import RemoteInterest
@@ -60,24 +60,21 @@ class _Open:
 class AntiEntropy:
     def __init__(
         self,
-        own: bytes,
-        config: FederationConfig,
+        context: MemberContext,
         store: RetainedStore,
         retaining: RetainedReplication,
         interest: RemoteInterest,
         routes: Routes,
-        can_reach: Callable[[bytes], bool],
-        send: Callable[[Passing, float], None],
+        forwarding: FrameForwarder,
         now: float,
     ) -> None:
-        self._own = own
-        self._config = config
+        self._own = context.node
+        self._config = context.config
         self._store = store
         self._retaining = retaining
         self._interest = interest
         self._routes = routes
-        self._can_reach = can_reach
-        self._send = send
+        self._forwarding = forwarding
         self._number = 0
         self._open: _Open | None = None
         self._pulls: deque[Pull] = deque()
@@ -87,7 +84,7 @@ class AntiEntropy:
         self._told_at: dict[bytes, float] = {}
         self._reached: set[bytes] = set()
         self._look_at = NEVER
-        self._check_at = now + config.retained_check_s
+        self._check_at = now + context.config.retained_check_s
         self._checked = b""
 
     # What happens
@@ -161,7 +158,9 @@ class AntiEntropy:
                 break
             page.append(message)
             size += message.size
-        self._send(Retained(self._own, frame.source, 0, frame.number, page, upto), now)
+        self._forwarding.send_on(
+            Retained(self._own, frame.source, 0, frame.number, page, upto), None, now
+        )
         self._go_on(now)
 
     def handle_retained(self, frame: Retained, now: float) -> None:
@@ -171,7 +170,7 @@ class AntiEntropy:
             if ours is not None:
                 newer.append(ours)
         for page in _pages(newer):
-            self._send(Retained(self._own, frame.source, 0, 0, page, None), now)
+            self._forwarding.send_on(Retained(self._own, frame.source, 0, 0, page, None), None, now)
         asked = self._open
         if asked is None or frame.number != asked.number or frame.source != asked.pull.peer:
             return
@@ -219,7 +218,7 @@ class AntiEntropy:
     def _look(self, now: float) -> None:
         """Who has come within reach."""
         self._look_at = NEVER
-        reached = {peer for peer in self._store.peers() if self._can_reach(peer)}
+        reached = {peer for peer in self._store.peers() if self._forwarding.can_reach(peer)}
         for peer in reached - self._reached:
             self._tell(peer, now)
         self._reached = reached
@@ -234,9 +233,11 @@ class AntiEntropy:
     def _compare(self, peer: bytes, now: float) -> None:
         vector = self._store.vector(peer)
         # Who shares nothing that we know of tells us, if there is something.
-        if vector and self._can_reach(peer):
+        if vector and self._forwarding.can_reach(peer):
             self._told_at[peer] = now
-            self._send(RetainedDigest(self._own, peer, 0, sorted(vector.items())), now)
+            self._forwarding.send_on(
+                RetainedDigest(self._own, peer, 0, sorted(vector.items())), None, now
+            )
 
     # Asking
 
@@ -247,7 +248,7 @@ class AntiEntropy:
     def _go_on(self, now: float) -> None:
         while self._open is None and self._pulls:
             pull = self._pulls.popleft()
-            if self._can_reach(pull.peer) and not self._is_alike(pull):
+            if self._forwarding.can_reach(pull.peer) and not self._is_alike(pull):
                 self._open = _Open(pull)
                 self._ask(self._open, now)
 
@@ -282,7 +283,7 @@ class AntiEntropy:
             asked.upto,
             [(message.topic, message.version) for message in known],
         )
-        self._send(request, now)
+        self._forwarding.send_on(request, None, now)
 
     def _is_older(self, topic: str, version: tuple[int, bytes, int, int]) -> bool:
         """What we hold, or should."""
@@ -296,7 +297,7 @@ class AntiEntropy:
         found = []
         for node in set.intersection(*covering):
             distance = self._routes.distance(node)
-            if node != self._own and distance is not None and self._can_reach(node):
+            if node != self._own and distance is not None and self._forwarding.can_reach(node):
                 found.append((distance, node))
         return min(found)[1] if found else None
 

@@ -6,13 +6,12 @@ empty payload is a version, too, a tombstone, which is held for `tombstone_s`. S
 time; a member that is not given it takes no part in this, and messages pass as they come.
 """
 
-from collections import Counter
 from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Effect, Message, RetainLocally
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Message, RetainLocally
 from holdfast.federation.core.frames import Data, Retained, RetainedMessage, decode
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.custody import BadEntry
@@ -31,19 +30,16 @@ GIVEN_S: Final = 5.0
 class RetainedReplication:
     def __init__(
         self,
-        own: bytes,
-        config: FederationConfig,
+        context: MemberContext,
         store: RetainedStore,
         clock: HybridClock,
-        counts: Counter[str],
-        effects: list[Effect],
     ) -> None:
-        self._own = own
-        self._config = config
+        self._own = context.node
+        self._config = context.config
         self._store = store
         self._clock = clock
-        self._counts = counts
-        self._effects = effects
+        self._counts = context.counts
+        self._effects = context.effects
         # Topics that the broker was given a version of lately, and when last.
         self._given: dict[str, float] = {}
 

@@ -1,12 +1,11 @@
 """The retained messages, as the member sees them. Without wall time there is no part in them: what
 others say of theirs is relayed, and ignored here."""
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Effect, Message
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import Message
 from holdfast.federation.core.frames import Clock, Data, Retained, RetainedDigest
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.forwarding import FrameForwarder, Passing
@@ -25,38 +24,23 @@ CLOCK_EVERY_S: Final = 600.0
 class RetainedMessages:
     def __init__(
         self,
-        own: bytes,
-        config: FederationConfig,
+        context: MemberContext,
         wall_s: float | None,
         remote: RemoteInterest,
         routes: Routes,
         forwarding: FrameForwarder,
-        counts: Counter[str],
-        effects: list[Effect],
         now: float,
     ) -> None:
-        self._own = own
-        self._counts = counts
+        self._own = context.node
+        self._counts = context.counts
         self.is_on = wall_s is not None
-        self.store = RetainedStore(own, config, remote.members, effects)
+        self.store = RetainedStore(context, remote.members)
         self.clock = HybridClock(wall_s or 0.0, now)
-        self._retaining = RetainedReplication(own, config, self.store, self.clock, counts, effects)
+        self._retaining = RetainedReplication(context, self.store, self.clock)
         self._told_at = now
         self._own_wall_s = (wall_s or 0.0) - now
-
-        def send(frame: Passing, at: float) -> None:
-            forwarding.send_on(frame, None, at)
-
         self._reconciling = AntiEntropy(
-            own,
-            config,
-            self.store,
-            self._retaining,
-            remote,
-            routes,
-            forwarding.can_reach,
-            send,
-            now,
+            context, self.store, self._retaining, remote, routes, forwarding, now
         )
 
     def load(self, stored: Iterable[bytes], now: float) -> None:

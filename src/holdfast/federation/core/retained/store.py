@@ -14,8 +14,8 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 from zlib import crc32
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import DeleteRetained, Effect, StoreRetained
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import DeleteRetained, StoreRetained
 from holdfast.federation.core.frames import BUCKETS, Retained, RetainedMessage, encode
 from holdfast.federation.core.retained.clock import Version
 from holdfast.protocol.topics.retained import RetainedTrie
@@ -36,16 +36,14 @@ class RetainedEntry:
 class RetainedStore:
     def __init__(
         self,
-        own: bytes,
-        config: FederationConfig,
+        context: MemberContext,
         members: Callable[[str], tuple[bytes, ...]],
-        effects: list[Effect],
     ) -> None:
         """`members`: that announce a filter for a topic, this one among them."""
-        self._own = own
-        self._config = config
+        self._own = context.node
+        self._config = context.config
         self._members = members
-        self._effects = effects
+        self._effects = context.effects
         self._trie = RetainedTrie()
         self._bytes = 0
         # Of each bucket: by peer and topic, what is shared with it.

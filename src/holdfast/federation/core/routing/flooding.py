@@ -11,14 +11,13 @@ What is believed of an announcement:
   of others any linked peer's. So an unsigned federation trusts the members between two others.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Effect, IdentityConflict, Send
+from holdfast.federation.core.context import MemberContext
+from holdfast.federation.core.effects import IdentityConflict, Send
 from holdfast.federation.core.frames import (
     FILTERS_MAX,
     Announcement,
@@ -31,7 +30,7 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX, Identity
+from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX
 from holdfast.federation.core.routing.interest import LocalInterest
 from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import (
@@ -71,26 +70,23 @@ class _News(NamedTuple):
 class Flooder:
     def __init__(
         self,
-        identity: Identity,
+        context: MemberContext,
         address: str,
-        config: FederationConfig,
         database: LinkStateDatabase,
         links: LinkTable,
         interest: LocalInterest,
-        effects: list[Effect],
         now: float,
-        counts: Counter[str],
         signing: AnnouncementKeys | None = None,
     ) -> None:
-        self._counts = counts
+        self._counts = context.counts
         self._signing = signing
-        self._identity = identity
+        self._identity = context.identity
         self._address = address
-        self._config = config
+        self._config = context.config
         self._database = database
         self._links = links
         self._interest = interest
-        self._effects = effects
+        self._effects = context.effects
         self._linked: list[bytes] = []
         self._is_leaving = False
         self._pending: list[_News] = []
@@ -102,8 +98,8 @@ class Flooder:
         self._links_at = NEVER
         self._interest_at = NEVER
         self._interest_next = now
-        self._batch_s = config.interest_batch_s
-        self._refresh_at = now + config.refresh_s
+        self._batch_s = context.config.interest_batch_s
+        self._refresh_at = now + context.config.refresh_s
         self._now_at_start = now
         self._asked_at: dict[bytes, float] = {}
         # Unsigned news of a later start of this member: by peer, that start.
