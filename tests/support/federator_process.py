@@ -30,7 +30,7 @@ import uvloop
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.settings import Settings
+from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
 from tests.support.scripted_edge import ScriptedEdge
 
@@ -66,7 +66,7 @@ async def main() -> None:
     table = json.loads((directory / "settings.json").read_text())
     edge = FileEdge(directory / "delivered", table.pop("filters"))
     config = FederationConfig(dial_every_s=0.1, dial_every_max_s=0.2, degree_min=table["degree"])
-    federator = Federator(Settings.from_table(table), edge, config)
+    federator = Federator(member_settings(table), edge, config)
     await federator.start()
     say(ready=federator.node.hex())
     loop = asyncio.get_running_loop()

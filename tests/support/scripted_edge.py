@@ -6,13 +6,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.config.federation import Federation
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge import EdgeHost
 from holdfast.federation.sidecar.federator import Federator
-from holdfast.federation.sidecar.settings import Settings
 from holdfast.protocol.topics.names import matches
+from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
 
 WAIT_S = 40.0
@@ -154,14 +155,14 @@ class Site:
     def address(self, name: str) -> str:
         return f"127.0.0.1:{self.ports.setdefault(name, free_port())}"
 
-    def settings(self, name: str, peers: Iterable[str] = (), **more: Any) -> Settings:
+    def settings(self, name: str, peers: Iterable[str] = (), **more: Any) -> Federation:
         """`peers`: names of others, or addresses."""
         table: dict[str, Any] = {
             "data": str(self.directory / name),
             "listen": self.address(name),
             "peers": [peer if ":" in peer else self.address(peer) for peer in peers],
         }
-        return Settings.from_table(table | more)
+        return member_settings(table | more)
 
     async def start(
         self, name: str, edge: ScriptedEdge, peers: Iterable[str] = (), **more: Any

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.cli.federation import sidecar as command
 from holdfast.cli.main import build_parser, main
-from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.config.problem import ConfigError
 from holdfast.federation.sidecar.sidecar_settings import SidecarSettings, load
 
 PUBLISHED = (
@@ -127,7 +127,7 @@ def test_the_manager_probes_the_broker_that_is_named() -> None:
 def test_errors_name_the_setting(
     environ: dict[str, str], overrides: dict[str, object], text: str
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(None, environ, {key.replace("__", "."): one for key, one in overrides.items()})
     assert text in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_errors_name_the_setting(
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("[fedration]\n", "no table"),
+        ("[fedration]\n", "did you mean federation"),
         ("edge = 1\n", "must be a table"),
         ("[edge\n", "not valid TOML"),
         ("[edge]\nbrocker = 1\n", "edge.brocker"),
@@ -144,9 +144,9 @@ def test_errors_name_the_setting(
 def test_a_wrong_file(tmp_path: Path, content: str, text: str) -> None:
     file = tmp_path / "f.toml"
     file.write_text(content)
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(ConfigError, match=text):
         loaded(path=file)
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         loaded(path=tmp_path / "nothing")
 
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from holdfast.config.federation import Federation
-from holdfast.config.load import ConfigError, load
+from holdfast.config.load import load
+from holdfast.config.problem import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "holdfast.toml"
 

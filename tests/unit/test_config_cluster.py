@@ -7,7 +7,8 @@ import pytest
 
 from holdfast.cli.serve import EXIT_CONFIG, add_parser, run
 from holdfast.config.check import warnings
-from holdfast.config.load import ConfigError, load
+from holdfast.config.load import load
+from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Cluster, Config
 
 LOCAL = {"cluster.peer_bind": "127.0.0.1"}

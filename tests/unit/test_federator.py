@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from holdfast.config.problem import ConfigError
 from holdfast.federation.core.effects import Message
 from holdfast.federation.core.messages.custody import PROBING
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.settings import Settings, SettingsError
+from holdfast.federation.sidecar.settings import link_policy, member_config
 from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
 from tests.support.cutting_proxy import CuttingProxy
+from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
 from tests.support.scripted_edge import SECRET, ScriptedEdge, Site, until
 
@@ -426,7 +428,7 @@ def test_large_messages(tmp_path: Path) -> None:
 def test_settings_say_what_is_wrong() -> None:
     for table, text in (
         ({"listen": "here"}, 'federation.listen = "here": must be host:port'),
-        ({"lisen": "a:1"}, "did you mean listen?"),
+        ({"lisen": "a:1"}, "did you mean federation.listen?"),
         ({"peers": ["a"]}, 'federation.peers[0] = "a": must be host:port or id@host:port'),
         ({"listen": "0.0.0.0:7883", "secret_file": "s"}, "set advertise"),
         ({"listen": "192.0.2.1:7883"}, "set secret_file, or certificate, key and ca"),
@@ -454,17 +456,17 @@ def test_settings_say_what_is_wrong() -> None:
         ({"when_full": "explode"}, "must be one of"),
         ({"advertise": "a:65536"}, "the port of a:65536 must be from 1 to 65535"),
     ):
-        with pytest.raises(SettingsError) as caught:
-            Settings.from_table(table)
+        with pytest.raises(ConfigError) as caught:
+            member_settings(table)
         assert text in caught.value.problems[0], caught.value.problems
-    settings = Settings.from_table(
+    settings = member_settings(
         {"peers": [f"{'0a' * 16}@[::1]:1", "h:2"], "listen": f"127.0.0.1:{free_port()}"}
     )
     assert settings.address == settings.listen
-    assert settings.link_policy() == OPEN
-    bounded = Settings.from_table({"payload_bytes": 10, "messages_per_s": 5, "bytes_per_s": 0.5})
-    assert bounded.link_policy() == LinkPolicy(
+    assert link_policy(settings) == OPEN
+    bounded = member_settings({"payload_bytes": 10, "messages_per_s": 5, "bytes_per_s": 0.5})
+    assert link_policy(bounded) == LinkPolicy(
         payload_bytes_max=10, messages_per_s=5, bytes_per_s=0.5
     )
-    assert settings.member_config().queue_messages_max == 100_000
-    assert Settings.from_table({"hello_s": 0.4}).member_config().ask_after_s == pytest.approx(0.41)
+    assert member_config(settings).queue_messages_max == 100_000
+    assert member_config(member_settings({"hello_s": 0.4})).ask_after_s == pytest.approx(0.41)

@@ -11,10 +11,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from holdfast.config.federation import Federation
+from holdfast.config.problem import ConfigError
 from holdfast.federation.sidecar import announcement_keys as signing_module
 from holdfast.federation.sidecar.announcement_keys import CertificateKeys, signing_of
-from holdfast.federation.sidecar.settings import Settings, SettingsError
 from holdfast.security.tls import TlsError
+from tests.support.federation_settings import member_settings
 from tests.support.scripted_edge import ScriptedEdge, Site, until
 from tests.support.sim_federation_member import node_id
 
@@ -72,12 +74,12 @@ def signer(
     return CertificateKeys(settings(directory, name=name), True)
 
 
-def settings(directory: Path, **more: str) -> Settings:
+def settings(directory: Path, **more: str) -> Federation:
     files = {
         name: str(directory / file)
         for name, file in (("certificate", "cert.pem"), ("key", "key.pem"), ("ca", "ca.pem"))
     }
-    return Settings.from_table({**files, **more})
+    return member_settings({**files, **more})
 
 
 def keys() -> list[Key]:
@@ -147,11 +149,11 @@ def test_certificates_as_links_have_them(tmp_path: Path) -> None:
 
 
 def test_what_signing_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="needs certificate, key and ca"):
-        Settings.from_table({"signatures": "required"})
-    assert signing_of(Settings.from_table({})) is None
+    with pytest.raises(ConfigError, match="needs certificate, key and ca"):
+        member_settings({"signatures": "required"})
+    assert signing_of(member_settings()) is None
 
-    def missing(settings: Settings, is_required: bool) -> CertificateKeys:
+    def missing(settings: Federation, is_required: bool) -> CertificateKeys:
         raise ImportError("cryptography")
 
     monkeypatch.setattr(signing_module, "CertificateKeys", missing)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.config.problem import ConfigError
 from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
 from holdfast.federation.sidecar.paper import outlet as paper_outlet
 from holdfast.federation.sidecar.paper.federator import PaperFederator
 from holdfast.federation.sidecar.paper.manager import PaperManager
 from holdfast.federation.sidecar.paper.outlet import NeighbourLink, Outlet, options
 from holdfast.federation.sidecar.paper.settings import PaperSettings
-from holdfast.federation.sidecar.settings import SettingsError
 from holdfast.server.peers.complaints import Complaints
 from tests.support.ports import free_port
 
@@ -347,7 +347,7 @@ def test_the_managers_files_are_named_as_for_other_members() -> None:
     ],
 )
 def test_wrong_settings_say_what_to_do(environ: dict[str, str], text: str) -> None:
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(ConfigError, match=text):
         PaperSettings.from_environment(environ)
 
 
@@ -355,7 +355,7 @@ def test_wrong_settings_say_what_to_do(environ: dict[str, str], text: str) -> No
 def test_a_file_that_is_not_there_is_told_at_the_start(name: str, tmp_path: Path) -> None:
     async def test() -> None:
         more = {"username": "u", name: str(tmp_path / "missing")}
-        with pytest.raises(SettingsError, match="missing: cannot be read"):
+        with pytest.raises(ConfigError, match="missing: cannot be read"):
             await PaperFederator(settings_for("http://127.0.0.1:1", **more)).start()
 
     asyncio.run(test())

@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except Exception as error:
-        from holdfast.config.load import ConfigError
+        from holdfast.config.problem import ConfigError
 
         if not isinstance(error, ConfigError):
             raise

@@ -7,7 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.config.load import ConfigError, load
+from holdfast.addresses import split_address
+from holdfast.config.load import load
+from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 
 EXIT_CONFIG = 2
@@ -107,10 +109,10 @@ def _cluster_overrides(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _address(option: str, text: str, form: str) -> tuple[str, int]:
-    bind, _, port = text.rpartition(":")
-    if not bind or not port.isdecimal():
-        raise ConfigError(f"{option} {text!r}: give {form}")
-    return bind.strip("[]"), int(port)
+    try:
+        return split_address(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: give {form}") from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.addresses import join_address
+
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 """The schemes and their default ports."""
 SECURE_SCHEMES: Final = ("mqtts", "wss")
@@ -39,8 +41,7 @@ class Server:
     @property
     def address(self) -> str:
         """The server as host:port, for texts."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return join_address(self.host, self.port)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.address}{self.path}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from re import fullmatch
 
-from holdfast.config.addresses import address_problem, is_any, is_loopback
+from holdfast.addresses import address_problem, is_any, is_loopback, split_address
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Cluster, Config
 
@@ -66,7 +66,7 @@ def _certificate_problems(cluster: Cluster) -> Iterator[Problem]:
 def _port_problems(cluster: Cluster) -> Iterator[Problem]:
     addresses = [(f"join[{index}]", one) for index, one in enumerate(cluster.join)]
     for name, address in [*addresses, ("peer_advertise", cluster.peer_advertise)]:
-        if address and not 1 <= int(address.rpartition(":")[2]) <= 65535:
+        if address and not 1 <= split_address(address)[1] <= 65535:
             yield f"cluster.{name}", f" = {shown(address)}: the port must be from 1 to 65535"
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct, field
 
-from holdfast.config.addresses import ADDRESS, is_any, is_loopback
+from holdfast.addresses import ADDRESS, is_any, is_loopback, split_address
 from holdfast.config.problem import Problem, shown
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
 
@@ -100,12 +100,17 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The seconds between heartbeats on a quiet link. After a silence of 1.3 times as long the
     member probes it."""
 
+    @property
+    def address(self) -> str:
+        """The address at which other members may dial this one, or empty."""
+        return self.advertise or self.listen
 
-def federation_problems(settings: Federation, prefix: str = "federation.") -> Iterator[Problem]:
-    """The settings that do not go together or are invalid. Keys begin with `prefix`."""
+
+def federation_problems(settings: Federation) -> Iterator[Problem]:
+    """The settings of [federation] that do not go together or are invalid."""
     for key, text in _problems(settings):
         value = getattr(settings, key)
-        yield f"{prefix}{key}", f" = {shown(value)}: {text}"
+        yield f"federation.{key}", f" = {shown(value)}: {text}"
 
 
 def peer_of(text: str) -> tuple[str, str]:
@@ -130,10 +135,9 @@ def _problems(settings: Federation) -> Iterator[Problem]:
 def _address_problems(settings: Federation) -> Iterator[Problem]:
     peers = [("peers", peer_of(text)[1]) for text in settings.peers]
     for key, address in [("listen", settings.listen), ("advertise", settings.advertise), *peers]:
-        if address and not 1 <= int(address.rpartition(":")[2]) <= 65535:
+        if address and not 1 <= split_address(address)[1] <= 65535:
             yield key, f"the port of {address} must be from 1 to 65535"
-    host = settings.listen.rpartition(":")[0]
-    if host and is_any(host) and not settings.advertise:
+    if settings.listen and is_any(split_address(settings.listen)[0]) and not settings.advertise:
         yield (
             "listen",
             "stands for all addresses: set advertise to the one where other members reach this one",
@@ -152,8 +156,8 @@ def _credential_problems(settings: Federation) -> Iterator[Problem]:
         )
     if settings.signatures == "required" and not settings.certificate:
         yield "signatures", "needs certificate, key and ca: announcements are signed with that key"
-    host = settings.listen.rpartition(":")[0]
-    if host and not settings.secret_file and not settings.ca and not is_loopback(host):
+    is_protected = settings.secret_file or settings.ca
+    if settings.listen and not is_protected and not is_loopback(split_address(settings.listen)[0]):
         yield (
             "listen",
             "other machines reach this address: set secret_file, or certificate, key and ca, the"

@@ -1,4 +1,4 @@
-"""One problem of a configuration."""
+"""The problems of a configuration."""
 
 from typing import Final, TypeAlias
 
@@ -7,6 +7,16 @@ VALUE_CHARACTERS_MAX: Final = 60
 
 Problem: TypeAlias = tuple[str, str]
 """The key, and the rest of the line: value and allowed values."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. `problems` has one line each; the text is the first
+    one."""
+
+    def __init__(self, *problems: str) -> None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(problems[0] + more)
+        self.problems = list(problems)
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from holdfast.config.addresses import ADDRESS, is_loopback
+from holdfast.addresses import ADDRESS, is_loopback, join_address
 from holdfast.config.federation import Federation
 
 PACKET_BYTES_LIMIT: Final = 268_435_460 - 131_072
@@ -113,8 +113,7 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
         """The address at which the other nodes reach this one, host:port."""
         if self.peer_advertise:
             return self.peer_advertise
-        bind = self.peer_bind.strip("[]")
-        return f"[{bind}]:{self.peer_port}" if ":" in bind else f"{bind}:{self.peer_port}"
+        return join_address(self.peer_bind, self.peer_port)
 
 
 class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

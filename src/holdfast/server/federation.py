@@ -11,14 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.config.federation import Federation
 from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
 from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
 from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.settings import Settings
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 
@@ -40,8 +39,7 @@ class BrokerFederation:
 
         `created`: its time of creation, which distinguishes its log from other logs of this member.
         """
-        table = msgspec.to_builtins(config) | {"data": str(data / DIRECTORY)}
-        self._settings = Settings.from_table(table)
+        self._settings = replace(config, data=str(data / DIRECTORY))
         self._broker = broker
         self._log = sha256(created.encode()).hexdigest()[:LOG_BYTES_MAX]
         self._federator: Federator | None = None

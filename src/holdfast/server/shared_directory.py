@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from holdfast.addresses import join_address
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost
@@ -180,7 +181,7 @@ def address_of(config: Config) -> str:
     host = listener.bind
     if host in ("0.0.0.0", "::", "[::]"):
         host = socket.getfqdn()
-    return f"[{host.strip('[]')}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
+    return join_address(host, listener.port)
 
 
 def admin_of(config: Config) -> str:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from holdfast.addresses import split_address
 from holdfast.api.admin import CONNECTIONS_MAX, QuietServer
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest
@@ -160,11 +161,10 @@ def _listener(address: str) -> socket.socket | None:
     """Bind the admin port, or return None. Raises `FederatorError` if it cannot be used."""
     if not address:
         return None
-    host, _, port = address.rpartition(":")
-    bind = host.strip("[]")
+    bind, port = split_address(address)
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
-        return socket.create_server((bind, int(port)), family=family)
+        return socket.create_server((bind, port), family=family)
     except OSError as error:
         raise FederatorError(
             f"admin.address {address}: {error.strerror or error}; choose another one"
@@ -174,7 +174,7 @@ def _listener(address: str) -> socket.socket | None:
 def _server(port: SidecarPort, address: str) -> QuietServer:
     return QuietServer(
         uvicorn.Config(
-            Guard(port.application(), hosts_of_bind(address.rpartition(":")[0])),
+            Guard(port.application(), hosts_of_bind(split_address(address)[0])),
             http=bounded(BoundedConnection, CONNECTIONS_MAX),
             log_config=None,
             log_level="warning",

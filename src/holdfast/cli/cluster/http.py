@@ -7,6 +7,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from holdfast.addresses import split_address
 from holdfast.cli.cluster.status import ClusterStatus
 
 DEFAULT_ADMIN: Final = "127.0.0.1:18083"
@@ -35,12 +36,13 @@ class AdminPort:
 
     def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
         """Parse the address. Raises `AdminError` if it is malformed."""
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        try:
+            self._host, self._port = split_address(address)
+        except ValueError:
+            self._port = 0
+        if not 0 < self._port < 65536:
             raise AdminError(f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}")
         self.address = address
-        self._host = host.strip("[]")
-        self._port = int(port)
         self._timeout_s = timeout_s
 
     def request(self, method: str, path: str) -> tuple[int, bytes]:

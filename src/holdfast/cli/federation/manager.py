@@ -105,8 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
+    from holdfast.config.problem import ConfigError
     from holdfast.federation.manager.server import serve
-    from holdfast.federation.manager.settings import ManagerSettingsError, load
+    from holdfast.federation.manager.settings import load
     from holdfast.federation.manager.state.store import StateStoreError
     from holdfast.security.tls import TlsError
     from holdfast.server.event_loop.descriptors import raise_limit
@@ -114,8 +115,9 @@ def _serve(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in _SERVE_OPTIONS}
     try:
         settings = load(os.environ, {name: text for name, text in given.items() if text})
-    except ManagerSettingsError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+    except ConfigError as error:
+        for line in error.problems:
+            print(f"holdfast: {line}", file=sys.stderr)
         return EXIT_CONFIG
     set_up_plain_logging()
     raise_limit()

@@ -66,21 +66,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
-    from holdfast.federation.sidecar.settings import SettingsError
+    from holdfast.config.problem import ConfigError
     from holdfast.server.event_loop.descriptors import raise_limit
 
     set_up_plain_logging()
     raise_limit()
     try:
         return _run_paper(args) if args.mode == "paper" else _run_links(args)
-    except SettingsError as error:
+    except ConfigError as error:
         for line in error.problems:
             print(f"holdfast: {line}", file=sys.stderr)
         return EXIT_CONFIG
 
 
 def _run_links(args: argparse.Namespace) -> int:
-    """Run a member with links to other members. Raises `SettingsError`."""
+    """Run a member with links to other members. Raises `ConfigError`."""
     from holdfast.federation.sidecar.federator import FederatorError
     from holdfast.federation.sidecar.sidecar_settings import load
     from holdfast.server.event_loop.loop import new_event_loop
@@ -97,13 +97,13 @@ def _run_links(args: argparse.Namespace) -> int:
 
 
 def _run_paper(args: argparse.Namespace) -> int:
-    """Run a member of the published protocol. Raises `SettingsError`."""
+    """Run a member of the published protocol. Raises `ConfigError`."""
+    from holdfast.config.problem import ConfigError
     from holdfast.federation.sidecar.paper import federator as paper
     from holdfast.federation.sidecar.paper.settings import PaperSettings
-    from holdfast.federation.sidecar.settings import SettingsError
 
     if args.config is not None or _overrides(args):
-        raise SettingsError("--mode paper: takes its settings from the environment alone")
+        raise ConfigError("--mode paper: takes its settings from the environment alone")
     asyncio.run(paper.run(PaperSettings.from_environment(os.environ)))
     return 0
 

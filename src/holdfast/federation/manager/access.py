@@ -6,6 +6,7 @@ Several members may share a name; then each of them may speak for the others.
 """
 
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from ipaddress import ip_address
@@ -196,7 +197,7 @@ def _require_to_be(caller: Caller, member: Member) -> None:
 
 
 def require_broker(
-    caller: Caller, ip: str, remote: str, patterns: tuple[str, ...], has_password: bool
+    caller: Caller, ip: str, remote: str, patterns: Sequence[str], has_password: bool
 ) -> bool:
     """Whether the operator vouches for it. `remote`: where the caller is. Raises Forbidden for an
     address that the manager does not connect to."""

@@ -7,6 +7,7 @@ takes the caller's own address alone, so no stranger makes it connect to third m
 while it has no password to give away.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
@@ -61,7 +62,7 @@ def _split(text: str) -> tuple[str, int | None]:
     return text, None
 
 
-def is_named(ip: str, patterns: tuple[str, ...]) -> bool:
+def is_named(ip: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern of the operator matches. `ip`: the broker's URL as members receive
     it."""
     parts = urlsplit(ip)

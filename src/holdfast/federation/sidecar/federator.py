@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
+from holdfast.config.federation import Federation
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import (
     CloseLink,
@@ -36,7 +37,7 @@ from holdfast.federation.sidecar.links import LinkBounds, MemberLinks, identity_
 from holdfast.federation.sidecar.neighbour_sources import NeighbourSources
 from holdfast.federation.sidecar.publications import Publications
 from holdfast.federation.sidecar.retained_sync import RetainedSync
-from holdfast.federation.sidecar.settings import Settings
+from holdfast.federation.sidecar.settings import link_policy, member_config
 from holdfast.federation.sidecar.status import status_of
 from holdfast.federation.sidecar.store.file import MemberStoreError, MemberStoreFull, StoredMember
 from holdfast.federation.sidecar.store.identity import IdentityFile
@@ -72,13 +73,12 @@ class Federator:
     and the dropped messages are counted."""
 
     def __init__(
-        self, settings: Settings, edge: Edge, config: FederationConfig | None = None
+        self, settings: Federation, edge: Edge, config: FederationConfig | None = None
     ) -> None:
         """`config`: replaces the one derived from the settings."""
         self.settings = settings
-        self.config = config or settings.member_config()
+        self.config = config or member_config(settings)
         self.counters = Counters()
-        self._policy = settings.link_policy()
         self._edge = edge
         self._directory = Path(settings.data)
         self._identity_file = IdentityFile(self._directory)
@@ -316,7 +316,7 @@ class Federator:
     # LinksOwner
 
     def link_up(self, peer: bytes) -> None:
-        self._call(lambda member, now: member.link_up(peer, now, self._policy))
+        self._call(lambda member, now: member.link_up(peer, now, link_policy(self.settings)))
 
     def link_down(self, peer: bytes) -> None:
         self._call(lambda member, now: member.link_down(peer, now))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from re import fullmatch
 from typing import Final, Protocol
 
-from holdfast.config.addresses import ADDRESS
+from holdfast.addresses import ADDRESS, join_address, split_address
 from holdfast.federation.core.frames import FRAME_BYTES_MAX, VERSION
 from holdfast.federation.sidecar.link import FRAME, PING, PONG, TOKEN, MemberLink
 from holdfast.security.peer_handshake import FEDERATION, NONCE_BYTES, PeerIdentity, Refusal
@@ -107,8 +107,8 @@ class MemberLinks:
     async def start(self, listen: str) -> None:
         """Begin. `listen`: host:port, port 0 for any, empty for none. Raises `OSError`."""
         if listen:
-            host, _, port = listen.rpartition(":")
-            self.address = f"{host}:{await self._listener.start(host, int(port))}"
+            host, port = split_address(listen)
+            self.address = join_address(host, await self._listener.start(host, port))
         self._ping()
 
     async def stop(self) -> None:

@@ -4,19 +4,18 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.config.federation import label_of, peer_of
+from holdfast.config.federation import Federation, label_of, peer_of
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
 from holdfast.federation.sidecar.manager_client.http import ManagerHttp
-from holdfast.federation.sidecar.settings import Settings
 from holdfast.server.event_loop.failures import report
 
 
 class Managed(Protocol):
     """The federator, as the sources of its neighbours see it."""
 
-    settings: Settings
+    settings: Federation
 
     @property
     def node(self) -> bytes: ...

@@ -1,42 +1,35 @@
-"""The settings of `holdfast federation sidecar`: file, then environment, then command line.
+"""The settings of `holdfast federation sidecar`.
 
-A later source overrides an earlier one.
-
-- File: TOML with the tables [federation], as in a broker's configuration, [edge] for the broker
-  beside it, and [admin].
-- Environment: the published names, then HOLDFAST_FEDERATION__KEY, HOLDFAST_EDGE__KEY and
-  HOLDFAST_ADMIN__KEY. Commas separate the entries of a list.
-- Command line: the same keys.
+The tables are [federation], as in a broker's configuration, [edge] for the broker beside it, and
+[admin]. `holdfast.config.sources` reads them.
 """
 
 import ssl
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-import msgspec
-from msgspec import Meta, Struct, field, inspect
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
-from holdfast.client.servers import SECURE_SCHEMES, Server, parse_server
-from holdfast.config.addresses import ADDRESS, is_any, is_loopback
-from holdfast.config.check import problems
-from holdfast.config.first_line import UnreadableFile, first_line
-from holdfast.config.problem import shown
-from holdfast.federation.manager.durations import duration_ns
+from holdfast.addresses import ADDRESS, is_any, is_loopback, split_address
+from holdfast.client.servers import Server, parse_server
+from holdfast.config.federation import Federation, federation_problems
+from holdfast.config.first_line import first_line
+from holdfast.config.problem import ConfigError, Problem, shown
+from holdfast.config.sources import Overrides, Published, load_settings
 from holdfast.federation.sidecar.edge_mqtt.interest_sources import BEACONS_PER_TTL, SourceSettings
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
-from holdfast.federation.sidecar.settings import Settings, SettingsError
+from holdfast.federation.sidecar.settings import duration_s, listener_url, manager_url
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
-PREFIX: Final = "HOLDFAST_"
 LEVELS: Final = {"5": 5, "3.1.1": 4}
-JOIN_PATH: Final = "/api/v1/join"
 _URL_SCHEMES: Final = {"mqtt": "tcp", "mqtts": "ssl", "ws": "ws", "wss": "wss"}
 
-Table = TypeVar("Table", bound=Struct)
 Filters = list[Annotated[str, Meta(min_length=1)]]
 
 
@@ -80,178 +73,109 @@ class AdminTable(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     ] = "127.0.0.1:7884"
 
 
+class SidecarTables(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The tables of a sidecar's settings."""
+
+    federation: Federation = field(default_factory=Federation)
+    edge: EdgeTable = field(default_factory=EdgeTable)
+    admin: AdminTable = field(default_factory=AdminTable)
+
+
 @dataclass(frozen=True)
 class SidecarSettings:
     """The validated settings of a sidecar: the member, its edge, and the admin address."""
 
-    federation: Settings
+    federation: Federation
     edge: EdgeSettings
     admin: str
 
 
-_TABLES: Final[dict[str, type[Struct]]] = {
-    "federation": Settings,
-    "edge": EdgeTable,
-    "admin": AdminTable,
+PUBLISHED: Final[Published] = {
+    "TOPOLOGY_MANAGER_URL": ("federation.manager", manager_url),
+    "ADVERTISED_LISTENER": ("federation.broker", listener_url),
+    "BEACON_INTERVAL": ("edge.beacon_interval_s", duration_s),
+    "CORE_ANN_INTERVAL": ("federation.hello_s", lambda text: min(duration_s(text), 60.0)),
+    "TOP_MAX_REDUNDANCY": ("federation.capacity", str),
+    "FED_REDUNDANCY": ("federation.redundancy", str),
 }
 
 
-def load(
-    path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]
-) -> SidecarSettings:
+def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) -> SidecarSettings:
     """Read and check the settings from all three sources.
 
-    `overrides` have the names `table.key`. Raises `SettingsError` when the result cannot be used.
+    `overrides` have the names `table.key`. Raises `ConfigError` when the result cannot be used.
     """
-    tree = _read(path) if path is not None else {}
-    _published(environ, tree)
-    for name, text in sorted(environ.items()):
-        table, separator, key = name.removeprefix(PREFIX).lower().partition("__")
-        if name.startswith(PREFIX) and separator and table in _TABLES:
-            _table(tree, table)[key] = _from_text(table, key, text, name)
-    for dotted, value in overrides.items():
-        table, _, key = dotted.partition(".")
-        _table(tree, table)[key] = value
-    return _checked(tree, environ)
+    tables = load_settings(
+        SidecarTables,
+        _problems,
+        path,
+        environ,
+        overrides,
+        tables=SidecarTables.__struct_fields__,
+        published=PUBLISHED,
+        complete=partial(_complete, environ.get("ADVERTISED_LISTENER", "")),
+    )
+    edge = _edge_settings(tables.edge, tables.federation)
+    return SidecarSettings(tables.federation, edge, tables.admin.address)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        tree = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    unknown = sorted(name for name in tree if name not in _TABLES)
-    if unknown:
-        raise SettingsError(f"{path}: there is no table {unknown[0]!r}; use {', '.join(_TABLES)}")
-    return tree
+def _complete(listener: str, tables: SidecarTables) -> SidecarTables:
+    """Derive the broker's URL for the manager from the edge. Derive the address of the member from
+    ADVERTISED_LISTENER if `listen` stands for all addresses."""
+    federation, changes = tables.federation, dict[str, str]()
+    if federation.manager and not federation.broker:
+        with suppress(ValueError, IndexError):
+            changes["broker"] = _url_of(parse_server(tables.edge.broker[0]))
+    if listener and federation.listen and not federation.advertise:
+        host, port = split_address(federation.listen)
+        if is_any(host):
+            changes["advertise"] = f"{urlsplit(listener_url(listener)).hostname}:{port}"
+    return replace(tables, federation=replace(federation, **changes))
 
 
-def _table(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    table = tree.setdefault(name, {})
-    if not isinstance(table, dict):
-        raise SettingsError(f"{name}: must be a table, written as [{name}]")
-    return table
-
-
-def _published(environ: Mapping[str, str], tree: dict[str, Any]) -> None:
-    """Copy the environment variables with published names into the tables."""
-    federation, edge = _table(tree, "federation"), _table(tree, "edge")
-    if url := environ.get("TOPOLOGY_MANAGER_URL"):
-        url = url.removesuffix("/").removesuffix(JOIN_PATH)
-        federation["manager"] = url if "://" in url else f"http://{url}"
-    if listener := environ.get("ADVERTISED_LISTENER"):
-        federation["broker"] = listener if "://" in listener else f"tcp://{listener}"
-    if interval := environ.get("BEACON_INTERVAL"):
-        edge["beacon_interval_s"] = _seconds("BEACON_INTERVAL", interval)
-    if interval := environ.get("CORE_ANN_INTERVAL"):
-        federation["hello_s"] = min(_seconds("CORE_ANN_INTERVAL", interval), 60.0)
-    if degree := environ.get("TOP_MAX_REDUNDANCY"):
-        federation["capacity"] = _whole("TOP_MAX_REDUNDANCY", degree, 2, 64)
-    if paths := environ.get("FED_REDUNDANCY"):
-        federation["redundancy"] = _whole("FED_REDUNDANCY", paths, 1, 3)
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        return duration_ns(text) / 1e9
-    except ValueError as error:
-        raise SettingsError(f"{name}: {error}") from None
-
-
-def _whole(name: str, text: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
-        raise SettingsError(f"{name}: {text!r}: give a whole number from {least} to {most}")
-    return int(text)
-
-
-def _from_text(table: str, key: str, text: str, name: str) -> object:
-    struct = inspect.type_info(_TABLES[table])
-    assert isinstance(struct, inspect.StructType)
-    kinds = {one.name: one.type for one in struct.fields}
-    if key not in kinds:
-        raise SettingsError(f"{name}: there is no such setting; there are {', '.join(kinds)}")
-    kind = kinds[key]
-    while isinstance(kind, inspect.Metadata):
-        kind = kind.type
-    if isinstance(kind, inspect.StrType | inspect.LiteralType):
-        return text
-    if isinstance(kind, inspect.ListType):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        # Kept as text, so that the check of types reports which values are allowed.
-        return text
-
-
-def _checked(tree: dict[str, Any], environ: Mapping[str, str]) -> SidecarSettings:
-    edge = _converted(EdgeTable, "edge", _table(tree, "edge"))
-    admin = _converted(AdminTable, "admin", _table(tree, "admin"))
-    servers = _servers(edge)
-    federation = _table(tree, "federation")
-    if federation.get("manager") and not federation.get("broker"):
-        federation["broker"] = _url_of(servers[0])
-    _advertise(federation, environ)
-    settings = Settings.from_table(federation)
-    host, _, port = admin.address.rpartition(":")
-    if admin.address and (not is_loopback(host) or int(port) > 65535):
-        raise SettingsError(
-            f"admin.address = {shown(admin.address)}: must be of this machine alone, as"
-            " 127.0.0.1:7884: whoever reaches it may read everything there"
-        )
+def _problems(tables: SidecarTables) -> Iterator[Problem]:
+    edge, admin = tables.edge, tables.admin.address
+    if not edge.broker:
+        yield "edge.broker", ": name the broker, as mqtt://127.0.0.1:1883"
+    servers = []
+    for text in edge.broker:
+        try:
+            servers.append(parse_server(text))
+        except ValueError as error:
+            yield "edge.broker", f": {error}"
     for filter in edge.interest:
         try:
             check_filter(filter)
         except InvalidFilter as error:
-            raise SettingsError(f"edge.interest = {shown(filter)}: {error}") from None
-    made = _edge_settings(edge, settings, servers)
-    return SidecarSettings(settings, made, admin.address)
-
-
-def _converted(struct: type[Table], name: str, table: dict[str, Any]) -> Table:
-    wrong = [f"{name}.{key}{text}" for key, text in problems(table, inspect.type_info(struct))]
-    if wrong:
-        raise SettingsError(*wrong)
-    return msgspec.convert(table, struct)
-
-
-def _servers(edge: EdgeTable) -> list[Server]:
-    if not edge.broker:
-        raise SettingsError("edge.broker: name the broker, as mqtt://127.0.0.1:1883")
-    try:
-        return [parse_server(text) for text in edge.broker]
-    except ValueError as error:
-        raise SettingsError(f"edge.broker: {error}") from None
+            yield "edge.interest", f" = {shown(filter)}: {error}"
+    if edge.password_file and not edge.username:
+        yield "edge.password_file", ": goes with edge.username, which is missing"
+    if bool(edge.certificate) != bool(edge.key):
+        yield "edge.key", ": edge.certificate and edge.key go together: one of them is missing"
+    if (edge.ca or edge.certificate) and not any(server.is_secure for server in servers):
+        yield "edge.ca", ": is for TLS: write the broker's URL as mqtts://host"
+    if admin and not (is_loopback(admin.rpartition(":")[0]) and split_address(admin)[1] <= 65535):
+        yield (
+            "admin.address",
+            f" = {shown(admin)}: must be of this machine alone, as 127.0.0.1:7884: whoever reaches"
+            " it may read everything there",
+        )
+    yield from federation_problems(tables.federation)
 
 
 def _url_of(server: Server) -> str:
     return f"{_URL_SCHEMES[server.scheme]}://{server.address}"
 
 
-def _advertise(federation: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Use the host of ADVERTISED_LISTENER as the member's, unless the settings name one."""
-    listen = federation.get("listen")
-    listener = environ.get("ADVERTISED_LISTENER")
-    if federation.get("advertise") or not isinstance(listen, str) or not listener:
-        return
-    host, _, port = listen.rpartition(":")
-    if host and is_any(host):
-        url = listener if "://" in listener else f"tcp://{listener}"
-        federation["advertise"] = f"{urlsplit(url).hostname}:{port}"
-
-
-def _edge_settings(edge: EdgeTable, settings: Settings, servers: list[Server]) -> EdgeSettings:
-    if edge.password_file and not edge.username:
-        raise SettingsError("edge.password_file: goes with edge.username, which is missing")
+def _edge_settings(edge: EdgeTable, settings: Federation) -> EdgeSettings:
+    servers = [parse_server(text) for text in edge.broker]
     return EdgeSettings(
         servers=tuple(str(server) for server in servers),
         directory=Path(settings.data),
         level=LEVELS[edge.protocol],
         client_id=edge.client_id,
         username=edge.username or None,
-        password=_password(edge.password_file),
+        password=first_line(edge.password_file) if edge.password_file else None,
         tls=_tls(edge, servers),
         session_expiry_s=edge.session_expiry_s,
         window_messages=edge.window_messages,
@@ -269,27 +193,13 @@ def _edge_settings(edge: EdgeTable, settings: Settings, servers: list[Server]) -
     )
 
 
-def _password(path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        return first_line(path)
-    except UnreadableFile as error:
-        raise SettingsError(str(error)) from None
-
-
 def _tls(edge: EdgeTable, servers: list[Server]) -> ssl.SSLContext | None:
-    if bool(edge.certificate) != bool(edge.key):
-        raise SettingsError("edge.certificate and edge.key go together: one of them is missing")
-    is_secure = any(server.scheme in SECURE_SCHEMES for server in servers)
-    if not is_secure:
-        if edge.ca or edge.certificate:
-            raise SettingsError("edge.ca: is for TLS: write the broker's URL as mqtts://host")
+    if not any(server.is_secure for server in servers):
         return None
     try:
         context = ssl.create_default_context(cafile=edge.ca or None)
         if edge.certificate:
             context.load_cert_chain(edge.certificate, edge.key)
     except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"edge.ca, edge.certificate, edge.key: {error}") from None
+        raise ConfigError(f"edge.ca, edge.certificate, edge.key: {error}") from None
     return context

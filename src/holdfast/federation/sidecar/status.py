@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from holdfast.config.federation import Federation
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.retained.clock import HybridClock
 from holdfast.federation.sidecar.counters import Counters
@@ -9,7 +10,6 @@ from holdfast.federation.sidecar.deliveries import Deliveries
 from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import ManagerClient
 from holdfast.federation.sidecar.publications import Publications
-from holdfast.federation.sidecar.settings import Settings
 from holdfast.federation.sidecar.store.store import MemberStore
 
 QUEUES_MAX: Final = 256
@@ -47,7 +47,7 @@ def problems_of(member: FederationMember) -> list[str]:
 
 
 def status_of(
-    settings: Settings,
+    settings: Federation,
     epoch: int,
     member: FederationMember,
     links: MemberLinks,

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from holdfast.addresses import split_address
 from holdfast.pipeline.source.offsets import Offsets, parse_position
 from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
@@ -145,16 +146,18 @@ def parse_timestamp_us(option: str, text: str) -> int:
 def _servers(text: str) -> tuple[tuple[str, int], ...]:
     result = []
     for item in text.split(","):
-        host, colon, port = item.strip().rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (colon and host and "/" not in host and port.isascii() and port.isdecimal()):
+        try:
+            host, port = split_address(item.strip())
+        except ValueError:
+            host = ""
+        if not host or "/" in host:
             raise OptionError(
                 f"servers has {item.strip()!r}; allowed: host:adminport, several separated by "
                 "commas"
             )
-        if not 0 < int(port) < 65_536:
+        if not 0 < port < 65_536:
             raise OptionError(f"servers has port {port}; allowed: 1 to 65535")
-        result.append((host, int(port)))
+        result.append((host, port))
     return tuple(result)
 
 

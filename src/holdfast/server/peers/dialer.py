@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from holdfast.addresses import split_address
 from holdfast.server.event_loop.failures import report
 
 DELAY_S_MIN: Final = 0.02
@@ -85,9 +86,9 @@ async def connect(
     Raises `OSError`, which includes `ssl.SSLError`. `ConnectionRefusedError` means that no address
     of the host has a listener.
     """
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:
         raise OSError(errno.EINVAL, "no valid host name") from None
     name = None if context is None else ""

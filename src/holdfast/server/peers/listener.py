@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from holdfast.addresses import join_address
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.failures import report
 
@@ -85,8 +86,7 @@ class PeerListener:
                 self._failed(error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            host = f"[{address[0]}]" if ":" in address[0] else address[0]
-            task = self._loop.create_task(self._greet(one, f"{host}:{address[1]}"))
+            task = self._loop.create_task(self._greet(one, join_address(*address[:2])))
             self.greetings[task] = None
             task.add_done_callback(self._ended)
             if len(self.greetings) > descriptors.share(GREETINGS_MAX):

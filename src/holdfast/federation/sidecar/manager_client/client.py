@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.config.first_line import UnreadableFile, first_word
+from holdfast.config.first_line import first_word
+from holdfast.config.problem import ConfigError
 from holdfast.federation.manager.messages import Desired, JoinAnswer, Neighbor, NodeView, Watched
 from holdfast.federation.sidecar.manager_client.http import (
     ManagerHttp,
@@ -288,7 +289,7 @@ class ManagerClient:
             return self._kept.token
         try:
             return first_word(self._token_file)
-        except UnreadableFile as error:
+        except ConfigError as error:
             raise ManagerUnreachable(str(error)) from None
 
     def _read(self) -> StoredManager:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from holdfast.client import Client, ClientError, Message, Options, Reconnect, SubscriptionRequest
 from holdfast.client.servers import Server
+from holdfast.config.problem import ConfigError
 from holdfast.federation.paper.effects import (
     ConnectNeighbour,
     DeliverLocally,
@@ -39,7 +40,6 @@ from holdfast.federation.sidecar.paper.outlet import (
     serve,
 )
 from holdfast.federation.sidecar.paper.settings import PaperSettings
-from holdfast.federation.sidecar.settings import SettingsError
 from holdfast.security.tls import TlsError
 from holdfast.server.event_loop.failures import first_unexpected
 from holdfast.server.peers.complaints import Complaints
@@ -55,7 +55,7 @@ REDUNDANCY: Final = 2
 
 
 async def run(settings: PaperSettings) -> None:
-    """Run a federator until SIGTERM or SIGINT. Raises `SettingsError` for unusable settings."""
+    """Run a federator until SIGTERM or SIGINT. Raises `ConfigError` for unusable settings."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +101,7 @@ class PaperFederator:
     # Start and stop
 
     async def start(self) -> None:
-        """Begin to join and return at once. Raises `SettingsError` for unusable settings."""
+        """Begin to join and return at once. Raises `ConfigError` for unusable settings."""
         loop = asyncio.get_running_loop()
         self._check = asyncio.Event()
         self._complaints = Complaints(loop.time, "federation:")
@@ -113,7 +113,7 @@ class PaperFederator:
                     PaperManager, self.settings, self._complaints
                 )
             except TlsError as error:
-                raise SettingsError(f"manager: {error}") from None
+                raise ConfigError(f"manager: {error}") from None
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._ended)
 

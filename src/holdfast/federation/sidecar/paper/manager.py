@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.config.problem import ConfigError
 from holdfast.federation.manager.messages import JoinAnswer, Neighbor, Watched
 from holdfast.federation.paper.config import PaperConfig
 from holdfast.federation.sidecar.manager_client.http import (
@@ -18,8 +19,8 @@ from holdfast.federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.paper.settings import JOIN_PATH, PaperSettings
-from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.federation.sidecar.paper.settings import PaperSettings
+from holdfast.federation.sidecar.settings import JOIN_PATH
 from holdfast.server.peers.complaints import Complaints
 
 TIMEOUT_S: Final = 15.0
@@ -47,7 +48,7 @@ class PaperManager:
     """The member's client of its topology manager."""
 
     def __init__(self, settings: PaperSettings, complaints: Complaints) -> None:
-        """Read token and certificates. Raises `SettingsError` or `TlsError` if that fails."""
+        """Read token and certificates. Raises `ConfigError` or `TlsError` if that fails."""
         self.is_reached = False
         self._settings = settings
         self._http = ManagerHttp(
@@ -98,7 +99,7 @@ class PaperManager:
             config = self._settings.config(
                 answer.core_ann_interval / 1e9, answer.beacon_interval / 1e9, answer.redundancy
             )
-        except (msgspec.ValidationError, SettingsError) as error:
+        except (msgspec.ValidationError, ConfigError) as error:
             raise ManagerUnreachable(f"{self._http.url}: no answer to a join: {error}") from None
         self._reached()
         return AssignedMember(answer.id, config, _addresses(answer.neighbors))

@@ -1,27 +1,32 @@
 """The settings of a federator of the published protocol, from the published environment."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
 
 from holdfast.client.servers import parse_server
-from holdfast.config.first_line import UnreadableFile, first_line, first_word
-from holdfast.federation.manager.durations import duration_ns
+from holdfast.config.first_line import first_line, first_word
+from holdfast.config.problem import ConfigError, Problem
+from holdfast.config.sources import Overrides, Published, load_settings
 from holdfast.federation.paper.config import BadConfig, PaperConfig
-from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.federation.sidecar.settings import duration_s, listener_url, manager_url
 
-Text = TypeVar("Text", str, bytes)
+_MANAGER_FILES: Final = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
+PUBLISHED: Final[Published] = {
+    "TOPOLOGY_MANAGER_URL": ("manager", manager_url),
+    "ADVERTISED_LISTENER": ("advertised", listener_url),
+    "MOSQUITTO_PORT": ("broker", lambda port: f"tcp://127.0.0.1:{port}"),
+    "CORE_ANN_INTERVAL": ("core_ann_interval_s", duration_s),
+    "BEACON_INTERVAL": ("beacon_interval_s", duration_s),
+    "FED_REDUNDANCY": ("redundancy", str),
+    # The published environment lacks these. They have the names of other members.
+    **{f"HOLDFAST_FEDERATION__{key.upper()}": (key, str) for key in _MANAGER_FILES},
+}
 
-JOIN_PATH = "/api/v1/join"
-"""The manager's path for joining. Some configurations include it in the URL."""
-MANAGER_FILES_PREFIX = "HOLDFAST_FEDERATION__"
-"""The prefix of variables that the published environment lacks, as for other members."""
-_MANAGER_FILES = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
 
-
-@dataclass(frozen=True)
-class PaperSettings:
-    """The validated settings of a federator of the published protocol."""
+class PaperSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The settings of a federator of the published protocol."""
 
     broker: str = "tcp://127.0.0.1:1883"
     """The URL of the member's own broker, which must speak MQTT 5."""
@@ -37,7 +42,7 @@ class PaperSettings:
     """The PEM file to present to the manager; it needs `manager_key`."""
     manager_key: str = ""
     id: int | None = None
-    neighbours: Mapping[int, str] = field(default_factory=dict)
+    neighbours: dict[int, str] = field(default_factory=dict)
     """The addresses of the neighbours' brokers by id, only without a manager."""
     core_ann_interval_s: float | None = None
     """The interval in seconds.
@@ -45,8 +50,8 @@ class PaperSettings:
     None, here and in the next two: the manager's value, or the default of `PaperConfig`.
     """
     beacon_interval_s: float | None = None
-    redundancy: int | None = None
-    qos: int = 2
+    redundancy: Annotated[int, Meta(ge=1, le=16)] | None = None
+    qos: Annotated[int, Meta(ge=0, le=2)] = 2
     username: str | None = None
     """The user name at all brokers."""
     password_file: str = ""
@@ -57,71 +62,24 @@ class PaperSettings:
     old ones.
     """
 
-    def __post_init__(self) -> None:
-        """Check the settings. Raises `SettingsError` if they are incomplete or contradictory."""
-        for name in ("broker", "advertised"):
-            _check_url(name, getattr(self, name))
-        for address in self.neighbours.values():
-            _check_url("neighbours", address)
-        if self.manager:
-            if not self.manager.startswith(("http://", "https://")):
-                raise SettingsError(f"manager = {self.manager!r}: write http://host:8080")
-            if not self.advertised:
-                raise SettingsError(
-                    "advertised (ADVERTISED_LISTENER) is missing: the URL by which other"
-                    " federators reach this broker, as tcp://host:1883"
-                )
-        elif self.id is None:
-            raise SettingsError(
-                "manager (TOPOLOGY_MANAGER_URL) is missing: its URL, as http://host:8080; or give"
-                " id and neighbours"
-            )
-        if bool(self.manager_certificate) != bool(self.manager_key):
-            raise SettingsError("manager_certificate and manager_key go together: one is missing")
-        if self.manager_certificate and not self.manager.startswith("https://"):
-            raise SettingsError("manager_certificate: is for a manager with https://")
-        if self.password_file and self.username is None:
-            raise SettingsError("password_file: goes with username, which is missing")
-        self.config(10.0, 10.0, 2)
-
     @classmethod
     def from_environment(
-        cls, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
+        cls, environ: Mapping[str, str], overrides: Overrides | None = None
     ) -> "PaperSettings":
         """Read the environment. `overrides`, by field name, take precedence.
 
-        Raises `SettingsError` when a value is not allowed.
+        Raises `ConfigError` when a value is not allowed.
         """
-        values: dict[str, object] = {}
-        if url := environ.get("TOPOLOGY_MANAGER_URL"):
-            url = url.removesuffix("/").removesuffix(JOIN_PATH)
-            values["manager"] = url if "://" in url else f"http://{url}"
-        if listener := environ.get("ADVERTISED_LISTENER"):
-            values["advertised"] = listener if "://" in listener else f"tcp://{listener}"
-        if port := environ.get("MOSQUITTO_PORT"):
-            values["broker"] = f"tcp://127.0.0.1:{port}"
-        for name, key in (
-            ("CORE_ANN_INTERVAL", "core_ann_interval_s"),
-            ("BEACON_INTERVAL", "beacon_interval_s"),
-        ):
-            if text := environ.get(name):
-                values[key] = _seconds(name, text)
-        if text := environ.get("FED_REDUNDANCY"):
-            if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 16:
-                raise SettingsError(f"FED_REDUNDANCY: {text!r}: give a whole number from 1 to 16")
-            values["redundancy"] = int(text)
-        for field_name in _MANAGER_FILES:
-            if text := environ.get(MANAGER_FILES_PREFIX + field_name.upper()):
-                values[field_name] = text
-        values |= overrides or {}
-        return cls(**values)  # type: ignore[arg-type]
+        return load_settings(
+            cls, _problems, environ=environ, overrides=overrides, tables=(), published=PUBLISHED
+        )
 
     def config(
         self, core_ann_interval_s: float, beacon_interval_s: float, redundancy: int
     ) -> PaperConfig:
         """Combine the manager's values with the settings, which take precedence.
 
-        Raises `SettingsError` when the result is not allowed.
+        Raises `ConfigError` when the result is not allowed.
         """
         interval_s = self.core_ann_interval_s or core_ann_interval_s
         try:
@@ -133,34 +91,41 @@ class PaperSettings:
                 answer_delay_s=min(PaperConfig.answer_delay_s, interval_s / 20),
             )
         except BadConfig as error:
-            raise SettingsError(str(error)) from None
+            raise ConfigError(str(error)) from None
 
     def password(self) -> bytes | None:
-        """Read the password, or return None without one. Raises `SettingsError`."""
-        return _read(first_line, self.password_file) if self.password_file else None
+        """Read the password, or return None without one. Raises `ConfigError`."""
+        return first_line(self.password_file) if self.password_file else None
 
     def manager_token(self) -> str:
-        """Read the manager's token, "" without one. Raises `SettingsError`."""
-        return _read(first_word, self.manager_token_file) if self.manager_token_file else ""
+        """Read the manager's token, "" without one. Raises `ConfigError`."""
+        return first_word(self.manager_token_file) if self.manager_token_file else ""
 
 
-def _check_url(name: str, text: str) -> None:
-    try:
-        if text:
-            parse_server(text)
-    except ValueError as error:
-        raise SettingsError(f"{name}: {error}") from None
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        return duration_ns(text) / 1e9
-    except ValueError as error:
-        raise SettingsError(f"{name}: {error}") from None
-
-
-def _read(kind: Callable[[str], Text], file: str) -> Text:
-    try:
-        return kind(file)
-    except UnreadableFile as error:
-        raise SettingsError(str(error)) from None
+def _problems(settings: PaperSettings) -> Iterator[Problem]:
+    for key in ("broker", "advertised"):
+        try:
+            if text := getattr(settings, key):
+                parse_server(text)
+        except ValueError as error:
+            yield key, f": {error}"
+    if settings.manager and not settings.manager.startswith(("http://", "https://")):
+        yield "manager", f" = {settings.manager!r}: write http://host:8080"
+    elif settings.manager and not settings.advertised:
+        yield (
+            "advertised",
+            " (ADVERTISED_LISTENER) is missing: the URL by which other federators reach this"
+            " broker, as tcp://host:1883",
+        )
+    elif not settings.manager and settings.id is None:
+        yield (
+            "manager",
+            " (TOPOLOGY_MANAGER_URL) is missing: its URL, as http://host:8080; or give id and"
+            " neighbours",
+        )
+    if bool(settings.manager_certificate) != bool(settings.manager_key):
+        yield "manager_key", ": manager_certificate and manager_key go together: one is missing"
+    if settings.manager_certificate and not settings.manager.startswith("https://"):
+        yield "manager_certificate", ": is for a manager with https://"
+    if settings.password_file and settings.username is None:
+        yield "password_file", ": goes with username, which is missing"

@@ -1,10 +1,24 @@
-"""The meaning of an address to listen on."""
+"""Addresses, host:port, and the meaning of those to listen on."""
 
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
 """The pattern of host:port; an IPv6 address is in brackets."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """The host, without the brackets of IPv6, and the port of host:port. Raises `ValueError`."""
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal()):
+        raise ValueError(f"{text!r} is no host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with an IPv6 host in brackets. The host may have them already."""
+    host = host.removeprefix("[").removesuffix("]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_problem(bind: str) -> str:

@@ -1,0 +1,171 @@
+"""The sources of a program's settings: file, environment, command line; the later one wins.
+
+- File: TOML, the tables of the program's schema.
+- Environment: `HOLDFAST_TABLE__KEY=value`; two underscores stand for the dot, list entries are
+  numbered (`HOLDFAST_LISTENERS__0__PORT=1884`). Text is taken as it is, commas separate the texts
+  of a list, everything else is written as in TOML. Other names are settings only if the program
+  lists them in `published`; these give way to the HOLDFAST_ ones.
+- Command line: dotted keys with typed values (`{"listeners.0.port": 1884}`).
+
+Relative paths in values count from the working directory.
+"""
+
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct, inspect
+
+from holdfast.config.problem import ConfigError, Problem
+from holdfast.config.values import find_type, problems
+
+PREFIX: Final = "HOLDFAST_"
+
+Settings = TypeVar("Settings", bound=Struct)
+Tree: TypeAlias = dict[str, object]
+"""The tables of a file, as TOML names them."""
+Overrides: TypeAlias = Mapping[str, object]
+"""The values of the command line by dotted key."""
+Published: TypeAlias = Mapping[str, tuple[str, Callable[[str], object]]]
+"""The key of each published variable, and the reading of its text, which raises `ValueError`."""
+
+
+def load_settings(
+    schema: type[Settings],
+    find_problems: Callable[[Settings], Iterable[Problem]],
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
+    *,
+    tables: Collection[str] | None = None,
+    published: Published | None = None,
+    complete: Callable[[Settings], Settings] = lambda settings: settings,
+) -> Settings:
+    """The checked settings with every default filled in. Raises `ConfigError`.
+
+    `tables`: the tables that the environment may set; None: all. Variables of other tables belong
+    to other programs. `complete` derives the settings that depend on others, before
+    `find_problems` checks that they go together.
+    """
+    environ = environ or {}
+    kind = inspect.type_info(schema)
+    tree: Tree = {} if path is None else _read(path)
+    origins: dict[str, str] = {}
+    for name, (key, read) in (published or {}).items():
+        if text := environ.get(name):
+            try:
+                value = read(text)
+            except ValueError as error:
+                raise ConfigError(f"environment {name}: {error}") from None
+            _put_text(tree, kind, key.split("."), value, f"environment {name}", origins)
+    for name, text in sorted(environ.items()):
+        parts = name.removeprefix(PREFIX).lower().split("__")
+        if name.startswith(PREFIX) and len(parts) > 1 and (tables is None or parts[0] in tables):
+            _put_text(tree, kind, parts, text, f"environment {name}", origins)
+    for dotted, value in (overrides or {}).items():
+        _put(tree, dotted.split("."), value, "command line", origins)
+    file = str(path) if path is not None else "configuration"
+
+    def check(found: Iterable[Problem]) -> None:
+        wrong = [f"{_origin(key, origins, file)}: {key}{text}" for key, text in found]
+        if wrong:
+            raise ConfigError(*wrong)
+
+    check(problems(tree, kind))
+    settings = complete(msgspec.convert(tree, schema))
+    check(find_problems(settings))
+    return settings
+
+
+def _read(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: byte {error.start} is wrong") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _put_text(
+    tree: Tree,
+    kind: inspect.Type,
+    parts: list[str],
+    value: object,
+    origin: str,
+    origins: dict[str, str],
+) -> None:
+    if isinstance(value, str):
+        value = read_text(find_type(kind, parts), value)
+    _put(tree, parts, value, origin, origins)
+
+
+def read_text(kind: inspect.Type | None, text: str) -> object:
+    """The value that a text stands for, by the type of its key. A text that does not fit stays
+    text, so that the check of types reports it with the allowed values."""
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    match kind:
+        case inspect.StrType() | inspect.LiteralType():
+            return text
+        case inspect.BoolType():
+            return {"true": True, "false": False}.get(text.lower(), text)
+        case inspect.ListType(item_type=item) if not (
+            isinstance(item, inspect.StructType) or text.lstrip().startswith("[")
+        ):
+            return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(tree: Tree, parts: list[str], value: object, origin: str, origins: dict[str, str]) -> None:
+    """Put one value into the tree, creating the tables on the way. If the file has another type in
+    place of a table, that stays: the check of types reports it."""
+    key = parts[0]
+    node: object = tree.setdefault(parts[0], _empty(parts[1:])) if len(parts) > 1 else tree
+    for position, part in enumerate(parts[1:], 1):
+        last = position == len(parts) - 1
+        if isinstance(node, list) and part.isdecimal():
+            index = int(part)
+            key += f"[{index}]"
+            if index > len(node):
+                raise ConfigError(
+                    f"{origin}: {key} cannot be set: {parts[0]} has {len(node)} entries"
+                )
+            if index == len(node):
+                node.append(value if last else _empty(parts[position + 1 :]))
+            elif last:
+                node[index] = value
+            node = node[index]
+        elif isinstance(node, dict):
+            key += f".{part}"
+            if last:
+                node[part] = value
+            else:
+                node = node.setdefault(part, _empty(parts[position + 1 :]))
+        else:
+            return
+    if len(parts) == 1:
+        tree[key] = value
+    origins[key] = origin
+
+
+def _empty(rest: list[str]) -> object:
+    return [] if rest and rest[0].isdecimal() else {}
+
+
+def _origin(key: str, origins: dict[str, str], file: str) -> str:
+    """The source of a key: its own, that of a key in it, or that of the nearest table around it."""
+    for known, origin in origins.items():
+        if known.startswith((f"{key}.", f"{key}[")):
+            return origin
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return file
