@@ -12,7 +12,7 @@ from holdfast.cluster.metadata import commands
 from holdfast.cluster.metadata.model import PartitionInfo
 from holdfast.cluster.placement import controller, planning
 from holdfast.cluster.placement.planning import NodeConditions
-from tests.support.seeds import block_of_seeds
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_controller import Wrong, life
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
@@ -25,11 +25,7 @@ PLANTED_SEEDS = 12
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_never_unclean_and_always_whole_again(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, SEEDS):
-        try:
-            life(seed)
-        except Wrong as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), life)
 
 
 def test_a_seed_says_everything() -> None:

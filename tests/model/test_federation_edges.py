@@ -2,6 +2,7 @@
 in order. The stream between them is the federation's: in order, given away before the origin has it
 in custody, kept by the origin from custody on, given again from the first that was not done."""
 
+import os
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,8 +20,12 @@ from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish
 
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "30"))
+"""How many histories; a failure names its seed."""
+BLOCKS = 4
 NODE = bytes(range(16))
 TOPICS = ("a", "b", "c/d")
 
@@ -171,8 +176,8 @@ class World:
         assert not self.custody
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_each_message_reaches_the_other_log_once_and_in_order(seed: int) -> None:
+def cross_an_edge(seed: int) -> int:
+    """Returns how many messages were given away before the origin had them in custody."""
     rng = random.Random(seed)
     world = World(rng)
     world.begin()
@@ -185,7 +190,7 @@ def test_each_message_reaches_the_other_log_once_and_in_order(seed: int) -> None
             rng.choice([world.crash_origin, world.crash_destination])()
         else:
             rng.choice(steps)()
-    assert world.unstored_given
+    given_early = world.unstored_given
     world.finish()
     for topic in TOPICS:
         sent = [
@@ -200,3 +205,14 @@ def test_each_message_reaches_the_other_log_once_and_in_order(seed: int) -> None
         ]
         assert sent
         assert stored == sent
+    return given_early
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_each_message_reaches_the_other_log_once_and_in_order(block: int) -> None:
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), cross_an_edge)
+
+
+def test_the_histories_are_rough() -> None:
+    assert min(cross_an_edge(seed) for seed in range(10)) > 0

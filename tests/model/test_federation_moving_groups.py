@@ -2,14 +2,19 @@
 that leave. Each message that is acknowledged comes to the group: mostly once, and twice where those
 who left had it and their member could not confirm that in time."""
 
+import os
 import random
 from dataclasses import replace
 
 import pytest
 
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import World, random_edges, random_weather
 from tests.support.sim_groups import QUICK, settle
 
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "12"))
+"""How many worlds; a failure names its seed."""
+BLOCKS = 4
 GROUP = "$share/m/a/#"
 
 
@@ -47,7 +52,12 @@ def moving_world(seed: int, duration_s: float = 15.0) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_group_loses_nothing_on_its_way(seed: int) -> None:
+def move_a_group(seed: int) -> None:
     world = moving_world(seed)
     assert any(group == GROUP for _, group in world.group_arrivals)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_a_group_loses_nothing_on_its_way(block: int) -> None:
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), move_a_group)

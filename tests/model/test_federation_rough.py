@@ -19,11 +19,12 @@ from holdfast.federation.core.retained.anti_entropy import AntiEntropy
 from holdfast.federation.core.retained.clock import HybridClock
 from holdfast.federation.core.retained.replication import RetainedReplication
 from holdfast.federation.core.retained.store import RetainedStore
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import World, Wrong
 from tests.support.sim_groups import rough_groups_world
 from tests.support.sim_retained import rough_retained_world
 
-SEEDS = 3 * int(os.environ.get("HOLDFAST_SEEDS", "8"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
 """How many worlds of each kind; a failure names its seed."""
 PLANTED_SEEDS = 60
 """At most; a planted bug that is not found in these is not looked for well enough."""
@@ -35,11 +36,7 @@ Planted = Callable[[], AbstractContextManager[object]]
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rough", [rough_retained_world, rough_groups_world])
 def test_what_is_promised_holds_in_rough_worlds(rough: Rough) -> None:
-    for seed in range(SEEDS):
-        try:
-            rough(seed)
-        except Wrong as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(0, 1, SEEDS), rough)
 
 
 def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from holdfast.federation.core.identity import MessageId
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import (
     LAN_EDGES,
     World,
-    Wrong,
     edges_of,
     node_id,
     random_edges,
@@ -45,11 +45,7 @@ def seconds_until_delivered(world: World, id: MessageId) -> float:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_what_was_stored_arrives_once_and_in_order(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
-        try:
-            rough_world(seed)
-        except Wrong as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), rough_world)
 
 
 def test_a_seed_says_everything() -> None:

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tests.support.seeds import block_of_seeds
-from tests.support.sim_world import World, Wrong
+from tests.support.seeds import block_of_seeds, run_worlds
+from tests.support.sim_world import World
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
 """How many worlds; `make sim` runs more. A failure names its seed."""
@@ -18,13 +18,7 @@ BLOCKS = 8
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_promise_is_broken(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, SEEDS):
-        world = World(seed)
-        try:
-            world.run()
-        except Wrong as error:
-            trace = "\n".join(world.trace)
-            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+    run_worlds(block_of_seeds(block, BLOCKS, SEEDS), World)
 
 
 def test_a_seed_says_everything() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.federation.paper.config import PaperConfig
 from tests.support.paper_worlds import calm_world, grid_edges, lan, rough_world, settled
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import LAN_EDGES, edges_of, random_edges
 from tests.support.sim_paper import TOPIC, PaperWorld, Weather
-from tests.support.virtual_time import Wrong
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
 """How many worlds; a failure names its seed."""
@@ -39,11 +39,7 @@ def world_of(graph: str, redundancy: int, seed: int = 1) -> PaperWorld:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_meshes_form_again_and_nothing_comes_twice(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
-        try:
-            rough_world(seed)
-        except Wrong as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), rough_world)
 
 
 def test_a_seed_says_everything() -> None:

@@ -13,9 +13,8 @@ from holdfast.cluster.raft import leader as raft_leading
 from holdfast.cluster.raft import node as raft
 from holdfast.cluster.raft.node import RaftFailure, RaftNode, Ready
 from holdfast.cluster.raft.state import Raft
-from tests.support.seeds import block_of_seeds
+from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_meta import World
-from tests.support.sim_meta import Wrong as WrongMetadata
 from tests.support.sim_raft import ElectionWorld, Wrong
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
@@ -30,25 +29,13 @@ PLANTED_SEEDS = 1000
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_metadata_is_agreed(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, SEEDS):
-        world = World(seed)
-        try:
-            world.run()
-        except (WrongMetadata, RaftFailure) as error:
-            trace = "\n".join(world.trace)
-            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+    run_worlds(block_of_seeds(block, BLOCKS, SEEDS), World)
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_elections_are_safe(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, ELECTION_SEEDS):
-        world = ElectionWorld(seed)
-        try:
-            world.run()
-        except (Wrong, RaftFailure) as error:
-            trace = "\n".join(world.trace)
-            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+    run_worlds(block_of_seeds(block, BLOCKS, ELECTION_SEEDS), ElectionWorld)
 
 
 def test_a_slow_disk_that_a_majority_needs_is_mended_too() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.seeds import block_of_seeds
-from tests.support.sim_replica_log import Wrong
+from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_replication import World
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "16"))
@@ -19,13 +18,7 @@ BLOCKS = 4
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_what_is_committed_stays(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, SEEDS):
-        world = World(seed)
-        try:
-            world.run()
-        except Wrong as error:
-            trace = "\n".join(world.trace)
-            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+    run_worlds(block_of_seeds(block, BLOCKS, SEEDS), World)
 
 
 def test_a_seed_says_everything() -> None:

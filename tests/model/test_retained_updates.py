@@ -1,14 +1,19 @@
 """Retained updates of QoS 0 and 1 against commits and crashes: what a new subscriber finds is the
 newest of what was delivered, and after a crash the newest that the disk has."""
 
+import os
 import random
 
 import pytest
 
 from holdfast.broker.config import NodeConfig
 from tests.support.node_bench import NodeBench
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish, subscribe
 
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "40"))
+"""How many histories; a failure names its seed."""
+BLOCKS = 4
 TOPICS = ["a", "b"]
 
 
@@ -24,8 +29,7 @@ def newest(updates: list[bytes]) -> list[bytes]:
     return [updates[-1]] if updates and updates[-1] else []
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_retained_is_the_newest_that_was_delivered(seed: int) -> None:
+def update_and_look(seed: int) -> None:
     chance = random.Random(seed)
     bench = NodeBench(NodeConfig(partitions=2, sys_interval_s=0), auto_commit=False)
     publisher = bench.connect("pub")
@@ -56,3 +60,9 @@ def test_retained_is_the_newest_that_was_delivered(seed: int) -> None:
                 qos = int(kind == "qos1")
                 publisher.send(publish(topic, payload, qos, step + 1 if qos else 0, retain=True))
                 updates[topic].append((payload, qos == 1))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_retained_is_the_newest_that_was_delivered(block: int) -> None:
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), update_and_look)
