@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import brokers, process, report
 from bench.comparison import Outcome, Settings, compare
+from bench.options import new_parser, write_json
 from bench.scenarios import PAYLOAD_BYTES, SCENARIOS
 
 PARTS: dict[str, tuple[str, ...]] = {
@@ -33,28 +34,13 @@ OPEN_FILES = 20_000
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     names = [scenario.name for scenario in SCENARIOS]
-    parser = argparse.ArgumentParser(
-        prog="python -m bench",
-        description="Measures Holdfast beside Mosquitto, in alternating rounds.",
-        epilog=f"names: {', '.join([*names, *PARTS])}",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"one short round of each scenario; {', '.join(PARTS)} only with --only",
-    )
+    text = "Measures Holdfast beside Mosquitto, in alternating rounds."
+    parser = new_parser("bench", text, "--quick", "--directory", "--python")
+    parser.epilog = f"names: {', '.join([*names, *PARTS])}; {', '.join(PARTS)} only with --only"
     parser.add_argument(
         "--only", metavar="NAME", action="append", choices=[*names, *PARTS], help="may be repeated"
     )
     parser.add_argument("--rounds", type=int, help="rounds of each scenario (default 5)")
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write everything measured here")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where Holdfast's data goes meanwhile; decides what fdatasync costs",
-    )
-    parser.add_argument("--python", default=sys.executable, help="interpreter that runs Holdfast")
     parser.add_argument(
         "--candidate",
         choices=["holdfast", "mosquitto"],
@@ -160,13 +146,8 @@ def main(argv: list[str] | None = None) -> int:
         print_description(machine)
         outcomes = run_scenarios(only, settings)
     parts = {name: run_part(name) for name in PARTS if name in only}
-    if arguments.json:
-        document = {
-            "machine": machine,
-            "scenarios": [outcome.as_json() for outcome in outcomes],
-            **parts,
-        }
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    scenarios = [outcome.as_json() for outcome in outcomes]
+    write_json(arguments.json, {"machine": machine, "scenarios": scenarios, **parts})
     wrong = any(outcome.error or outcome.missing() for outcome in outcomes)
     wrong = wrong or None in parts.values()
     missed = any(outcome.is_met() is False for outcome in outcomes)

@@ -13,7 +13,6 @@ nobody has done anything to them. In full about 45 minutes.
 """
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -27,6 +26,7 @@ from bench import cluster_steady, process
 from bench.cluster_idle import measure, print_heading, print_idle
 from bench.cluster_speed import compare, print_comparison
 from bench.connection import ConnectionLost
+from bench.options import add_faults, new_parser, write_json
 from tests.e2e.chaos_campaign import Outcome, play
 from tests.e2e.chaos_faults import OF_A_CLUSTER
 from tests.e2e.chaos_site import cluster_site
@@ -126,29 +126,10 @@ NEED_ROOT: Final = ("faults", "idle")
 STEADY_MINUTES: Final = 20.0
 
 
-def _counts(rounds: list[str], quick: bool) -> dict[str, int]:
-    """Raises ValueError."""
-    counts = {}
-    for each in rounds:
-        name, _, count = each.rpartition("=")
-        if name not in OF_A_CLUSTER or not count.isdecimal() or not int(count):
-            raise ValueError(f"--rounds {each!r}: give FAULT=COUNT, e.g. 'kill -9 leader=3'")
-        counts[name] = int(count)
-    return counts or dict(QUICK_COUNTS if quick else COUNTS)
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few rounds of each")
+    parser = new_parser("bench.cluster", __doc__, "--quick", "--directory")
     parser.add_argument("--only", action="append", choices=PARTS, help="may be repeated")
-    parser.add_argument("--json", type=Path, help="write everything measured there")
-    parser.add_argument(
-        "--rounds",
-        action="append",
-        default=[],
-        metavar="FAULT=COUNT",
-        help=f"FAULT one of: {', '.join(OF_A_CLUSTER)}; only those named are played",
-    )
+    add_faults(parser, "--rounds", OF_A_CLUSTER)
     parser.add_argument(
         "--minutes",
         type=_positive,
@@ -168,17 +149,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="of steady: messages a second that count as sustained, instead of a ramp",
     )
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where the data goes meanwhile",
-    )
     arguments = parser.parse_args(argv)
-    try:
-        arguments.counts = _counts(arguments.rounds, arguments.quick)
-    except ValueError as error:
-        parser.error(str(error))
+    arguments.counts = dict(arguments.rounds or (QUICK_COUNTS if arguments.quick else COUNTS))
     if arguments.minutes is None:
         arguments.minutes = 1.0 if arguments.quick else STEADY_MINUTES
     return arguments
@@ -196,10 +168,7 @@ def _positive(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
-    print(
-        f"data on {process.filesystem_of(arguments.directory)}, where an append with fdatasync "
-        f"takes {process.fdatasync_ms(arguments.directory):.2f} ms"
-    )
+    print(process.describe_disk(arguments.directory))
     figures: dict[str, object] = {}
     is_well = True
     for name in arguments.only or PARTS:
@@ -215,8 +184,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"FAILED: {error}\n{notes}")
                 is_met = False
         is_well = is_well and is_met
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(arguments.json, figures)
     return 0 if is_well else 1
 
 

@@ -15,7 +15,6 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +24,7 @@ from bench.failover_clients import LIBRARIES
 from bench.failover_run import ClientFailed, Plan, Round, Traffic, play, schedule
 from bench.failover_sending import TOPIC, sequence_of
 from bench.ledger import Findings, StoredFindings, median_and_worst
+from bench.options import add_faults, new_parser, write_json
 from bench.pair import Fault, Pair
 
 COUNTS: Final = {Fault.HANDOVER: 5, Fault.TERMINATE: 5, Fault.KILL: 20, Fault.STOP: 20}
@@ -149,21 +149,9 @@ def as_json(campaign: Campaign) -> dict[str, object]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="one round of each fault with our clients, and the loss test at ten messages a second",
-    )
-    parser.add_argument("--json", type=Path, help="write every round there")
+    parser = new_parser("bench.failover", __doc__, "--quick", "--directory", "--python")
     parser.add_argument("--library", action="append", choices=LIBRARIES, help="may be repeated")
-    parser.add_argument(
-        "--rounds",
-        action="append",
-        default=[],
-        metavar="FAULT=COUNT",
-        help=f"FAULT one of: {', '.join(Fault)}; only those named are played; may be repeated",
-    )
+    add_faults(parser, "--rounds", Fault)
     parser.add_argument("--skip-loss", action="store_true", help="without the test of packet loss")
     parser.add_argument(
         "--paho-delay-s",
@@ -171,40 +159,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=0.05,
         help="what paho's reconnect_delay_set is given (default 0.05)",
     )
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where the data goes meanwhile",
-    )
-    parser.add_argument("--python", default=sys.executable, help="interpreter that runs Holdfast")
     arguments = parser.parse_args(argv)
-    try:
-        arguments.counts = _counts(arguments.rounds, arguments.quick)
-    except ValueError as error:
-        parser.error(str(error))
+    arguments.counts = dict(arguments.rounds or (QUICK_COUNTS if arguments.quick else COUNTS))
     return arguments
-
-
-def _counts(rounds: list[str], quick: bool) -> dict[Fault, int]:
-    if not rounds:
-        return dict(QUICK_COUNTS if quick else COUNTS)
-    counts = {}
-    for each in rounds:
-        name, _, count = each.rpartition("=")
-        if name not in list(Fault) or not count.isdecimal() or not int(count):
-            raise ValueError(f"--rounds {each!r}: give FAULT=COUNT, e.g. '{Fault.KILL}=3'")
-        counts[Fault(name)] = int(count)
-    return counts
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     libraries = arguments.library or (QUICK_LIBRARIES if arguments.quick else tuple(LIBRARIES))
-    print(
-        f"data on {process.filesystem_of(arguments.directory)}, where an append with fdatasync "
-        f"takes {process.fdatasync_ms(arguments.directory):.2f} ms\n"
-    )
+    print(process.describe_disk(arguments.directory) + "\n")
     print(
         COLUMNS.format(
             "client", "fault", "rounds", "median s", "worst s", "other ready s", "target s", ""
@@ -232,12 +195,11 @@ def main(argv: list[str] | None = None) -> int:
     except (ClientFailed, brokers.BrokerFailed) as error:
         failure = error
         print(f"FAILED: {error}")
-    if arguments.json:
-        figures = {
-            "campaigns": [as_json(each) for each in campaigns],
-            "packet_loss": [asdict(each) for each in losses],
-        }
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    figures = {
+        "campaigns": [as_json(each) for each in campaigns],
+        "packet_loss": [asdict(each) for each in losses],
+    }
+    write_json(arguments.json, figures)
     broken = any(each.violations() for each in campaigns)
     broken = broken or any(loss.is_broken_promise() for loss in losses)
     return 1 if broken or failure else 0

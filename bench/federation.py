@@ -16,7 +16,6 @@ of order) or a part failed. A missed target is told and does not count.
 """
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from bench.failover_run import ClientFailed
 from bench.federation_faults import Fault
 from bench.federation_graph import LAN, Layout, layout_of
 from bench.federation_members import VARIANTS, MembersFailed, missing
+from bench.options import add_faults, new_parser, write_json
 from tests.support import namespaces
 from tests.support.namespaces import Network
 
@@ -117,17 +117,6 @@ PARTS: Final[dict[str, Callable[[argparse.Namespace, Path], Result]]] = {
 }
 
 
-def _counts(rounds: list[str], quick: bool) -> dict[Fault, int]:
-    """Raises ValueError."""
-    counts = {}
-    for each in rounds:
-        name, _, count = each.rpartition("=")
-        if name not in list(Fault) or not count.isdecimal() or not int(count):
-            raise ValueError(f"--faults {each!r}: give FAULT=COUNT, e.g. '{Fault.RELAY}=3'")
-        counts[Fault(name)] = int(count)
-    return counts or dict(QUICK_COUNTS if quick else COUNTS)
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number above 0")
@@ -135,25 +124,13 @@ def _positive(text: str) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.federation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="a short round of each")
+    parser = new_parser("bench.federation", __doc__, "--quick", "--directory")
     parser.add_argument("--only", action="append", choices=PARTS, help="may be repeated")
-    parser.add_argument("--json", type=Path, help="write everything measured there")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="of latency")
     parser.add_argument("--qos", action="append", type=int, choices=QUALITIES, help="of latency")
     parser.add_argument("--messages", type=_positive, metavar="N", help="of each load of latency")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="of latency")
-    parser.add_argument(
-        "--faults",
-        action="append",
-        default=[],
-        metavar="FAULT=COUNT",
-        help=f"FAULT one of: {', '.join(Fault)}; only those named are played",
-    )
+    add_faults(parser, "--faults", Fault)
     parser.add_argument(
         "--graph", metavar="LINKS", help="instead of the paper's 12 members, as '0-1 1-2'"
     )
@@ -161,15 +138,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--subscriber", type=int, action="append", metavar="N", help="with --graph; the last is far"
     )
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where the data goes meanwhile; decides what fdatasync costs",
-    )
     arguments = parser.parse_args(argv)
+    arguments.counts = dict(arguments.faults or (QUICK_COUNTS if arguments.quick else COUNTS))
     try:
-        arguments.counts = _counts(arguments.faults, arguments.quick)
         arguments.layout = _layout(arguments)
     except ValueError as error:
         parser.error(str(error))
@@ -191,8 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{process_accounts.cpu_model()}, {len(process_accounts.usable_cores())} cores, Linux "
         f"{platform.release()}, Python {platform.python_version()}\n"
-        f"data on {process_accounts.filesystem_of(arguments.directory)}, where an append with "
-        f"fdatasync takes {process_accounts.fdatasync_ms(arguments.directory):.2f} ms"
+        f"{process_accounts.describe_disk(arguments.directory)}"
     )
     figures: dict[str, object] = {}
     is_well = True
@@ -213,8 +183,7 @@ def main(argv: list[str] | None = None) -> int:
                 is_kept = False
         is_well = is_well and is_kept
         sys.stdout.flush()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(arguments.json, figures)
     return 0 if is_well else 1
 
 

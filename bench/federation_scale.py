@@ -9,13 +9,11 @@ do not depend on this machine; only the CPU column does. Links take 1 to 5 ms. A
 - `control`: frames of control a second when nothing changes; E HELLOs for E links, by design.
 """
 
-import argparse
-import json
 import random
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from bench.options import new_parser, write_json
 from tests.support.sim_federation import (
     LAN_EDGES,
     World,
@@ -154,10 +152,9 @@ def _know_filters(world: World, node: bytes, count: int) -> bool:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.federation_scale", description=__doc__)
+    parser = new_parser("bench.federation_scale", __doc__)
     parser.add_argument("--members", type=int, nargs="+", default=list(MEMBERS))
     parser.add_argument("--topics", type=int, nargs="+", default=list(TOPICS))
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write what was measured here")
     options = parser.parse_args(argv)
     print(
         BY_MEMBERS.format(
@@ -200,9 +197,8 @@ def main(argv: list[str] | None = None) -> None:
             ),
             flush=True,
         )
-    if options.json is not None:
-        found_all = {"members": list(map(asdict, sizes)), "topics": list(map(asdict, topics))}
-        options.json.write_text(json.dumps(found_all, indent=2) + "\n")
+    found_all = {"members": list(map(asdict, sizes)), "topics": list(map(asdict, topics))}
+    write_json(options.json, found_all)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,14 @@ with one command for all that changed. Heartbeats are what each node sends and h
 load. Interpreted Python unless `make compile` was run. About 20 s.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
+from bench.options import new_parser, write_json
 from holdfast.cluster.failure.detector import Beat, Detector, DetectorConfig
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.failure.heartbeat import Heartbeat, encode_heartbeat
@@ -251,8 +249,7 @@ def print_table(results: dict[str, Figures]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.metadata", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = new_parser("bench.metadata", __doc__)
     parser.add_argument("--shapes", default=SHAPES, help=f"nodes x partitions (default {SHAPES})")
     arguments = parser.parse_args(argv)
     results = {}
@@ -262,8 +259,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--shapes {shape}: needed is <nodes, 3 or more>x<partitions>")
         results[shape] = measure(int(nodes), int(partitions))
     print_table(results)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
     return 0
 
 

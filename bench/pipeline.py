@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from bench.options import new_parser, write_json
 from bench.spark import Figures, node, write_log
 from holdfast.client import Options
 from holdfast.client.blocking import Client
@@ -209,8 +210,7 @@ def triggers(spark: SparkSession, folder: Path) -> Figures:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = new_parser("bench.pipeline", __doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the measured latency")
@@ -231,8 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     spark.stop()
     for name, value in figures.items():
         print(f"{name:28} {value:>14,.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(arguments.json, figures)
     return 0
 
 

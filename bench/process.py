@@ -109,3 +109,11 @@ def fdatasync_ms(directory: Path, samples: int = 100) -> float:
 
 def usable_cores() -> set[int]:
     return os.sched_getaffinity(0)
+
+
+def describe_disk(directory: Path) -> str:
+    """The file system of a directory, and what an fdatasync costs there."""
+    return (
+        f"data on {filesystem_of(directory)}, where an append with fdatasync takes"
+        f" {fdatasync_ms(directory):.2f} ms"
+    )

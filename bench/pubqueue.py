@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import brokers, process
+from bench.options import new_parser, write_json
 from bench.pubqueue_receiver import Receiver, judge
 from bench.pubqueue_variants import BASELINE, VARIANTS, Variant
 
@@ -151,9 +152,7 @@ def run_broker(name: str, chosen: list[Variant], plan: Plan) -> list[Run]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.pubqueue", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} round")
-    parser.add_argument("--json", type=Path, help="write every run there")
+    parser = new_parser("bench.pubqueue", __doc__, "--quick", "--directory", "--python")
     parser.add_argument("--rounds", type=int, help=f"of each variant (default {ROUNDS})")
     parser.add_argument("--messages", type=int, default=MESSAGES, help="at most 9,998")
     parser.add_argument(
@@ -170,13 +169,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         choices=[variant.name for variant in VARIANTS],
         help="may be repeated; ratios need the first one",
     )
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where the data and the queue's file go meanwhile",
-    )
-    parser.add_argument("--python", default=sys.executable, help="interpreter that runs Holdfast")
     arguments = parser.parse_args(argv)
     if not 1 <= arguments.messages < END:
         parser.error(f"--messages {arguments.messages}: allowed is 1 to {END - 1}")
@@ -198,9 +190,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.python,
     )
     print(
-        f"{plan.messages:,} messages of {PAYLOAD_BYTES} bytes, {plan.rounds} rounds; data on "
-        f"{process.filesystem_of(arguments.directory)}, where an append with fdatasync takes "
-        f"{process.fdatasync_ms(arguments.directory):.2f} ms"
+        f"{plan.messages:,} messages of {PAYLOAD_BYTES} bytes, {plan.rounds} rounds; "
+        f"{process.describe_disk(arguments.directory)}"
     )
     runs: list[Run] = []
     failure = None
@@ -210,8 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     except (RunFailed, brokers.BrokerFailed, subprocess.TimeoutExpired) as error:
         failure = error
         print(f"FAILED: {error}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+    write_json(arguments.json, [asdict(run) for run in runs])
     return 1 if failure else 0
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.measurement import percentile
+from bench.options import new_parser, write_json
 from bench.paced import Probe
 from bench.process import cpu_s
 from bench.spark import BATCH_RECORDS, Node, node, write_log
@@ -182,12 +183,10 @@ def _medians(rounds: list[Figures]) -> Figures:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.replay", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = new_parser("bench.replay", __doc__, "--directory")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--directory", type=Path, help="where the data goes meanwhile")
     parser.add_argument(
         "--here", action="store_true", help="the readers check what they read, on this machine"
     )
@@ -204,8 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in alone.items():
         print(f"{name:18}{value:>10.2f}{beside[name]:>10.2f}{beside[name] / value:>8.2f}")
     print(f"rows read meanwhile: {beside['rows_per_s']:,.0f}/s")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(arguments.json, figures)
     return 0
 
 

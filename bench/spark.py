@@ -9,8 +9,6 @@ write without a data source, a paho client that collects rows. Best of some roun
 unless said otherwise. About a minute. What a replay costs live clients is bench.replay.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -30,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from bench.brokers import free_port
+from bench.options import new_parser, write_json
 from holdfast.pipeline import spark_session
 from holdfast.storage.files.data_directory import create
 from holdfast.storage.files.filesystem import OsFileSystem
@@ -244,11 +243,9 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = new_parser("bench.spark", __doc__, "--directory")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--directory", type=Path, help="where the data goes meanwhile")
     arguments = parser.parse_args(argv)
     spark = spark_session("bench", **{"spark.log.level": "ERROR"})
     try:
@@ -259,8 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'':22}{'rows/s':>12}{'of Parquet':>12}")
     for name, rate in figures.items():
         print(f"{name:22}{rate:>12,.0f}{rate / figures['parquet']:>12.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(arguments.json, figures)
     return 0
 
 

@@ -9,7 +9,6 @@ filled through the broker, once; it needs its size in free disk space. In full a
 """
 
 import argparse
-import json
 import random
 import shutil
 import sys
@@ -23,6 +22,7 @@ from bench import brokers, process
 from bench.durable_data import add_sessions, fill, journal_bytes
 from bench.failover_run import ClientFailed, Plan, Round, Traffic, play
 from bench.ledger import median_and_worst
+from bench.options import new_parser, write_json
 from bench.pair import Fault, Pair
 
 SESSIONS: Final = "1,10000"
@@ -142,23 +142,10 @@ def check_space(directory: Path, largest: int) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.takeover", description=__doc__)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"--sessions {QUICK_SESSIONS} --journal {QUICK_JOURNAL} --rounds {QUICK_ROUNDS}",
-    )
-    parser.add_argument("--json", type=Path, help="write every round there")
+    parser = new_parser("bench.takeover", __doc__, "--quick", "--directory", "--python")
     parser.add_argument("--sessions", help=f"numbers (default {SESSIONS})")
     parser.add_argument("--journal", help=f"sizes (default {JOURNAL})")
     parser.add_argument("--rounds", type=int, help=f"of each size (default {ROUNDS})")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="where the data goes meanwhile",
-    )
-    parser.add_argument("--python", default=sys.executable, help="interpreter that runs Holdfast")
     arguments = parser.parse_args(argv)
     sessions = arguments.sessions or (QUICK_SESSIONS if arguments.quick else SESSIONS)
     journal = arguments.journal or (QUICK_JOURNAL if arguments.quick else JOURNAL)
@@ -176,10 +163,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     check_space(arguments.directory, arguments.journal[-1])
-    print(
-        f"data on {process.filesystem_of(arguments.directory)}, where an append with fdatasync "
-        f"takes {process.fdatasync_ms(arguments.directory):.2f} ms\n"
-    )
+    print(process.describe_disk(arguments.directory) + "\n")
     print(COLUMNS.format("sessions", "journal", "rounds", "median s", "worst s", "other ready s"))
     stages: list[Stage] = []
     try:
@@ -193,9 +177,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"FAILED: {error}")
         return 1
     print("takeover time grows with the data" if grows(stages) else "no growth")
-    if arguments.json:
-        figures = {"stages": [asdict(each) for each in stages], "grows": grows(stages)}
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    figures = {"stages": [asdict(each) for each in stages], "grows": grows(stages)}
+    write_json(arguments.json, figures)
     return 0
 
 

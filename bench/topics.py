@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.options import new_parser, write_json
 from holdfast.protocol.topics.retained import RetainedTrie
 from holdfast.protocol.topics.trie import SubscriptionTrie
 
@@ -158,8 +159,7 @@ def print_curve(title: str, curve: dict[int, Figures]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench.topics", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = new_parser("bench.topics", __doc__)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -171,8 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     for case, (title, _) in CASES.items():
         result[case] = {count: run_apart(case, count) for count in sizes}
         print_curve(title, result[case])
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(args.json, result)
     return 0
 
 

@@ -10,10 +10,8 @@ it, it hardly grows with what else runs on the machine. It counts the broker's o
 well. A row's figures are the best of its rounds. Ends with 1 if a hold is above LIMIT_MS.
 """
 
-import argparse
 import contextlib
 import itertools
-import json
 import socket
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import brokers
+from bench.options import new_parser, write_json
 from holdfast.broker.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import FILTERS_MAX
@@ -460,12 +459,10 @@ def measure(world: World, shot: Callable[[World], Shot], rounds: int) -> tuple[i
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.worst_packet", description=__doc__)
+    parser = new_parser("bench.worst_packet", __doc__, "--python")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--filters", type=int, default=FILTERS, help="in one SUBSCRIBE")
     parser.add_argument("--only", metavar="TEXT", default="", help="rows whose name contains this")
-    parser.add_argument("--json", metavar="PATH", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="interpreter that runs Holdfast")
     arguments = parser.parse_args(argv)
     figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -486,8 +483,7 @@ def main(argv: list[str] | None = None) -> int:
                 }
         finally:
             broker.stop()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(arguments.json, figures)
     return 1 if any(each["hold_ms"] > LIMIT_MS for each in figures.values()) else 0
 
 

@@ -101,7 +101,7 @@ def test_a_wrong_round_is_refused_with_an_example(
 ) -> None:
     with pytest.raises(SystemExit):
         failover.parse(["--rounds", wrong])
-    assert "give FAULT=COUNT, e.g. 'kill -9=3'" in capsys.readouterr().err
+    assert "give FAULT=COUNT, as 'handover=3'" in capsys.readouterr().err
 
 
 def test_a_payload_is_told_from_a_stranger() -> None:
