@@ -83,7 +83,12 @@ class IncomingStreams:
             self._answers.append(StreamAck(data.node, data.epoch, self._own, place, 0))
             return "old epoch"
         self._skip(source, base, now)
-        if place < source.next_place or place in source.early:
+        early = source.early.get(place)
+        if early is not None and not self._delivering.accepts(early):
+            # A group ended here since it came. This copy may have another grant.
+            source.early_bytes -= _size(source.early.pop(place))
+            early = None
+        if place < source.next_place or early is not None:
             self._owe(data.node, source, now)
             return "duplicate"
         if place - source.next_place >= self._config.shared_window_messages:
