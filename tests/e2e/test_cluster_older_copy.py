@@ -332,3 +332,35 @@ def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:
         until(lambda: (node.data / "diverged-1" / "journal").exists(), "what it had is kept")
         for name in cluster.nodes:
             publish(cluster, name, "after")
+
+
+def test_a_node_with_replaced_metadata_waits_for_a_majority_without_it(tmp_path: Path) -> None:
+    """n1 and n2 have replaced changes that n3 knows as committed. n2 alone cannot agree to
+    anything, so n3 keeps its votes and its metadata until n1 is back."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        publish(cluster, "n1", "before")
+        wait_all_vote(cluster)
+        kept = {name: copy(cluster, name) for name in ("n1", "n2")}
+        cluster.kill9("n3")
+        cluster.wait_healthy(without=["n3"])
+        cluster.restart("n3")
+        cluster.wait_healthy()
+        assert cluster.stop("n3") == 0
+        cluster.kill9("n1", "n2")
+        for name, each in kept.items():
+            put_back(cluster, name, each)
+        cluster.restart("n1", "n2")
+        cluster.wait_healthy(without=["n3"])
+        payloads = publish(cluster, "n1", "others")
+        cluster.kill9("n1")
+        cluster.restart("n3")
+        node = cluster.nodes["n3"]
+        until(lambda: "it waits until" in node.log_text(), "n3 stands apart")
+        assert "another change" in cluster.status("n3")["older_copy"]
+        assert "begins_anew" not in node.log_text()
+        cluster.restart("n1")
+        cluster.wait_healthy()
+        assert "older_copy_begins_anew" in node.log_text()
+        for name in cluster.nodes:
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)

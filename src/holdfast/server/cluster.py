@@ -237,7 +237,7 @@ class ClusterMembership:
         ):
             self.start_anew()
         if member.meta.diverged:
-            self.broker.on_older_copy(member.meta.diverged, may_begin_anew=True)
+            self.broker.on_older_copy(member.meta.diverged, may_begin_anew=False)
         self._step_older_copy()
         outcomes = member.outcomes
         member.outcomes = []
