@@ -2,12 +2,12 @@
 
 import pytest
 
+from holdfast.numbers import whole_number
 from holdfast.security.http.requests import (
     ANY_HOST,
     Hosts,
     hosts_of_bind,
     page_refusal,
-    whole_number,
 )
 
 HOSTS = Hosts(["Broker.example.org", "0.0.0.0", "box"], "admin.hosts")

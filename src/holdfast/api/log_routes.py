@@ -22,7 +22,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from holdfast.api.cluster_routes import ClusterAdmin
-from holdfast.security.http.requests import shown, whole_number
+from holdfast.numbers import whole_number
+from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 from holdfast.storage.record import Batch
@@ -132,9 +133,9 @@ class LogRoutes:
     async def _read(self, request: Request) -> Response:
         partition = self._partition(request)
         watermark = self._committed(partition)
-        start = _number(request, "start", None, 1 << 62)
-        end = min(_number(request, "end", watermark, 1 << 62), watermark)
-        size = _number(request, "bytes", READ_BYTES_DEFAULT, READ_BYTES_MAX)
+        start = _parameter(request, "start", None, 1 << 62)
+        end = min(_parameter(request, "end", watermark, 1 << 62), watermark)
+        size = _parameter(request, "bytes", READ_BYTES_DEFAULT, READ_BYTES_MAX)
         first = self._broker.reader.first_offset(partition)
         if start < first:
             return JSONResponse(
@@ -167,7 +168,7 @@ class LogRoutes:
 
     async def _offset(self, request: Request) -> Response:
         partition = self._partition(request)
-        timestamp_us = _number(request, "timestamp_us", None, 1 << 62)
+        timestamp_us = _parameter(request, "timestamp_us", None, 1 << 62)
         reader = self._broker.reader
         offset = await self._broker.in_reader_thread(
             lambda: reader.offset_for_time(partition, timestamp_us)
@@ -175,7 +176,7 @@ class LogRoutes:
         return JSONResponse({"offset": offset})
 
     async def _offsets(self, request: Request) -> Response:
-        timestamp_us = _number(request, "timestamp_us", None, 1 << 62)
+        timestamp_us = _parameter(request, "timestamp_us", None, 1 << 62)
         reader = self._broker.reader
         offsets: list[int] = []
         for partition in range(self._broker.node.state.config.partitions):
@@ -185,7 +186,7 @@ class LogRoutes:
         return JSONResponse({"offsets": offsets})
 
 
-def _number(request: Request, name: str, default: int | None, maximum: int) -> int:
+def _parameter(request: Request, name: str, default: int | None, maximum: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         if default is None:

@@ -31,9 +31,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, Protocol, runtime_checkable
 
+from holdfast.numbers import whole_number
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast.security.http.connections import BUSY, BoundedConnection
-from holdfast.security.http.requests import Hosts, page_refusal, whole_number
+from holdfast.security.http.requests import Hosts, page_refusal
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.storage.reading.byte_ranges import Extent, Wanted
@@ -225,8 +226,7 @@ class LogRequests(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Serve one request. A refused body stays unread, so the connection then ends."""
-        text = self._refusal()
-        if text:
+        if text := self._refusal():
             self.close_connection = True
             self._answer(403, {"error": text})
             return

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.addresses import join_address
+from holdfast.numbers import whole_number
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 """The schemes and their default ports."""
@@ -90,9 +91,10 @@ def _split_authority(authority: str, text: str) -> tuple[str, int]:
     check_host(host, text)
     if not has_port:
         return host, 0
-    if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
+    number = whole_number(port, 65535, 1)
+    if number is None:
         raise ValueError(f"server {text!r}: the port {port!r} is no number from 1 to 65535")
-    return host, int(port)
+    return host, number
 
 
 def check_host(host: str, text: str) -> None:

@@ -20,6 +20,8 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from holdfast.numbers import whole_number
+
 SCHEMES: Final = ("sha512", "sha512-pbkdf2", "argon2id")
 DEFAULT_SCHEME: Final = "sha512-pbkdf2"
 DEFAULT_ITERATIONS: Final = 10_000
@@ -98,10 +100,10 @@ def parse_hash(text: str) -> PasswordHash:
     if text.startswith("$6$") and len(fields) == 4:
         return PasswordHash("sha512", 1, *_salt_and_digest(fields[2], fields[3]))
     if text.startswith("$7$") and len(fields) == 5:
-        number = fields[2]
-        if not (number.isascii() and number.isdigit() and 1 <= int(number) <= ITERATIONS_MAX):
-            raise PasswordError(f"iterations are 1 to {ITERATIONS_MAX}, found {number!r}")
-        return PasswordHash("sha512-pbkdf2", int(number), *_salt_and_digest(fields[3], fields[4]))
+        iterations = whole_number(fields[2], ITERATIONS_MAX, 1)
+        if iterations is None:
+            raise PasswordError(f"iterations are 1 to {ITERATIONS_MAX}, found {fields[2]!r}")
+        return PasswordHash("sha512-pbkdf2", iterations, *_salt_and_digest(fields[3], fields[4]))
     raise PasswordError(
         "a hash is '$6$salt$hash', '$7$iterations$salt$hash' or '$argon2id$...' "
         "('holdfast passwd -U FILE' hashes plain passwords)"

@@ -99,13 +99,13 @@ class FederationCollector(Collector):
             ),
         ):
             gauge = GaugeMetricFamily(f"holdfast_federation_{name}", text)
-            gauge.add_metric([], _number(value))
+            gauge.add_metric([], _as_float(value))
             yield gauge
         queued = GaugeMetricFamily(
             "holdfast_federation_queued", "Messages in custody for a member.", labels=["member"]
         )
         for node, count in _table(custody, "queued").items():
-            queued.add_metric([node], _number(count))
+            queued.add_metric([node], _as_float(count))
         yield queued
         rtt = GaugeMetricFamily(
             "holdfast_federation_link_rtt_ms", "Round trip of a link.", labels=["member"]
@@ -122,7 +122,7 @@ def _table(values: Mapping[str, object], name: str) -> dict[str, object]:
     return found
 
 
-def _number(value: object) -> float:
+def _as_float(value: object) -> float:
     assert isinstance(value, int | float)
     return value
 
@@ -132,5 +132,5 @@ def _counter(name: str, text: str, label: str, values: Mapping[str, object]) -> 
         f"holdfast_federation_{name}", text, labels=[label] if label else []
     )
     for key, value in values.items():
-        counter.add_metric([key] if label else [], _number(value))
+        counter.add_metric([key] if label else [], _as_float(value))
     return counter

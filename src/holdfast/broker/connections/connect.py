@@ -24,7 +24,7 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import Auth, Connack, Connect, Properties
-from holdfast.protocol.mqtt.properties import encode_block
+from holdfast.protocol.mqtt.properties import encode_block, number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
 from holdfast.security.enhanced_authentication import Continue, Failure, Success
 from holdfast.storage import record as log_record
@@ -47,9 +47,11 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     connection.is_bridge = packet.is_bridge
     connection.connect = packet
     if packet.protocol_level >= 5:
-        connection.packet_bytes_max = number(packet.properties, p.MAXIMUM_PACKET_SIZE, 268_435_460)
+        connection.packet_bytes_max = number_of(
+            packet.properties, p.MAXIMUM_PACKET_SIZE, 268_435_460
+        )
         connection.problem_information = (
-            number(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
+            number_of(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
         )
     if state.closing:
         refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
@@ -481,8 +483,8 @@ def _announce(
     receive_maximum = 65535
     if packet.protocol_level >= 5:
         given = packet.properties
-        receive_maximum = number(given, p.RECEIVE_MAXIMUM, 65535)
-        connection.alias_out_max = number(given, p.TOPIC_ALIAS_MAXIMUM, 0)
+        receive_maximum = number_of(given, p.RECEIVE_MAXIMUM, 65535)
+        connection.alias_out_max = number_of(given, p.TOPIC_ALIAS_MAXIMUM, 0)
         if connection.alias_out_max:
             connection.aliases_out = AliasesOut()
         maximum = config.keep_alive_s_max
@@ -502,7 +504,7 @@ def _announce(
             answer[p.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
         if not config.shared_available:
             answer[p.SHARED_SUBSCRIPTION_AVAILABLE] = 0
-        if number(given, p.REQUEST_RESPONSE_INFORMATION, 0) == 1:
+        if number_of(given, p.REQUEST_RESPONSE_INFORMATION, 0) == 1:
             # A topic prefix of the client's own for its response topics (section 4.10.1).
             answer[p.RESPONSE_INFORMATION] = f"responses/{connection.client_id}"
         pairs = given.get(p.USER_PROPERTY)
@@ -526,10 +528,3 @@ def _apply_limits(state: NodeState, connection: Connection, session: Session) ->
         # [MQTT-3.1.2-22] one and a half times the keep alive
         when = state.now + connection.keep_alive_s * 1.5
         connection.timer = state.arm(when, KEEP_ALIVE, connection)
-
-
-def number(properties: Properties, key: int, default: int) -> int:
-    """The integer value of a property."""
-    value = properties.get(key, default)
-    assert isinstance(value, int)
-    return value

@@ -35,6 +35,7 @@ from holdfast.cli.cluster.layout import (
 from holdfast.cli.cluster.status import ClusterStatus
 from holdfast.cli.cluster.text import table
 from holdfast.cli.log.text import count_text
+from holdfast.numbers import whole_number
 
 START_TIMEOUT_S: Final = 60.0
 REQUEST_TIMEOUT_S: Final = 2.0
@@ -58,7 +59,7 @@ class Stopped(Exception):
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
-        type=lambda text: _number(text, NODES_MAX),
+        type=lambda text: _option_number(text, NODES_MAX),
         metavar="N",
         help=f"how many (default {NODES}, or as many as DIR has)",
     )
@@ -68,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per node, when ready")
     parser.add_argument(
         "--base-port",
-        type=lambda text: _number(text, BASE_PORT_MAX),
+        type=lambda text: _option_number(text, BASE_PORT_MAX),
         metavar="P",
         help=f"clients on P, P+1, ...; admin on P+{ADMIN_DISTANCE}, ...; peers on"
         f" P+{PEER_DISTANCE}, ... (default: free ones)",
@@ -83,10 +84,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _number(text: str, maximum: int) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= maximum:
+def _option_number(text: str, maximum: int) -> int:
+    number = whole_number(text, maximum, 1)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {maximum}")
-    return int(text)
+    return number
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from holdfast.cli.log.records import (
 from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.log.report import examine
 from holdfast.cli.log.text import count_text, report_lines
+from holdfast.numbers import whole_number
 from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
@@ -99,9 +100,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    number = whole_number(text, 1 << 62)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
-    return int(text)
+    return number
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from holdfast.numbers import whole_number
+
 DEFAULT_LAKE: Final = Path("lake")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -63,6 +65,7 @@ def duration_s(text: str) -> float:
 
 def positive(text: str) -> int:
     """Parse a number of 1 or more. For argparse."""
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    number = whole_number(text, 1 << 62, 1)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
+    return number

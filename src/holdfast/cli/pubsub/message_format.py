@@ -226,7 +226,7 @@ def _document(message: Message, now_ns: int, payload_is_json: bool) -> dict[str,
         return document
     try:
         document["payload"] = json.loads(
-            message.payload, parse_float=_number, parse_constant=_refuse
+            message.payload, parse_float=_json_number, parse_constant=_refuse
         )
     except (ValueError, RecursionError):
         raise PayloadNotJson(
@@ -250,7 +250,7 @@ def _json_properties(message: Message) -> dict[str, object]:
     return found
 
 
-def _number(text: str) -> float | int:
+def _json_number(text: str) -> float | int:
     """Parse a number; 1.0 becomes 1."""
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 1e15 else number

@@ -12,8 +12,10 @@ from typing import Final
 from holdfast.cli.pubsub.properties import PropertyError, add_property
 from holdfast.client.options import LEVEL_5, LEVEL_31, Options
 from holdfast.client.servers import Server, parse_server, servers_of
+from holdfast.numbers import whole_number
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.packets import Properties, Will
+from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 EXPIRY_NEVER: Final = 0xFFFFFFFF
@@ -241,9 +243,9 @@ class ClientOptions:
             inflight_max=self.inflight_max,
             response_timeout_s=RESPONSE_TIMEOUT_S if has_choice else Options.response_timeout_s,
             ping_interval_s=RESPONSE_TIMEOUT_S if has_choice else 0.0,
-            topic_alias_max=_number(extra, pr.TOPIC_ALIAS_MAXIMUM, 0),
-            receive_maximum=_number(extra, pr.RECEIVE_MAXIMUM, 65535),
-            packet_bytes_max=_number(extra, pr.MAXIMUM_PACKET_SIZE, 268_435_460),
+            topic_alias_max=number_of(extra, pr.TOPIC_ALIAS_MAXIMUM, 0),
+            receive_maximum=number_of(extra, pr.RECEIVE_MAXIMUM, 65535),
+            packet_bytes_max=number_of(extra, pr.MAXIMUM_PACKET_SIZE, 268_435_460),
             properties=extra,
         )
 
@@ -272,7 +274,7 @@ class ClientOptions:
         self._names_host = True
 
     def _set_port(self, text: str) -> None:
-        self.port = whole_number(text, 1, 65535, f"Invalid port given: {text}")
+        self.port = option_number(text, 1, 65535, f"Invalid port given: {text}")
         self._names_host = True
 
     def _set_bind(self, text: str) -> None:
@@ -292,7 +294,7 @@ class ClientOptions:
         self.id_prefix = text
 
     def _set_keep_alive(self, text: str) -> None:
-        self.keep_alive_s = whole_number(
+        self.keep_alive_s = option_number(
             text,
             KEEP_ALIVE_S_MIN,
             65535,
@@ -300,7 +302,7 @@ class ClientOptions:
         )
 
     def _set_inflight(self, text: str) -> None:
-        self.inflight_max = whole_number(
+        self.inflight_max = option_number(
             text, 1, 1 << 31, "Maximum inflight messages must be greater than 0."
         )
         self.inflight_max = min(self.inflight_max, 65535)
@@ -312,7 +314,7 @@ class ClientOptions:
         self.username = text
 
     def _set_qos(self, text: str) -> None:
-        self.qos = whole_number(text, 0, 2, f"Invalid QoS given: {text}")
+        self.qos = option_number(text, 0, 2, f"Invalid QoS given: {text}")
 
     def _set_topic(self, text: str) -> None:
         self.topics.append(text)
@@ -328,7 +330,7 @@ class ClientOptions:
             return
         if not text.isdecimal():
             raise UsageError("session-expiry-interval not a number.")
-        self.session_expiry_s = whole_number(
+        self.session_expiry_s = option_number(
             text, 0, EXPIRY_NEVER, "session-expiry-interval out of range."
         )
 
@@ -336,7 +338,7 @@ class ClientOptions:
         self.will_payload = os.fsencode(text)
 
     def _set_will_qos(self, text: str) -> None:
-        self.will_qos = whole_number(text, 0, 2, f"Invalid will QoS {text}.")
+        self.will_qos = option_number(text, 0, 2, f"Invalid will QoS {text}.")
 
     def _set_will_topic(self, text: str) -> None:
         check_topic(text, "will topic")
@@ -369,10 +371,12 @@ class ClientOptions:
             self.use_tls = True
 
 
-def whole_number(text: str, low: int, high: int, message: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
+def option_number(text: str, low: int, high: int, message: str) -> int:
+    """The number of an option. Raises `UsageError` with the message."""
+    number = whole_number(text, high, low)
+    if number is None:
         raise UsageError(message)
-    return int(text)
+    return number
 
 
 def check_topic(topic: str, what: str) -> None:
@@ -393,8 +397,3 @@ def _want_help() -> None:
 
 def _want_version() -> None:
     raise VersionWanted
-
-
-def _number(properties: Properties, name: int, default: int) -> int:
-    value = properties.get(name)
-    return value if isinstance(value, int) else default

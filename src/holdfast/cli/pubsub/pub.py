@@ -20,7 +20,7 @@ from holdfast.cli.pubsub.options import (
     UsageError,
     VersionWanted,
     check_topic,
-    whole_number,
+    option_number,
 )
 from holdfast.client.client import Client
 from holdfast.client.connection import PublishResult
@@ -98,7 +98,7 @@ class PubOptions(ClientOptions):
         self.payload = os.fsencode(text)
 
     def _set_repeat(self, text: str) -> None:
-        self.repeat = whole_number(text, 1, 1 << 62, "--repeat argument must be >0.")
+        self.repeat = option_number(text, 1, 1 << 62, "--repeat argument must be >0.")
 
     def _set_repeat_delay(self, text: str) -> None:
         try:

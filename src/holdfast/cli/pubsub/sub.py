@@ -27,7 +27,7 @@ from holdfast.cli.pubsub.options import (
     HelpWanted,
     UsageError,
     VersionWanted,
-    whole_number,
+    option_number,
 )
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
@@ -119,10 +119,10 @@ class SubOptions(ClientOptions):
         self.newline = False
 
     def _set_count(self, text: str) -> None:
-        self.count = whole_number(text, 1, 1 << 62, f'Invalid message count "{text}".')
+        self.count = option_number(text, 1, 1 << 62, f'Invalid message count "{text}".')
 
     def _set_timeout(self, text: str) -> None:
-        self.timeout_s = whole_number(text, 1, 1 << 31, f'Invalid timeout "{text}".')
+        self.timeout_s = option_number(text, 1, 1 << 31, f'Invalid timeout "{text}".')
 
     def _set_format(self, text: str) -> None:
         self._format_text = text

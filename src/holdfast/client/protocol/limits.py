@@ -3,7 +3,7 @@
 from holdfast.client.errors import PublishRefused
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
-from holdfast.protocol.mqtt.properties import Properties
+from holdfast.protocol.mqtt.properties import Properties, number_of
 
 PUBLISH_OVERHEAD_BYTES = 12
 """The most bytes of a PUBLISH beside its content: header byte, four length bytes, topic length,
@@ -27,12 +27,12 @@ class ServerLimits:
         """The limits in CONNACK. `keep_alive_s` is the client's; the server's takes precedence
         [MQTT-3.2.2-21]."""
         limits = cls()
-        limits.keep_alive_s = _number(properties, pr.SERVER_KEEP_ALIVE, keep_alive_s)
-        limits.receive_maximum = _number(properties, pr.RECEIVE_MAXIMUM, 65535)
-        limits.packet_bytes_max = _number(properties, pr.MAXIMUM_PACKET_SIZE, 268_435_460)
-        limits.qos_max = _number(properties, pr.MAXIMUM_QOS, 2)
-        limits.retain_available = _number(properties, pr.RETAIN_AVAILABLE, 1) == 1
-        limits.topic_alias_max = _number(properties, pr.TOPIC_ALIAS_MAXIMUM, 0)
+        limits.keep_alive_s = number_of(properties, pr.SERVER_KEEP_ALIVE, keep_alive_s)
+        limits.receive_maximum = number_of(properties, pr.RECEIVE_MAXIMUM, 65535)
+        limits.packet_bytes_max = number_of(properties, pr.MAXIMUM_PACKET_SIZE, 268_435_460)
+        limits.qos_max = number_of(properties, pr.MAXIMUM_QOS, 2)
+        limits.retain_available = number_of(properties, pr.RETAIN_AVAILABLE, 1) == 1
+        limits.topic_alias_max = number_of(properties, pr.TOPIC_ALIAS_MAXIMUM, 0)
         return limits
 
     def are_tight(self) -> bool:
@@ -64,8 +64,3 @@ class ServerLimits:
                 f"topic alias {alias}, the server allows {self.topic_alias_max}",
                 reasons.TOPIC_ALIAS_INVALID,
             )
-
-
-def _number(properties: Properties, name: int, default: int) -> int:
-    value = properties.get(name)
-    return value if isinstance(value, int) else default

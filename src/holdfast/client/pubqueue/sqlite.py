@@ -125,7 +125,7 @@ class SqliteStore:
     def _open(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
         _prepare(db, self.path)
         opened = transaction(db, lambda: self._load(db, form, clock))
-        if not opened.count and _number(db, "PRAGMA freelist_count") >= COMPACTED_PAGES_MIN:
+        if not opened.count and _integer_of(db, "PRAGMA freelist_count") >= COMPACTED_PAGES_MIN:
             # It needs room for a second copy. Without it the file stays as it is.
             with suppress(sqlite3.OperationalError):
                 db.execute("VACUUM")
@@ -200,12 +200,12 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     # Before the first access: with an exclusive lock there is no shared-memory file, either.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     application, tables = (
-        _number(db, "PRAGMA application_id"),
-        _number(db, "SELECT count(*) FROM sqlite_master"),
+        _integer_of(db, "PRAGMA application_id"),
+        _integer_of(db, "SELECT count(*) FROM sqlite_master"),
     )
     if tables and application != APPLICATION_ID:
         raise StoreError(f"{path} is no publish queue but another SQLite database: give another")
-    version = _number(db, "PRAGMA user_version")
+    version = _integer_of(db, "PRAGMA user_version")
     if tables and version != SCHEMA_VERSION:
         raise StoreError(
             f"{path} has format {version}, this version reads {SCHEMA_VERSION}: use the version "
@@ -288,7 +288,7 @@ def _set_state(db: sqlite3.Connection, name: str, value: object) -> None:
     db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, value))
 
 
-def _number(db: sqlite3.Connection, query: str) -> int:
+def _integer_of(db: sqlite3.Connection, query: str) -> int:
     (value,) = db.execute(query).fetchone()
     return int(value)
 

@@ -85,7 +85,7 @@ class LeaseDirectory:
     def next_epoch(self) -> int:
         """An epoch that no node has begun to claim."""
         names = self.root.list(LEASE, must_exist=True)
-        begun = [_number(name) for name in names if name.endswith(".claim")]
+        begun = [_epoch_of(name) for name in names if name.endswith(".claim")]
         return 1 + max([self.newest_claimed(), *begun, *epoch_folders(self.root)])
 
     def begin_claim(self, epoch: int, info: HolderInfo) -> Lock | None:
@@ -203,7 +203,7 @@ class LeaseDirectory:
     def forget_before(self, epoch: int) -> None:
         """Remove the claims and beats of older epochs. `epochs` keeps their numbers."""
         for name in self.root.list(LEASE):
-            if name.endswith((".claim", ".beat")) and 0 < _number(name) < epoch:
+            if name.endswith((".claim", ".beat")) and 0 < _epoch_of(name) < epoch:
                 try:
                     self.root.remove(f"{LEASE}/{name}")
                 except FileNotFoundError:
@@ -242,6 +242,6 @@ def _digits(epoch: int) -> str:
     return f"{epoch:0{EPOCH_DIGITS}d}"
 
 
-def _number(name: str) -> int:
+def _epoch_of(name: str) -> int:
     stem = name.partition(".")[0]
     return int(stem) if stem.isdecimal() else 0

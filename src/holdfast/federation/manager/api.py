@@ -50,11 +50,13 @@ from holdfast.federation.manager.openapi import Described, Parameter, document, 
 from holdfast.federation.manager.state.changes import TooMany
 from holdfast.federation.manager.state.federation_state import ChangeRefused, Member, rules_of
 from holdfast.federation.manager.state.store import StateStoreError
+from holdfast.numbers import whole_number
 from holdfast.security.http.requests import page_refusal
 
 T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 262_144
+NUMBER_MAX: Final = 10**18 - 1
 WATCH_S_MAX: Final = 60.0
 WATCH_S: Final = 25.0
 AUDIT_LINES: Final = 100
@@ -268,9 +270,9 @@ class Api:
 
     async def _watch(self, request: Request, caller: Caller) -> object:
         manager = self._manager
-        since = _number(request, "since", -1)
+        since = _parameter(request, "since", -1)
         timeout_s = _seconds(request, "timeout", WATCH_S)
-        node = _number(request, "node", -1)
+        node = _parameter(request, "node", -1)
         if node >= 0:
             manager.member(node)
         is_changed = await manager.changed_since(since, timeout_s)
@@ -291,7 +293,7 @@ class Api:
 
     async def _audit(self, request: Request, caller: Caller) -> object:
         require_operator(caller)
-        lines = _number(request, "lines", AUDIT_LINES)
+        lines = _parameter(request, "lines", AUDIT_LINES)
         if lines > AUDIT_LINES_MAX:
             raise ValueError(f"lines: at most {AUDIT_LINES_MAX}")
         return await self._manager.changes.audit(lines)
@@ -355,18 +357,20 @@ async def _body(request: Request, kind: type[T]) -> T:
 
 def _id(request: Request) -> int:
     text = request.path_params["id"]
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+    id = whole_number(text, NUMBER_MAX)
+    if id is None:
         raise ValueError(f"{text!r} is no id of a member: those are whole numbers")
-    return int(text)
+    return id
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _parameter(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+    number = whole_number(text, NUMBER_MAX)
+    if number is None:
         raise ValueError(f"{name}={text!r}: give a whole number")
-    return int(text)
+    return number
 
 
 def _seconds(request: Request, name: str, default: float) -> float:

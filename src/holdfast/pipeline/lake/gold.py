@@ -276,17 +276,17 @@ def _source_keys(table: Table, rows: DataFrame) -> list[SparkColumn]:
             f"has {', '.join(rows.columns)}"
         )
     if grain.unit in UNIT_US:
-        return [_number(grain.source_time, grain.unit)]
+        return [_grain_number(grain.source_time, grain.unit)]
     return [functions.col(name) for name in grain.columns]
 
 
 def _own_keys(grain: Grain) -> list[SparkColumn]:
     if grain.unit in UNIT_US:
-        return [_number(grain.time, grain.unit)]
+        return [_grain_number(grain.time, grain.unit)]
     return [functions.col(name) for name in grain.columns]
 
 
-def _number(column: str, unit: str) -> SparkColumn:
+def _grain_number(column: str, unit: str) -> SparkColumn:
     """Return the hours or days since 1970, rounded down, also before 1970.
 
     Integers are used because floats are not exact for far times.

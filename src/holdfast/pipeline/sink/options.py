@@ -39,6 +39,7 @@ from typing import Final
 
 from holdfast.client.options import LEVEL_5, LEVEL_311
 from holdfast.client.servers import Server, parse_server
+from holdfast.numbers import whole_number
 from holdfast.pipeline.source.options import OptionError
 
 PREFER: Final = "prefer"
@@ -121,7 +122,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         retain=_boolean(given, "retain", default=False),
         exactly_once=_exactly_once(given.get("exactlyonce")),
         write_id=given.get("writeid"),
-        write_version=_number(given, "writeVersion", 0, WRITE_VERSION_MAX, least=0),
+        write_version=_option_number(given, "writeVersion", 0, WRITE_VERSION_MAX, least=0),
         order_by=_columns(given.get("orderby")),
         fail_on_refused=_boolean(given, "failOnRefused", default=True),
         username=given.get("username"),
@@ -132,8 +133,8 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         server_name=given.get("tlsservername"),
         client_id_prefix=given.get("clientidprefix", "spark"),
         level=level,
-        inflight_max=_number(given, "inflight", INFLIGHT_DEFAULT, INFLIGHT_MAX),
-        retry_timeout_s=_number(
+        inflight_max=_option_number(given, "inflight", INFLIGHT_DEFAULT, INFLIGHT_MAX),
+        retry_timeout_s=_option_number(
             given, "retryTimeout", RETRY_TIMEOUT_DEFAULT_S, RETRY_TIMEOUT_MAX_S
         ),
     )
@@ -232,10 +233,11 @@ def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:
     return text == "true"
 
 
-def _number(
+def _option_number(
     given: Mapping[str, str], option: str, default: int, largest: int, least: int = 1
 ) -> int:
     text = given.get(option.lower(), str(default)).strip()
-    if not (text.isascii() and text.isdecimal() and least <= int(text) <= largest):
+    number = whole_number(text, largest, least)
+    if number is None:
         raise OptionError(f"{option} is {text!r}; allowed: a number from {least} to {largest}")
-    return int(text)
+    return number

@@ -34,6 +34,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from holdfast.addresses import split_address
+from holdfast.numbers import whole_number
 from holdfast.pipeline.source.offsets import Offsets, parse_position
 from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
@@ -116,11 +117,11 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         ending_offsets=_position(given, "endingOffsets"),
         starting_timestamp_us=_timestamp(given, "startingTimestamp"),
         ending_timestamp_us=_timestamp(given, "endingTimestamp"),
-        records_per_trigger_max=_number(given, "maxRecordsPerTrigger", 1 << 62),
+        records_per_trigger_max=_option_number(given, "maxRecordsPerTrigger", 1 << 62),
         fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
         topics=_topics(given.get("topics")),
         push_filters=_boolean(given, "pushFilters", default=False),
-        tasks=_number(given, "tasks", TASKS_MAX) or _processors(),
+        tasks=_option_number(given, "tasks", TASKS_MAX) or _processors(),
         columns=_columns(given.get("columns")),
     )
 
@@ -171,13 +172,12 @@ def _timestamp(given: Mapping[str, str], option: str) -> int | None:
     return None if text is None else parse_timestamp_us(option, text)
 
 
-def _number(given: Mapping[str, str], option: str, largest: int) -> int | None:
+def _option_number(given: Mapping[str, str], option: str, largest: int) -> int | None:
     text = given.get(option.lower())
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= largest):
+    number = None if text is None else whole_number(text, largest, 1)
+    if text is not None and number is None:
         raise OptionError(f"{option} is {text!r}; allowed: a number from 1 to {largest}")
-    return int(text)
+    return number
 
 
 def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:

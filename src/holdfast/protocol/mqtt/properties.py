@@ -234,6 +234,13 @@ def encode_block(properties: Properties) -> bytes:
     return b"".join(parts)
 
 
+def number_of(properties: Properties, identifier: int, default: int) -> int:
+    """The value of a property that is an integer."""
+    value = properties.get(identifier, default)
+    assert isinstance(value, int)
+    return value
+
+
 def _encode(identifier: int, info: PropertyInfo, value: PropertyValue) -> list[bytes]:
     """The encoded property; ids are below 128, so each is a single byte."""
     first = bytes((identifier,))

@@ -14,8 +14,6 @@ from typing import Final
 ANY_HOST: Final = "*"
 TEXT_CHARACTERS_MAX: Final = 100
 """The most characters of a header in a refusal."""
-NUMBER_DIGITS_MAX: Final = 19
-"""The digits of the largest number of 63 bits."""
 
 
 class Hosts:
@@ -83,12 +81,3 @@ def page_refusal(origins: Sequence[str], sites: Sequence[str]) -> str:
 def shown(text: str) -> str:
     """The text of a header, cut and escaped."""
     return repr(text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}...")
-
-
-def whole_number(text: str, maximum: int) -> int | None:
-    """A whole number from 0 to `maximum`, at most 63 bits, or None. Python's `int` would also take
-    other scripts' digits, and seconds for a very long number."""
-    if not text.isascii() or not text.isdecimal() or len(text) > NUMBER_DIGITS_MAX:
-        return None
-    number = int(text)
-    return number if number <= maximum else None
