@@ -6,7 +6,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.connect import AcceptedConnect, finish_open
 from holdfast.broker.effects import Note
 from holdfast.broker.node import Node
-from holdfast.broker.publish.completion import HeldReply
+from holdfast.broker.publish.completion import ReplyPromise
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import ClusterPort, Held, NodeState
@@ -87,7 +87,7 @@ def test_the_client_gets_the_true_reason(version: int) -> None:
     node.handle_data(connection, publish("t", b"x", 1, 7, version))
     if version == 5:
         (reply,) = replies
-        assert isinstance(reply, HeldReply)
+        assert isinstance(reply, ReplyPromise)
         assert b"this node reaches no majority of the cluster" in reply.data
     else:
         notes = [each for each in node.state.effects if isinstance(each, Note)]

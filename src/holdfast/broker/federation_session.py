@@ -18,7 +18,7 @@ from holdfast.broker.connections.connect import open_session
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.retained import send_late
 from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
-from holdfast.broker.publish.completion import HeldPublish, HeldRetained
+from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
 from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.publish.producer_dedup import note_evicted
 from holdfast.broker.routing import find_route
@@ -123,7 +123,7 @@ def publish(
     if is_stored(state, producer, route.partition, epoch, sequence):
         state.stats.producer_duplicates += 1
         # The record that stored it may still be on its way to the disk.
-        state.hold(HeldDone(done))
+        state.hold(DonePromise(done))
         return True
     if state.disk_full or state.is_congested():
         return False
@@ -154,7 +154,7 @@ def publish(
     if evicted:
         note_evicted(state, evicted)
     state.append(record)
-    state.hold(HeldArrival(record, route, done))
+    state.hold(ArrivalPromise(record, route, done))
     return True
 
 
@@ -176,7 +176,7 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
     before = state.retained.get(route.topic)
     assert before is None or isinstance(before, Message)
     if _is_same(before, message):
-        state.hold(HeldDone(done))
+        state.hold(DonePromise(done))
         return True
     if state.disk_full or state.is_congested():
         return False
@@ -193,7 +193,7 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
             message.payload,
         )
     )
-    state.hold(HeldFederatedRetained(message, route.topic, done))
+    state.hold(FederatedRetainedPromise(message, route.topic, done))
     return True
 
 
@@ -230,7 +230,7 @@ def is_stored(
     return epoch < place.epoch or (epoch == place.epoch and sequence <= place.sequence)
 
 
-class HeldArrival(HeldPublish):
+class ArrivalPromise(PublishPromise):
     """The promise for a message from the federation: deliver it, then call `done`."""
 
     def __init__(self, record: Record, route: Route, done: Callable[[], None]) -> None:
@@ -242,7 +242,7 @@ class HeldArrival(HeldPublish):
         self.done()
 
 
-class HeldFederatedRetained(HeldRetained):
+class FederatedRetainedPromise(RetainedPromise):
     """The promise for a retained update from the federation: apply it, then call `done`."""
 
     def __init__(self, message: Message, topic: str, done: Callable[[], None]) -> None:
@@ -257,7 +257,7 @@ class HeldFederatedRetained(HeldRetained):
         self.done()
 
 
-class HeldDone(Held):
+class DonePromise(Held):
     """The promise of a call to `done`, for a message that needs no record."""
 
     def __init__(self, done: Callable[[], None]) -> None:

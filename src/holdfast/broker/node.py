@@ -138,7 +138,7 @@ class Node:
         """Register a new connection and start the timeout of its CONNECT."""
         state = self.state
         config = state.config
-        # A CONNECT needs no more; HeldConnack raises the limit.
+        # A CONNECT needs no more; ConnackPromise raises the limit.
         packet_bytes_max = min(config.connect_bytes, config.packet_bytes_max)
         connection = Connection(packet_bytes_max, remote, listener)
         connection.last_received = state.now

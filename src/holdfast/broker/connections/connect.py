@@ -215,7 +215,7 @@ def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     connection.send(data, state.dirty)
 
 
-class HeldConnack(Held):
+class ConnackPromise(Held):
     """The promise of a CONNACK for a session that must be in the log first."""
 
     def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
@@ -337,9 +337,9 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     # The end of a durable session must be in the log too, or after a crash it would be back.
     if session.recorded or was_recorded:
         connection.input_paused = True
-        state.hold(HeldConnack(connection, session, reply))
+        state.hold(ConnackPromise(connection, session, reply))
     else:
-        HeldConnack(connection, session, reply).release(state)
+        ConnackPromise(connection, session, reply).release(state)
 
 
 def _has_room(state: NodeState, client_id: str) -> bool:
@@ -396,7 +396,7 @@ def finish_open(
     _apply_limits(state, connection, session)
     session.recorded = opening.expiry_s > 0 or session.will is not None
     reply = _connack(connection, present, opening.answer)
-    HeldConnack(connection, session, reply).release(state)
+    ConnackPromise(connection, session, reply).release(state)
 
 
 def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:

@@ -1,7 +1,7 @@
 """Wills: messages that clients leave for the case that their connection ends without DISCONNECT."""
 
 from holdfast.broker.delivery.delivery import deliver
-from holdfast.broker.publish.completion import HeldPublish
+from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.rights import may_leave
 from holdfast.broker.routing import find_route
@@ -47,7 +47,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
     )
     state.append(record)
     if state.cluster is None:
-        state.hold(HeldPublish(record, route, None, 0))
+        state.hold(PublishPromise(record, route, None, 0))
 
 
 def _publish_qos0(

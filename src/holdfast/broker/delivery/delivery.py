@@ -186,7 +186,7 @@ def can_send(state: NodeState, session: Session) -> bool:
     )
 
 
-class HeldSend(Held):
+class SendPromise(Held):
     """An outbound QoS 2 PUBLISH of a durable session.
 
     Its packet id must be in the log first, or a crash could send the message again under another
@@ -259,7 +259,7 @@ def send_inflight(
         if qos == 2:
             log_changes(state, session)
         if qos == 2 or session.held_sends:
-            state.hold(HeldSend(connection, session, frame))
+            state.hold(SendPromise(connection, session, frame))
             return True
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)

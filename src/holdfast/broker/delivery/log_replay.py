@@ -324,7 +324,7 @@ def resume(state: NodeState, session: Session, connection: Connection) -> None:
         send_unsent(state, session)
 
 
-class HeldPubrel(Held):
+class PubrelPromise(Held):
     """A PUBREL of a durable session. The log must contain that the client has the message, or after
     a crash the broker would send it as a new one."""
 
@@ -350,7 +350,7 @@ def hold_pubrel(
     A member of a shared group keeps the id until the log says that the group has finished with the
     message. With neither in the log, another member would receive it.
     """
-    held = HeldPubrel(connection, packet_id)
+    held = PubrelPromise(connection, packet_id)
     if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
         state.cluster.hold_for_groups(held, session, entry)
     else:

@@ -38,7 +38,7 @@ from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_share
 from holdfast.storage import record as log_record
 
 
-class HeldSubscribe(Held):
+class SubscribePromise(Held):
     """The promise of a SUBSCRIBE: once it is in the log, its subscriptions enter the routing."""
 
     def __init__(
@@ -84,14 +84,14 @@ class HeldSubscribe(Held):
             handling = subscription.retain_handling
             if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
-        held = HeldSuback(connection, session, self.packet, self.accepted, self.codes, scans)
+        held = SubackPromise(connection, session, self.packet, self.accepted, self.codes, scans)
         if state.cluster is not None:
             state.cluster.hold_for_interest(held)
         else:
             held.release(state)
 
 
-class HeldSuback(Held):
+class SubackPromise(Held):
     """The promise of a SUBACK for routed subscriptions. `scans` get retained messages."""
 
     def __init__(
@@ -155,7 +155,7 @@ def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback)
 def handle_subscribe(
     state: NodeState, connection: Connection, session: Session, packet: Subscribe
 ) -> None:
-    """Check and log a SUBSCRIBE; HeldSubscribe does the rest."""
+    """Check and log a SUBSCRIBE; SubscribePromise does the rest."""
     identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
     subscription_id = 0
     if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
@@ -211,7 +211,7 @@ def handle_subscribe(
             # In a cluster the group's coordinator logs the group's positions.
             if is_shared(subscription.filter) and state.cluster is None:
                 _record_group(state, subscription.filter)
-    held = HeldSubscribe(connection, session, packet, accepted, codes)
+    held = SubscribePromise(connection, session, packet, accepted, codes)
     if accepted and session.is_durable():
         held.size_bytes = _size_of([each.filter for each in accepted])
         state.held_bytes += held.size_bytes
@@ -449,7 +449,7 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
         group.fall_behind(state.delivered)
 
 
-class HeldUnsubscribe(Held):
+class UnsubscribePromise(Held):
     """The promise of an UNSUBACK: once it is in the log, the subscriptions leave the routing."""
 
     def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
@@ -482,14 +482,14 @@ class HeldUnsubscribe(Held):
 def handle_unsubscribe(
     state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
 ) -> None:
-    """Log an UNSUBSCRIBE; HeldUnsubscribe does the rest."""
+    """Log an UNSUBSCRIBE; UnsubscribePromise does the rest."""
     if session.is_durable():
         fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
         payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
         append_state(state, log_record.SESSION, session.key, payload, session.epoch)
-        held = HeldUnsubscribe(connection, session, packet)
+        held = UnsubscribePromise(connection, session, packet)
         held.size_bytes = _size_of(packet.filters)
         state.held_bytes += held.size_bytes
         state.hold(held)
     else:
-        HeldUnsubscribe(connection, session, packet).release(state)
+        UnsubscribePromise(connection, session, packet).release(state)

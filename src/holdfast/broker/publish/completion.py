@@ -27,7 +27,7 @@ def acknowledgement(qos: int) -> int:
     return PUBACK if qos == 1 else PUBREC
 
 
-class HeldPublish(Held):
+class PublishPromise(Held):
     """The promise for a message whose record is appended here and not committed yet.
 
     On release it updates the retained message, delivers, and acknowledges. So a publisher that has
@@ -70,7 +70,7 @@ class HeldPublish(Held):
             )
 
 
-class HeldAck(Held):
+class AckPromise(Held):
     """The promise of PUBACK or PUBREC for a message whose record went to its partition's leader.
 
     It only acknowledges. The node delivers and retains the message when the record comes back
@@ -128,7 +128,7 @@ class HeldAck(Held):
         )
 
 
-class HeldRetained(Held):
+class RetainedPromise(Held):
     """The promise of a retained update without a publication."""
 
     def __init__(self, message: Message, topic: str) -> None:
@@ -141,7 +141,7 @@ class HeldRetained(Held):
             set_retained(state, self.topic, self.message)
 
 
-class HeldReply(Held):
+class ReplyPromise(Held):
     """The promise of bytes for a client, kept behind the earlier promises to it."""
 
     def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
@@ -158,7 +158,7 @@ class HeldReply(Held):
             connection.send(self.data, state.dirty)
 
 
-class HeldRefusal(HeldReply):
+class RefusalPromise(ReplyPromise):
     """The refusal of a message that could not be stored and may be sent again.
 
     While it waits in a cluster, the client's later messages are refused too. Otherwise message 2
@@ -251,10 +251,10 @@ def retain_at_once(state: NodeState, topic: str, partition: int, message: Messag
     if offset < 0:
         offset = state.journal.next_offset[partition]
     state.retained_ahead[topic] = offset
-    state.hold(HeldRetainedAhead(topic, offset))
+    state.hold(RetainedAheadPromise(topic, offset))
 
 
-class HeldRetainedAhead(Held):
+class RetainedAheadPromise(Held):
     """The end of a retained update's lead over the log: its record is committed."""
 
     def __init__(self, topic: str, offset: int) -> None:

@@ -6,10 +6,10 @@ is committed.
 
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.publish.completion import (
-    HeldAck,
-    HeldPublish,
-    HeldRefusal,
-    HeldReply,
+    AckPromise,
+    PublishPromise,
+    RefusalPromise,
+    ReplyPromise,
     acknowledgement,
     encode_refusal,
     retain_at_once,
@@ -129,7 +129,7 @@ def _is_repeated(
     state.stats.duplicates_received += 1
     connection.unacknowledged -= 1
     reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
-    state.hold_reply(HeldReply(connection, reply, False))
+    state.hold_reply(ReplyPromise(connection, reply, False))
     return True
 
 
@@ -178,7 +178,7 @@ def _publish_here(
         _note_inbound(session, publish.packet_id, record.partition)
     state.appended += 1
     state.journal.append(record)
-    state.hold(HeldPublish(record, route, connection, publish.packet_id))
+    state.hold(PublishPromise(record, route, connection, publish.packet_id))
 
 
 def _publish_to_cluster(
@@ -208,7 +208,7 @@ def _publish_to_cluster(
         _note_inbound(session, publish.packet_id, record.partition)
         is_repeated = publish.dup
     state.append(record)
-    cluster.hold(HeldAck(connection, record, publish.packet_id, is_repeated))
+    cluster.hold(AckPromise(connection, record, publish.packet_id, is_repeated))
 
 
 def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
@@ -315,7 +315,7 @@ def _refuse(
         return
     is_repeated = state.cluster is not None and publish.qos == 2 and publish.dup
     if is_repeated and reason == reasons.QUOTA_EXCEEDED:
-        # See HeldAck.
+        # See AckPromise.
         raise ProtocolViolation(reason, f"the message could not be stored: {text}")
     if connection.version < 5:
         if reason != reasons.NOT_AUTHORIZED:
@@ -326,9 +326,9 @@ def _refuse(
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
     if counted:
-        state.hold_reply(HeldRefusal(connection, reply))
+        state.hold_reply(RefusalPromise(connection, reply))
     else:
-        state.hold_reply(HeldReply(connection, reply, False))
+        state.hold_reply(ReplyPromise(connection, reply, False))
 
 
 def _answer_sequenced(
@@ -348,7 +348,7 @@ def _answer_sequenced(
         # The PUBREL of the message is still to come.
         _note_inbound(session, publish.packet_id, partition)
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
-    state.hold_reply(HeldReply(connection, reply, not is_open))
+    state.hold_reply(ReplyPromise(connection, reply, not is_open))
 
 
 def handle_pubrel(
@@ -377,7 +377,7 @@ def handle_pubrel(
             )
         )
         is_appended = True
-    held = HeldReply(
+    held = ReplyPromise(
         connection, encode_ack(PUBCOMP, packet_id, reason, connection.version), partition >= 0
     )
     if is_appended:

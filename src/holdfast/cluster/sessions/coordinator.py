@@ -42,7 +42,7 @@ from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
-from holdfast.cluster.sessions.requests import HeldOpened, SessionRequest
+from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -267,7 +267,7 @@ class SessionCoordinator:
         )
         present = image is not None and not request.clean_start
         committed = partial(self._open_committed, request, epoch, present)
-        self._state.hold(HeldOpened(committed, partial(self.done, request)))
+        self._state.hold(OpenedPromise(committed, partial(self.done, request)))
 
     def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
         """Replies to the request now that its `open` record is committed."""

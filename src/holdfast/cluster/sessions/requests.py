@@ -84,7 +84,7 @@ class SessionRequest:
         return self.expiry_s > 0 or self.will is not None
 
 
-class HeldOpened(Held):
+class OpenedPromise(Held):
     """The promise of a SESSION_OPENED that waits for the commit of its `open` record."""
 
     def __init__(self, committed: Callable[[], None], refused: Callable[[], None]) -> None:
