@@ -63,6 +63,7 @@ HOT = [
     "broker/routing.py",
     "broker/publish/producer_dedup.py",
     "broker/state.py",
+    "broker/promise.py",
     "broker/stats.py",
     "broker/delivery/subscriptions.py",
     "broker/sys_topics.py",

@@ -11,7 +11,6 @@ import pytest
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
-from holdfast.broker.state import Held
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.metadata import commands, voters
@@ -201,10 +200,7 @@ def groups_begin_before_where_they_stand() -> Iterator[None]:
 
 
 def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
-    def hold(node: BrokerPort, held: Held, *_: object) -> None:
-        node.hold(held)
-
-    return patch.object(BrokerPort, "hold_for_groups", hold)
+    return patch.object(BrokerPort, "await_groups", lambda *_: None)
 
 
 def what_a_lost_node_has_sent_is_new() -> AbstractContextManager[object]:

@@ -196,7 +196,7 @@ class NodeBench:
     def settle(self) -> None:
         """Commit and run until nothing waits for the disk."""
         self.run()
-        while self.journal.pending_bytes or self.node.state.held:
+        while self.journal.pending_bytes or self.node.state.promises:
             self.commit()
             self.run()
 
@@ -208,7 +208,7 @@ class NodeBench:
             for effect in delayed:
                 self._read(effect)
         while True:
-            if self.auto_commit and (self.journal.pending_bytes or state.held):
+            if self.auto_commit and (self.journal.pending_bytes or state.promises):
                 self.commit()
             progress = False
             effects, state.effects = state.effects, []
@@ -234,7 +234,7 @@ class NodeBench:
                     peer.closed = True
                     connection.transport = None
                     self.node.handle_disconnected(connection)
-            pending = self.auto_commit and (self.journal.pending_bytes or state.held)
+            pending = self.auto_commit and (self.journal.pending_bytes or state.promises)
             if not progress and not pending:
                 if not state.work:
                     return

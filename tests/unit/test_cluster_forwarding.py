@@ -2,8 +2,9 @@
 again."""
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.state import Held, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD
 from holdfast.cluster.publish.forwarding import (
@@ -23,7 +24,7 @@ PARTITIONS = 2
 LEADER = "n2"
 
 
-class Promised(Held):
+class Promised(Promise):
     def __init__(self, kept: list[str], name: str, connection: Connection) -> None:
         super().__init__(connection)
         self.kept = kept
@@ -68,18 +69,18 @@ class Bench:
         self, name: str, partition: int = 0, qos: int = 1, size: int = 1, client: str = "c"
     ) -> int:
         """Append a message and promise its acknowledgement; the ticket."""
-        self.append(partition, log_record.MESSAGE, qos, name, b"x" * size)
         connection = self.connections.setdefault(client, Connection(1 << 28, "", ""))
-        self.forwarding.hold(Promised(self.kept, name, connection))
+        record = self.record(partition, log_record.MESSAGE, qos, name, b"x" * size)
+        self.forwarding.publish(record, Promised(self.kept, name, connection))
         return self.newest()
 
     def append(self, partition: int, kind: int, flags: int, name: str, payload: bytes) -> int:
-        self.forwarding.append(
-            Record(
-                partition, kind, flags=flags, topic=name.encode(), client_id=b"c", payload=payload
-            )
-        )
+        self.forwarding.append(self.record(partition, kind, flags, name, payload))
         return self.newest()
+
+    def record(self, partition: int, kind: int, flags: int, name: str, payload: bytes) -> Record:
+        topic = name.encode()
+        return Record(partition, kind, flags=flags, topic=topic, client_id=b"c", payload=payload)
 
     def newest(self) -> int:
         return max(self.forwarding.pending, default=0)
@@ -278,14 +279,14 @@ def test_what_waits_for_the_newest_record_waits_for_those_before_it() -> None:
 def test_the_progress_of_a_group_does_not_outlive_its_coordinator() -> None:
     """The next one has begun without it. A session's goes on: its epoch is the session's."""
     bench = Bench()
-    for epoch, client_id in ((3, b"$share/g/t"), (1 << 30, b"c")):
-        bench.forwarding.append(
-            Record(0, log_record.CURSOR, client_id=client_id, sequence=epoch, payload=b"")
-        )
     connection = Connection(1 << 20, "", "")
-    bench.forwarding.hold(Promised(bench.kept, "both", connection))
+    for epoch, client_id in ((3, b"$share/g/t"), (1 << 30, b"c")):
+        bench.forwarding.publish(
+            Record(0, log_record.CURSOR, client_id=client_id, sequence=epoch, payload=b""),
+            Promised(bench.kept, client_id.decode(), connection),
+        )
     session = bench.newest()
     bench.forwarding.aligned(0, LEADER, 4, set())
     assert list(bench.forwarding.pending) == [session]
     bench.commit(session)
-    assert bench.kept == ["both"]
+    assert bench.kept == ["$share/g/t", "c"]

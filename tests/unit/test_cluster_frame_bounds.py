@@ -21,6 +21,7 @@ from holdfast.cluster.publish.forwarding import (
     RecordForwarder,
     decode_forward,
 )
+from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.cluster.qos0_routing import QOS0_BYTES_MAX, Qos0Routing
 from holdfast.cluster.state.entries import entries
@@ -109,7 +110,7 @@ def test_qos_0() -> None:
     state = state_of()
     fabric = ClusterContext("n1", state.journal)
     fabric.connected.add(LEADER)
-    interest = Qos0Routing(state, fabric, RetainedUpdates(state))
+    interest = Qos0Routing(state, fabric, RetainedUpdates(state), PromiseQueues(state))
     for size in (QOS0_BYTES_MAX - 200_000, LARGE_BYTES, LARGE_BYTES):
         message = Message(FIELD, bytes(size), 0, True, b"", 0, 0, FIELD)
         interest.spread(message, FIELD.decode())

@@ -4,14 +4,14 @@ has finished with it: PUBREL waits for that."""
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.promise import Promise
 from holdfast.broker.session import session as session_module
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import encode_cursor, tag_of
-from holdfast.broker.state import Group, Held, NodeState
+from holdfast.broker.state import Group, NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
-from holdfast.cluster.publish.promises import Promise, enqueue
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state import groups as group_images
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -22,7 +22,7 @@ KEY = "$share/g/t/#"
 PLACE = (1, 7)
 
 
-class Pubrel(Held):
+class Pubrel(Promise):
     is_sent = False
 
     def release(self, state: NodeState) -> None:
@@ -45,6 +45,7 @@ class Member:
         self.images = ReplicatedState(NodeState(config, journal))
         fabric = ClusterContext("n1", journal)
         forwarding = RecordForwarder(self.state, fabric, Appender())
+        self.promises = forwarding.promises
         self.shares = NodeAgent(
             self.state, fabric, forwarding, self.images, lambda *_: None, lambda *_: None
         )
@@ -57,12 +58,8 @@ class Member:
         self.pubrel = Pubrel(self.connection)
 
     def wait(self) -> None:
-        groups = self.shares.unfinished(self.session, self.entry)
-        promise = Promise(self.pubrel)
-        promise.waiting = len(groups)
-        enqueue(self.state, promise)
-        for group in groups:
-            self.shares.wait(group, self.session, self.entry, promise)
+        self.shares.wait(self.session, self.entry, self.pubrel)
+        self.promises.add(self.pubrel)
 
     def log(self, positions: list[tuple[int, int]], *done: tuple[int, int]) -> None:
         payload = encode_cursor(positions, {}, list(done))

@@ -6,10 +6,11 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.connect import AcceptedConnect, finish_open
 from holdfast.broker.effects import Note
 from holdfast.broker.node import Node
+from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import ReplyPromise
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import ClusterPort, Held, NodeState
+from holdfast.broker.state import ClusterPort, NodeState
 from holdfast.cluster.broker_port import UNAVAILABLE_S, BrokerPort
 from holdfast.cluster.context import ClusterContext
 from holdfast.protocol.mqtt import reasons
@@ -40,10 +41,10 @@ class Refusing(ClusterPort):
     def append(self, record: Record) -> None:
         raise AssertionError("it is refused")
 
-    def hold(self, held: Held) -> None:
-        """What else is promised is not what this is about."""
+    def publish(self, record: Record, promise: Promise) -> None:
+        raise AssertionError("it is refused")
 
-    def hold_reply(self, held: Held) -> None:
+    def promise(self, promise: Promise) -> None:
         self.replies += 1
 
     def refusal(self, partition: int) -> int:
@@ -77,8 +78,8 @@ def test_a_repetition_that_cannot_be_taken_is_not_refused(version: int, dup: boo
 def test_the_client_gets_the_true_reason(version: int) -> None:
     node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
     cluster = Refusing(node.state)
-    replies: list[Held] = []
-    cluster.hold_reply = replies.append  # type: ignore[method-assign]
+    replies: list[Promise] = []
+    cluster.promise = replies.append  # type: ignore[method-assign]
     node.state.cluster = cluster
     connection = node.handle_connected("remote", "listener")
     node.handle_data(connection, connect("c", version))

@@ -6,9 +6,10 @@ import struct
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import Sequencer
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.state import Held, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import (
     WAIT_S,
@@ -29,7 +30,7 @@ LEADER = "n2"
 REFUSED = reasons.QUOTA_EXCEEDED
 
 
-class Promised(Held):
+class Promised(Promise):
     def __init__(self, kept: list[str], name: str, connection: Connection) -> None:
         super().__init__(connection)
         self.kept = kept
@@ -60,10 +61,10 @@ class Bench:
 
     def publish(self, name: str, client: bytes = b"c", flags: int = 1) -> None:
         before = set(self.forwarding.pending)
-        self.forwarding.append(
-            Record(0, log_record.MESSAGE, flags=flags, topic=name.encode(), client_id=client)
+        self.forwarding.publish(
+            Record(0, log_record.MESSAGE, flags=flags, topic=name.encode(), client_id=client),
+            Promised(self.kept, name, self.connection),
         )
-        self.forwarding.hold(Promised(self.kept, name, self.connection))
         (self.tickets[name],) = set(self.forwarding.pending) - before
 
     def refuse(self, name: str) -> None:

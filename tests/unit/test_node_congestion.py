@@ -93,7 +93,7 @@ def test_a_flood_is_paused(flood: str) -> None:
     bench.settle()
     assert not peer.connection.input_paused
     assert state.appended > before
-    assert state.held_bytes == 0
+    assert state.promise_bytes == 0
 
 
 def test_a_new_client_waits_while_the_log_is_behind() -> None:

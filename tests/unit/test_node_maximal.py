@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.delivery import log_cursor
+from holdfast.broker.recovery.state_records import log_cursor
 from holdfast.broker.session.connection import ALIAS_TOPIC_BYTES_MAX
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight

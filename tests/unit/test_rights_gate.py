@@ -69,7 +69,7 @@ READ_WAYS: Final = {
     "broker/delivery/delivery.py:send_qos0": LIVE,
     "broker/delivery/delivery.py:_hand_to_session": LIVE,
     "broker/delivery/delivery.py:send_inflight": LIVE,
-    "broker/publish/completion.py:PublishPromise.release": LIVE,
+    "broker/publish/completion.py:PublishPromise._complete": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/publish/inbound.py:publish_own": LIVE,
     "broker/connections/wills.py:_publish_qos0": LIVE,

@@ -5,7 +5,7 @@
 - Never: does I/O, reads a clock, depends on how records are replicated.
 - Invariants: no promise is released before its record is committed; no client receives a message
   that it may not read (`rights`); the memory that a client can make the broker use is bounded.
-- Data: `Node.handle_data` -> `connections` or `publish` -> the journal and a `Held` promise ->
+- Data: `Node.handle_data` -> `connections` or `publish` -> the journal and a `Promise` ->
   commit -> `delivery` -> `Connection.out`. The driver carries out `NodeState.effects`,
   `Connection.out` and the journal's next write group.
 """

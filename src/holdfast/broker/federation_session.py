@@ -18,6 +18,7 @@ from holdfast.broker.connections.connect import open_session
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.retained import send_late
 from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
+from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
 from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.publish.producer_dedup import note_evicted
@@ -26,7 +27,7 @@ from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION, Session
-from holdfast.broker.state import Held, NodeState, Route
+from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt.packets import Connect, Subscribe, SubscriptionRequest, Unsubscribe
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -123,7 +124,7 @@ def publish(
     if is_stored(state, producer, route.partition, epoch, sequence):
         state.stats.producer_duplicates += 1
         # The record that stored it may still be on its way to the disk.
-        state.hold(DonePromise(done))
+        state.promise(DonePromise(done))
         return True
     if state.disk_full or state.is_congested():
         return False
@@ -153,8 +154,7 @@ def publish(
     evicted = state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
     if evicted:
         note_evicted(state, evicted)
-    state.append(record)
-    state.hold(ArrivalPromise(record, route, done))
+    state.publish(record, ArrivalPromise(record, route, done))
     return True
 
 
@@ -176,24 +176,23 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
     before = state.retained.get(route.topic)
     assert before is None or isinstance(before, Message)
     if _is_same(before, message):
-        state.hold(DonePromise(done))
+        state.promise(DonePromise(done))
         return True
     if state.disk_full or state.is_congested():
         return False
-    message.partition = route.partition
-    message.offset = state.append(
-        Record(
-            route.partition,
-            log_record.RETAINED,
-            message.qos | log_record.FLAG_RETAIN,
-            message.timestamp_us,
-            message.topic,
-            message.publisher,
-            message.properties,
-            message.payload,
-        )
+    record = Record(
+        route.partition,
+        log_record.RETAINED,
+        message.qos | log_record.FLAG_RETAIN,
+        message.timestamp_us,
+        message.topic,
+        message.publisher,
+        message.properties,
+        message.payload,
     )
-    state.hold(FederatedRetainedPromise(message, route.topic, done))
+    message.partition = route.partition
+    message.offset = state.journal.next_offset[route.partition]
+    state.publish(record, FederatedRetainedPromise(message, route.topic, done))
     return True
 
 
@@ -234,7 +233,7 @@ class ArrivalPromise(PublishPromise):
     """The promise for a message from the federation: deliver it, then call `done`."""
 
     def __init__(self, record: Record, route: Route, done: Callable[[], None]) -> None:
-        super().__init__(record, route, None, 0)
+        super().__init__(record, route, None, 0, False)
         self.done = done
 
     def release(self, state: NodeState) -> None:
@@ -257,7 +256,7 @@ class FederatedRetainedPromise(RetainedPromise):
         self.done()
 
 
-class DonePromise(Held):
+class DonePromise(Promise):
     """The promise of a call to `done`, for a message that needs no record."""
 
     def __init__(self, done: Callable[[], None]) -> None:

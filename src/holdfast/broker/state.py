@@ -1,8 +1,9 @@
 """The node's state. Behaviour is in modules of functions over `NodeState`.
 
-`held` is the one gate for promises. A promise is everything that may leave only after a record is
-committed: PUBACK, PUBREC, PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2 PUBLISH,
-a delivery. Promises wait there in append order until the journal's committed sequence has passed
+`publish` is the one gate for records with a promise: it appends the record and ties the promise to
+it. A promise is everything that may leave only after a record is committed: PUBACK, PUBREC,
+PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2 PUBLISH, a delivery. On a single
+node promises wait in `promises`, in append order, until the journal's committed sequence has passed
 them.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.pending_connects import PendingConnects
 from holdfast.broker.effects import Effect, Note, ResumeInput
+from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
@@ -42,7 +44,7 @@ ENDED_EPOCHS_MAX: Final = 10_000
 """The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
 GIVEN_MAX: Final = 10_000
 """The most entries of Group.given. Beyond them a crash may deliver a message twice."""
-HELD_BYTES: Final = 300
+PROMISE_BYTES: Final = 300
 """The memory in bytes of one promise that waits for the log, approximately."""
 
 STEPS_PER_TURN: Final = 1000
@@ -62,24 +64,6 @@ class Timer:
         self.when = when
         self.kind = kind
         self.subject = subject
-
-
-class Held:
-    """A promise that waits for its record. It goes to `connection`, if there is one. `after` is the
-    journal sequence that must be committed first."""
-
-    def __init__(self, connection: Connection | None = None) -> None:
-        self.after = 0
-        self.connection = connection
-
-    def release(self, state: "NodeState") -> None:
-        """Keep the promise: its record is committed."""
-        raise NotImplementedError
-
-    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
-        """Take the place of `release` in a cluster: the leader of the record's partition refuses
-        the message, or the partition has no leader."""
-        raise NotImplementedError
 
 
 class Work:
@@ -105,13 +89,13 @@ class ClusterPort:
         """Send a record to the leader of its partition."""
         raise NotImplementedError
 
-    def hold(self, held: Held) -> None:
-        """Release `held` when the last record appended is committed and all earlier promises to its
-        connection are released, or refuse it."""
+    def publish(self, record: Record, promise: Promise) -> None:
+        """Send a record to the leader of its partition. Release the promise when the record is
+        committed, or refuse it; both after all earlier promises to its connection."""
         raise NotImplementedError
 
-    def hold_reply(self, held: Held) -> None:
-        """Release `held` after all earlier promises to its connection."""
+    def promise(self, promise: Promise) -> None:
+        """Release a promise without a record, after all earlier promises to its connection."""
         raise NotImplementedError
 
     def refusal(self, partition: int) -> int:
@@ -181,12 +165,13 @@ class ClusterPort:
         the record belongs to the session and not to the group."""
         raise NotImplementedError
 
-    def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
-        """`hold`, but not before the log says that the record's group has finished with it."""
+    def await_groups(self, promise: Promise, session: Session, entry: Inflight) -> None:
+        """Let a promise that is not given yet wait until the log says that the group of the entry's
+        record has finished with it."""
         raise NotImplementedError
 
-    def hold_for_interest(self, held: Held) -> None:
-        """Release `held` after earlier promises and once all nodes have the announced filters."""
+    def promise_interest(self, promise: Promise) -> None:
+        """`promise`, but not before all nodes have the announced filters."""
         raise NotImplementedError
 
 
@@ -370,11 +355,11 @@ class NodeState:
         # The interests of sessions that read the log; broker.delivery.log_replay makes them.
         self.interests: dict[Session, list[ReadInterest]] = {}
 
-        self.held: deque[Held] = deque()
+        self.promises: deque[Promise] = deque()
         # The number of records appended. A client that makes it grow is paused under congestion.
         self.appended = 0
-        # Memory of held packets beyond HELD_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
-        self.held_bytes = 0
+        # Memory of promises beyond PROMISE_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
+        self.promise_bytes = 0
         # Per partition, the first offset not yet handed to the tailing readers.
         self.delivered: list[int] = list(journal.high_watermark)
 
@@ -503,40 +488,44 @@ class NodeState:
         self.cluster.append(record)
         return -1
 
-    def hold(self, held: Held) -> None:
-        """Release `held` once all records so far are committed, in call order."""
+    def publish(self, record: Record, promise: Promise) -> None:
+        """Append a record, and release the promise once it is committed. A single node releases
+        promises in call order, a cluster those of one connection."""
+        self.appended += 1
+        if self.cluster is None:
+            self.journal.append(record)
+            self.promise(promise)
+        else:
+            self.cluster.publish(record, promise)
+
+    def promise(self, promise: Promise) -> None:
+        """Release a promise that has no record of its own, behind the earlier ones. On a single
+        node all records so far must be committed first."""
         if self.cluster is not None:
-            self.cluster.hold(held)
+            self.cluster.promise(promise)
             return
         if self.memory:
-            held.release(self)
+            promise.release(self)
             return
-        held.after = self.journal.sequence
-        if not self.held and held.after <= self.journal.committed_sequence:
-            held.release(self)
+        promise.after = self.journal.sequence
+        if not self.promises and promise.after <= self.journal.committed_sequence:
+            promise.release(self)
         else:
-            self.held.append(held)
-
-    def hold_reply(self, held: Held) -> None:
-        """`hold` for a promise without a record of its own."""
-        if self.cluster is not None:
-            self.cluster.hold_reply(held)
-        else:
-            self.hold(held)
+            self.promises.append(promise)
 
     def release_committed(self) -> None:
         """Release the promises of committed records, after the committed sequence has grown."""
-        held = self.held
+        promises = self.promises
         committed = self.journal.committed_sequence
-        while held and held[0].after <= committed:
-            held.popleft().release(self)
+        while promises and promises[0].after <= committed:
+            promises.popleft().release(self)
 
     def is_congested(self, part: int = 1) -> bool:
         """Whether more than `1 / part` of the allowed bytes is pending."""
         limit = self.config.pending_bytes_max // part
         if self.cluster is not None:
-            return self.held_bytes > limit or self.cluster.is_congested(part)
-        promised = len(self.held) * HELD_BYTES + self.held_bytes
+            return self.promise_bytes > limit or self.cluster.is_congested(part)
+        promised = len(self.promises) * PROMISE_BYTES + self.promise_bytes
         return self.journal.pending_bytes + promised > limit
 
     def stall(self, connection: Connection) -> None:

@@ -5,13 +5,13 @@ It passes each call to the part of the cluster node that does it; see `broker.st
 
 from typing import Final
 
+from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session, Subscription
-from holdfast.broker.state import ClusterPort, Group, Held
+from holdfast.broker.state import ClusterPort, Group
 from holdfast.cluster.parts import Parts
 from holdfast.cluster.publish.forwarding import PENDING_BYTES_MAX
-from holdfast.cluster.publish.promises import Promise, enqueue
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
@@ -26,6 +26,7 @@ class BrokerPort(ClusterPort):
         self._state = parts.state
         self._fabric = parts.fabric
         self._forwarding = parts.forwarding
+        self._promises = parts.forwarding.promises
         self._interest = parts.interest
         self._images = parts.images
         self._retained_updates = parts.retained_updates
@@ -36,20 +37,17 @@ class BrokerPort(ClusterPort):
     def append(self, record: Record) -> None:
         self._forwarding.append(record)
 
-    def hold(self, held: Held) -> None:
-        self._forwarding.hold(held)
+    def publish(self, record: Record, promise: Promise) -> None:
+        self._forwarding.publish(record, promise)
 
-    def hold_reply(self, held: Held) -> None:
-        enqueue(self._state, Promise(held))
+    def promise(self, promise: Promise) -> None:
+        self._promises.add(promise)
 
-    def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
-        groups = self._shares.unfinished(session, entry)
-        promise = self._forwarding.hold(held, len(groups))
-        for group in groups:
-            self._shares.wait(group, session, entry, promise)
+    def await_groups(self, promise: Promise, session: Session, entry: Inflight) -> None:
+        self._shares.wait(session, entry, promise)
 
-    def hold_for_interest(self, held: Held) -> None:
-        self._interest.hold(held)
+    def promise_interest(self, promise: Promise) -> None:
+        self._interest.promise(promise)
 
     def refusal(self, partition: int) -> int:
         now = self._state.now

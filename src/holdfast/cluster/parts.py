@@ -91,8 +91,8 @@ class Parts:
         self.barriers = Barriers(self.state, self.fabric, self.metadata_reads)
         self.homes = SessionCoordinator(self.state, self.fabric, images, self.barriers)
         self.opener = SessionAcquisition(self.state, self.fabric, self.homes, self.barriers)
-        self.retained_updates = RetainedUpdates(self.state)
-        self.interest = Qos0Routing(self.state, self.fabric, self.retained_updates)
+        updates = self.retained_updates = RetainedUpdates(self.state)
+        self.interest = Qos0Routing(self.state, self.fabric, updates, self.forwarding.promises)
         self.groups = Groups(self.state, self.fabric, self.forwarding, images, self.barriers)
         held_s = config.detector.suspect_s
         self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * held_s)

@@ -16,13 +16,14 @@ from collections import deque
 from typing import Final
 
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
+from holdfast.broker.promise import Promise
 from holdfast.broker.rights import has_rules
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message
-from holdfast.broker.state import Held, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext, fields_of, number_of
 from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
-from holdfast.cluster.publish.promises import Promise, enqueue, settled
+from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, is_shared, split_shared
@@ -84,9 +85,14 @@ class Qos0Routing:
     them."""
 
     def __init__(
-        self, state: NodeState, fabric: ClusterContext, retained_updates: RetainedUpdates
+        self,
+        state: NodeState,
+        fabric: ClusterContext,
+        retained_updates: RetainedUpdates,
+        promises: PromiseQueues,
     ) -> None:
         self._state = state
+        self._promises = promises
         self._retained_updates = retained_updates
         self._fabric = fabric
         self._counts: dict[str, int] = {}
@@ -141,13 +147,12 @@ class Qos0Routing:
         else:
             self._peers.remove(filter, node)
 
-    def hold(self, held: Held) -> None:
+    def promise(self, promise: Promise) -> None:
         """Queues a SUBACK until all peers have acknowledged the filters so far."""
-        promise = Promise(held)
         if self._laggards(self._number):
-            promise.waiting = 1
+            promise.waiting += 1
             self._waiting.append(_Waiting(self._number, promise, self._state.now))
-        enqueue(self._state, promise)
+        self._promises.add(promise)
 
     def _laggards(self, number: int) -> list[str]:
         return [
@@ -234,7 +239,7 @@ class Qos0Routing:
             if self._laggards(first.number) and first.since + WAIT_S > self._state.now:
                 return
             waiting.popleft()
-            settled(self._state, first.promise)
+            self._promises.settle(first.promise)
 
     def timer(self) -> float | None:
         """Returns the time at which the oldest SUBACK is released at the latest, or None."""

@@ -177,7 +177,7 @@ class NodeCollector(Collector):
             ("producers", "Producers in the producer table.", len(state.producers)),
             ("producer_places", "Their places, one per partition.", state.producers.places),
             ("journal_pending_bytes", "Appended, not yet written.", journal.pending_bytes),
-            ("journal_held_promises", "Promises that wait for the disk.", len(state.held)),
+            ("journal_held_promises", "Promises that wait for the disk.", len(state.promises)),
             ("disk_full", "1 while QoS > 0 publishes are refused.", int(state.disk_full)),
             ("disk_free_bytes", "Free space under the data directory.", broker.writer.space()),
         ]

@@ -3,9 +3,8 @@
 import json
 
 from holdfast.broker.connections.wills import publish_will
-from holdfast.broker.delivery.delivery import append_state, note_progress
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
-from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.recovery.state_records import append_state, log_progress, note_progress
 from holdfast.broker.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import SESSION_EXPIRY, STEPS_AT_ONCE, WILL_DUE, NodeState, Work

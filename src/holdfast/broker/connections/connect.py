@@ -4,10 +4,10 @@ from typing import Final
 
 from holdfast.broker.connections.close import close_connection, end_session, refuse
 from holdfast.broker.delivery.acknowledgements import proceed
-from holdfast.broker.delivery.delivery import append_state
 from holdfast.broker.delivery.log_replay import open_groups, resume
 from holdfast.broker.effects import CheckPassword, ResumeInput
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.promise import Promise
+from holdfast.broker.recovery.state_records import publish_state, session_opened
 from holdfast.broker.rights import attach, is_bridge_notice, may_leave, may_open, proves_names
 from holdfast.broker.session.connection import (
     AUTHENTICATING,
@@ -18,7 +18,7 @@ from holdfast.broker.session.connection import (
     Connection,
 )
 from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
-from holdfast.broker.state import KEEP_ALIVE, Held, NodeState
+from holdfast.broker.state import KEEP_ALIVE, NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
@@ -215,7 +215,7 @@ def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     connection.send(data, state.dirty)
 
 
-class ConnackPromise(Held):
+class ConnackPromise(Promise):
     """The promise of a CONNACK for a session that must be in the log first."""
 
     def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
@@ -325,21 +325,21 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     # [MQTT-3.2.2-6] no session, no session present
     reply = _connack(connection, present, answer)
     session.recorded = expiry_s > 0 or session.will is not None
+    connection.state = OPENING
+    promise = ConnackPromise(connection, session, reply)
+    # The end of a durable session must be in the log too, or after a crash it would be back.
     if session.recorded or was_recorded:
-        append_state(
+        connection.input_paused = True
+        publish_state(
             state,
             log_record.SESSION,
             session.key,
             session_opened(session, packet.clean_start),
             session.epoch,
+            promise,
         )
-    connection.state = OPENING
-    # The end of a durable session must be in the log too, or after a crash it would be back.
-    if session.recorded or was_recorded:
-        connection.input_paused = True
-        state.hold(ConnackPromise(connection, session, reply))
     else:
-        ConnackPromise(connection, session, reply).release(state)
+        promise.release(state)
 
 
 def _has_room(state: NodeState, client_id: str) -> bool:

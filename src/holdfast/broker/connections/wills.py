@@ -45,9 +45,10 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         properties=will.properties,
         payload=will.payload,
     )
-    state.append(record)
     if state.cluster is None:
-        state.hold(PublishPromise(record, route, None, 0))
+        state.publish(record, PublishPromise(record, route, None, 0, False))
+    else:
+        state.append(record)
 
 
 def _publish_qos0(

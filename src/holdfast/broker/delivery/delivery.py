@@ -10,16 +10,14 @@ from collections import OrderedDict
 from typing import Final
 
 from holdfast.broker.effects import FetchInflight
+from holdfast.broker.promise import Promise
+from holdfast.broker.recovery.state_records import log_changes, note_group_progress, note_progress
 from holdfast.broker.rights import has_rules, may_any_read, may_read
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import GroupMember, Inflight, Session, Subscription
-from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
-from holdfast.broker.state import PROGRESS, Group, Held, NodeState, Route
-from holdfast.storage import record as log_record
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
+from holdfast.broker.state import Group, NodeState, Route
 
 READ_BYTES_MAX: Final = 1 << 20
 """The most bytes of one read of the log, or of one fetch. A single record may exceed it."""
@@ -186,7 +184,7 @@ def can_send(state: NodeState, session: Session) -> bool:
     )
 
 
-class SendPromise(Held):
+class SendPromise(Promise):
     """An outbound QoS 2 PUBLISH of a durable session.
 
     Its packet id must be in the log first, or a crash could send the message again under another
@@ -197,10 +195,10 @@ class SendPromise(Held):
         super().__init__(connection)
         self.session = session
         self.frame = frame
-        session.held_sends += 1
+        session.promised_sends += 1
 
     def release(self, state: NodeState) -> None:
-        self.session.held_sends -= 1
+        self.session.promised_sends -= 1
         connection = self.connection
         assert connection is not None
         if connection.state == OPEN:
@@ -236,7 +234,7 @@ def send_inflight(
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
             return False
-        waits = session.expiry_s > 0 and (qos == 2 or session.held_sends > 0)
+        waits = session.expiry_s > 0 and (qos == 2 or session.promised_sends > 0)
         frame = _special_frame(
             state, connection, message, qos, retain, dup, packet_id, subscription_ids, not waits
         )
@@ -257,9 +255,10 @@ def send_inflight(
         # Otherwise the group's position stays below the record until it is finished. After a crash
         # the group assigns the record again.
         if qos == 2:
-            log_changes(state, session)
-        if qos == 2 or session.held_sends:
-            state.hold(SendPromise(connection, session, frame))
+            log_changes(state, session, SendPromise(connection, session, frame))
+            return True
+        if session.promised_sends:
+            state.promise(SendPromise(connection, session, frame))
             return True
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
@@ -547,102 +546,3 @@ def _fetch_returned(state: NodeState, group: Group) -> None:
     group.fetching = True
     wanted = [(number, each.partition, each.offset) for number, each in enumerate(entries)]
     state.effects.append(FetchInflight(group, None, wanted, READ_BYTES_MAX, entries))
-
-
-def note_progress(state: NodeState, session: Session) -> None:
-    """Log the cursor of a durable session, which has moved, within `progress_interval_s`."""
-    if not session.progress_due:
-        session.progress_due = True
-        state.sessions_in_progress.append(session)
-        arm_progress(state, state.config.progress_interval_s)
-
-
-def note_group_progress(state: NodeState, group: Group) -> None:
-    """Log the cursor of a group, which has moved. In a cluster its coordinator does that."""
-    if state.cluster is not None:
-        state.cluster.group_changed(group)
-    elif not group.progress_due:
-        group.progress_due = True
-        state.groups_in_progress.append(group)
-        arm_progress(state, state.config.progress_interval_s)
-
-
-def arm_progress(state: NodeState, wait_s: float) -> None:
-    """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
-    if not state.progress_armed:
-        state.progress_armed = True
-        state.arm(state.now + wait_s, PROGRESS, None)
-
-
-def log_changes(state: NodeState, session: Session) -> None:
-    """Log the packet ids that came into use or changed their state.
-
-    It logs all of them: a later QoS 2 id that is in the log before an earlier QoS 1 id would be
-    sent again first. It does not log freed ids. Those go with the positions that have passed their
-    offsets, or after a crash in between the offsets would be read again.
-    """
-    changes = session.changes
-    if changes is None:
-        return
-    used: dict[int, Inflight | None] = {}
-    freed: dict[int, Inflight | None] = {}
-    for packet_id, entry in changes.items():
-        if entry is None:
-            freed[packet_id] = None
-        else:
-            used[packet_id] = entry
-    session.changes = used
-    log_cursor(state, session, [])
-    session.changes = freed or None
-
-
-def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, int]]) -> None:
-    """Append the session's changes and these positions, in one CURSOR record or several."""
-    changes = session.changes
-    done = session.done_changes
-    session.changes = None
-    session.done_changes = None
-    if changes is None:
-        changes = {}
-    if not positions and not changes and not done:
-        return
-    for entry in changes.values():
-        if entry is not None:
-            entry.logged = True
-    if done is None:
-        done = []
-    if len(changes) + len(done) > ENTRIES_MAX:
-        # The positions come last. A crash before them sends a message twice. If they came first, a
-        # crash behind them, before the ids of what they have passed, would lose it.
-        _append_cursor(state, session, [], changes, [])
-        changes = {}
-        while len(done) > ENTRIES_MAX:
-            _append_cursor(state, session, [], changes, done[:ENTRIES_MAX])
-            done = done[ENTRIES_MAX:]
-    _append_cursor(state, session, positions, changes, done)
-
-
-def _append_cursor(
-    state: NodeState,
-    session: Session,
-    positions: list[tuple[int, int]],
-    changes: dict[int, Inflight | None],
-    done: list[tuple[int, int]],
-) -> None:
-    payload = encode_cursor(positions, changes, done)
-    append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
-
-
-def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
-    """Append a record of derived state, in the home partition of `key` (client id or group key).
-    `epoch` is the session's: readers ignore a record with a lower one than the newest."""
-    state.append(
-        Record(
-            partition_of(key, state.config.partitions),
-            kind,
-            timestamp_us=state.wall_us,
-            client_id=key,
-            sequence=epoch,
-            payload=payload,
-        )
-    )

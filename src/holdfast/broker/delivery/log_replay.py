@@ -11,14 +11,13 @@ from holdfast.broker.delivery.delivery import (
     FETCH_RECORDS_MAX,
     READ_BYTES_MAX,
     finish_inflight,
-    log_changes,
-    note_group_progress,
-    note_progress,
     pump,
     pump_group,
     send_aside,
 )
 from holdfast.broker.effects import FetchInflight, ReadLog
+from holdfast.broker.promise import Promise
+from holdfast.broker.recovery.state_records import log_changes, note_group_progress, note_progress
 from holdfast.broker.rights import may_read
 from holdfast.broker.routing import subscription_at, subscriptions_of
 from holdfast.broker.session.audience import decode_audience
@@ -26,7 +25,7 @@ from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import RECEIVED, GroupMember, Inflight, Session, Subscription
-from holdfast.broker.state import STEPS_AT_ONCE, Group, Held, NodeState, Work
+from holdfast.broker.state import STEPS_AT_ONCE, Group, NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import PUBREL
@@ -316,7 +315,7 @@ def resume(state: NodeState, session: Session, connection: Connection) -> None:
     unsent: deque[int] = deque()
     for packet_id, entry in session.inflight.items():
         if entry.state == RECEIVED:
-            hold_pubrel(state, connection, session, packet_id, entry)
+            state.promise(_pubrel_promise(state, connection, session, packet_id, entry))
         else:
             unsent.append(packet_id)
     if unsent:
@@ -324,7 +323,7 @@ def resume(state: NodeState, session: Session, connection: Connection) -> None:
         send_unsent(state, session)
 
 
-class PubrelPromise(Held):
+class PubrelPromise(Promise):
     """A PUBREL of a durable session. The log must contain that the client has the message, or after
     a crash the broker would send it as a new one."""
 
@@ -342,19 +341,18 @@ class PubrelPromise(Held):
             )
 
 
-def hold_pubrel(
+def _pubrel_promise(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
-) -> None:
-    """Send PUBREL once the log has the state of the entry.
+) -> PubrelPromise:
+    """The promise of a PUBREL. The caller gives it once the log has the state of the entry.
 
     A member of a shared group keeps the id until the log says that the group has finished with the
     message. With neither in the log, another member would receive it.
     """
-    held = PubrelPromise(connection, packet_id)
+    promise = PubrelPromise(connection, packet_id)
     if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
-        state.cluster.hold_for_groups(held, session, entry)
-    else:
-        state.hold(held)
+        state.cluster.await_groups(promise, session, entry)
+    return promise
 
 
 def handle_fetched(
@@ -454,12 +452,14 @@ def await_pubcomp(
             group.note_given(entry.partition, entry.offset)
             note_group_progress(state, group)
     entry.group = None
+    # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
+    promise = _pubrel_promise(state, connection, session, packet_id, entry)
     if session.expiry_s > 0:
         note_progress(state, session)
         session.note_change(packet_id, entry)
-        log_changes(state, session)
-    # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
-    hold_pubrel(state, connection, session, packet_id, entry)
+        log_changes(state, session, promise)
+    else:
+        state.promise(promise)
 
 
 def send_unsent(state: NodeState, session: Session) -> None:

@@ -4,13 +4,17 @@ import json
 from collections.abc import Collection
 from typing import Final
 
-from holdfast.broker.delivery.delivery import append_state, drop_aside, note_group_progress
+from holdfast.broker.delivery.delivery import drop_aside
 from holdfast.broker.delivery.log_replay import feed_group
 from holdfast.broker.delivery.retained import continue_scans, start_scan
+from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import (
+    append_state,
     changed_positions,
     group_positions,
     is_durable_group,
+    note_group_progress,
+    publish_state,
 )
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import (
@@ -21,7 +25,7 @@ from holdfast.broker.session.session import (
     new_subscription,
 )
 from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import Group, Held, NodeState
+from holdfast.broker.state import Group, NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import ProtocolViolation
@@ -38,7 +42,7 @@ from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_share
 from holdfast.storage import record as log_record
 
 
-class SubscribePromise(Held):
+class SubscribePromise(Promise):
     """The promise of a SUBSCRIBE: once it is in the log, its subscriptions enter the routing."""
 
     def __init__(
@@ -54,11 +58,11 @@ class SubscribePromise(Held):
         self.packet = packet
         self.accepted = accepted
         self.codes = codes
-        # In NodeState.held_bytes while it waits.
+        # In NodeState.promise_bytes while it waits.
         self.size_bytes = 0
 
     def release(self, state: NodeState) -> None:
-        state.held_bytes -= self.size_bytes
+        state.promise_bytes -= self.size_bytes
         session = self.session
         connection = self.connection
         assert connection is not None
@@ -84,14 +88,14 @@ class SubscribePromise(Held):
             handling = subscription.retain_handling
             if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
-        held = SubackPromise(connection, session, self.packet, self.accepted, self.codes, scans)
+        suback = SubackPromise(connection, session, self.packet, self.accepted, self.codes, scans)
         if state.cluster is not None:
-            state.cluster.hold_for_interest(held)
+            state.cluster.promise_interest(suback)
         else:
-            held.release(state)
+            suback.release(state)
 
 
-class SubackPromise(Held):
+class SubackPromise(Promise):
     """The promise of a SUBACK for routed subscriptions. `scans` get retained messages."""
 
     def __init__(
@@ -199,26 +203,19 @@ def handle_subscribe(
                 "error": invalid[0],
             },
         )
-    if accepted and session.is_durable():
-        append_state(
-            state,
-            log_record.SESSION,
-            session.key,
-            _subscribe_record(state, session, accepted),
-            session.epoch,
-        )
-        for subscription in accepted:
-            # In a cluster the group's coordinator logs the group's positions.
-            if is_shared(subscription.filter) and state.cluster is None:
-                _record_group(state, subscription.filter)
-    held = SubscribePromise(connection, session, packet, accepted, codes)
-    if accepted and session.is_durable():
-        held.size_bytes = _size_of([each.filter for each in accepted])
-        state.held_bytes += held.size_bytes
-        state.hold(held)
-    else:
+    promise = SubscribePromise(connection, session, packet, accepted, codes)
+    if not accepted or not session.is_durable():
         # It appends no record, so it does not wait for a disk that may be full.
-        held.release(state)
+        promise.release(state)
+        return
+    for subscription in accepted:
+        # In a cluster the group's coordinator logs the group's positions.
+        if is_shared(subscription.filter) and state.cluster is None:
+            _record_group(state, subscription.filter)
+    promise.size_bytes = _size_of([each.filter for each in accepted])
+    state.promise_bytes += promise.size_bytes
+    payload = _subscribe_record(state, session, accepted)
+    publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)
 
 
 FILTER_BYTES: Final = 700
@@ -449,18 +446,18 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
         group.fall_behind(state.delivered)
 
 
-class UnsubscribePromise(Held):
+class UnsubscribePromise(Promise):
     """The promise of an UNSUBACK: once it is in the log, the subscriptions leave the routing."""
 
     def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         super().__init__(connection)
         self.session = session
         self.packet = packet
-        # In NodeState.held_bytes while it waits.
+        # In NodeState.promise_bytes while it waits.
         self.size_bytes = 0
 
     def release(self, state: NodeState) -> None:
-        state.held_bytes -= self.size_bytes
+        state.promise_bytes -= self.size_bytes
         codes: list[int] = []
         session = self.session
         left: dict[object, None] = {}
@@ -483,13 +480,12 @@ def handle_unsubscribe(
     state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
 ) -> None:
     """Log an UNSUBSCRIBE; UnsubscribePromise does the rest."""
-    if session.is_durable():
-        fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
-        payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
-        held = UnsubscribePromise(connection, session, packet)
-        held.size_bytes = _size_of(packet.filters)
-        state.held_bytes += held.size_bytes
-        state.hold(held)
-    else:
-        UnsubscribePromise(connection, session, packet).release(state)
+    promise = UnsubscribePromise(connection, session, packet)
+    if not session.is_durable():
+        promise.release(state)
+        return
+    promise.size_bytes = _size_of(packet.filters)
+    state.promise_bytes += promise.size_bytes
+    fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
+    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)

@@ -5,12 +5,13 @@ from typing import Final
 
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.connection import CLOSED, Connection
 from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import FEDERATION, Session
-from holdfast.broker.state import Held, NodeState, Route
+from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack, encode_within
 from holdfast.protocol.mqtt.packets import PUBACK, PUBREC, Ack, Properties
@@ -27,24 +28,51 @@ def acknowledgement(qos: int) -> int:
     return PUBACK if qos == 1 else PUBREC
 
 
-class PublishPromise(Held):
-    """The promise for a message whose record is appended here and not committed yet.
+class PublishPromise(Promise):
+    """The promise of PUBACK or PUBREC for a message that is appended and not committed yet.
 
-    On release it updates the retained message, delivers, and acknowledges. So a publisher that has
-    its acknowledgement knows that the record is committed.
+    A single node passes `route`. On release it then updates the retained message and delivers
+    before it acknowledges, so a publisher with its acknowledgement knows that the record is
+    committed. In a cluster that happens when the record is applied.
     """
 
     def __init__(
-        self, record: Record, route: Route, connection: Connection | None, packet_id: int
+        self,
+        record: Record,
+        route: Route | None,
+        connection: Connection | None,
+        packet_id: int,
+        is_repeated: bool,
     ) -> None:
+        """`is_repeated`: a QoS 2 message that was sent before, perhaps to another node."""
         super().__init__(connection)
         self.record = record
         self.route = route
         self.packet_id = packet_id
+        self.is_repeated = is_repeated
 
     def release(self, state: NodeState) -> None:
+        connection = self.connection
+        reason = reasons.SUCCESS
+        if self.route is not None:
+            receivers = self._complete(state, self.route)
+            if connection is None:
+                return
+            if receivers == 0 and connection.version >= 5:
+                reason = reasons.NO_MATCHING_SUBSCRIBERS
+        assert connection is not None
+        packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
+        if packet_type == PUBACK:
+            # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+            connection.unacknowledged -= 1
+        if connection.state != CLOSED:
+            connection.send(
+                encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
+            )
+
+    def _complete(self, state: NodeState, route: Route) -> int:
+        """Retain and deliver the message. Returns the number of receivers."""
         record = self.record
-        route = self.route
         # The receivers are those at the commit. Subscriptions may have changed since the append.
         if route.version != state.route_version:
             route = find_route(state, record.topic)
@@ -56,79 +84,37 @@ class PublishPromise(Held):
                 set_retained(state, route.topic, message)
             receivers = deliver(state, route, message)
         state.delivered[record.partition] = record.offset + 1
-        connection = self.connection
-        if connection is not None and connection.state != CLOSED:
-            reason = reasons.SUCCESS
-            if receivers == 0 and connection.version >= 5:
-                reason = reasons.NO_MATCHING_SUBSCRIBERS
-            packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
-            if packet_type == PUBACK:
-                # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
-                connection.unacknowledged -= 1
-            connection.send(
-                encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
-            )
-
-
-class AckPromise(Held):
-    """The promise of PUBACK or PUBREC for a message whose record went to its partition's leader.
-
-    It only acknowledges. The node delivers and retains the message when the record comes back
-    committed.
-    """
-
-    def __init__(
-        self, connection: Connection, record: Record, packet_id: int, is_repeated: bool
-    ) -> None:
-        """`is_repeated`: a QoS 2 message that was sent before, perhaps to another node."""
-        super().__init__(connection)
-        self.record = record
-        self.packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
-        self.packet_id = packet_id
-        self.is_repeated = is_repeated
-
-    def release(self, state: NodeState) -> None:
-        self._answer(state, reasons.SUCCESS, "")
+        return receivers
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
         connection = self.connection
         assert connection is not None
         session = connection.session
-        if (
-            self.packet_type == PUBREC
-            and isinstance(session, Session)
-            and session.inbound is not None
-        ):
+        packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
+        if packet_type == PUBREC and isinstance(session, Session) and session.inbound is not None:
             session.inbound.pop(self.packet_id, None)
         state.stats.refused_unavailable += 1
         if reason == reasons.QUOTA_EXCEEDED:
             note_refused(state, connection, self.record)
-        self._answer(state, reason, text)
-
-    def _answer(self, state: NodeState, reason: int, text: str) -> None:
-        connection = self.connection
-        assert connection is not None
-        if self.packet_type == PUBACK or reason >= 0x80:
-            # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
-            connection.unacknowledged -= 1
+        connection.unacknowledged -= 1
         if connection.state == CLOSED:
             return
         is_kept = connection.version < 5 or self.is_repeated
-        if reason not in reasons.ALLOWED[self.packet_type]:
+        if reason not in reasons.ALLOWED[packet_type]:
             # Another node has the session. This client has moved there and gets no reply here.
             is_kept = True
-        if is_kept and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
+        if is_kept and reason != reasons.NOT_AUTHORIZED:
             # MQTT 3 has no negative acknowledgement: the client keeps a message without reply. It
             # must keep it if an earlier copy may still be stored: refused, it would be sent as a
             # new one.
             connection.close(state.dirty)
             return
         connection.send(
-            encode_refusal(connection, self.packet_type, self.packet_id, reason, text), state.dirty
+            encode_refusal(connection, packet_type, self.packet_id, reason, text), state.dirty
         )
 
 
-class RetainedPromise(Held):
+class RetainedPromise(Promise):
     """The promise of a retained update without a publication."""
 
     def __init__(self, message: Message, topic: str) -> None:
@@ -141,7 +127,7 @@ class RetainedPromise(Held):
             set_retained(state, self.topic, self.message)
 
 
-class ReplyPromise(Held):
+class ReplyPromise(Promise):
     """The promise of bytes for a client, kept behind the earlier promises to it."""
 
     def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
@@ -234,8 +220,9 @@ def _has_room(state: NodeState, topic: str, size_bytes: int) -> bool:
     return after - retained_size(before) <= config.retained_bytes_max
 
 
-def retain_at_once(state: NodeState, topic: str, partition: int, message: Message) -> None:
-    """Apply the retained update of a QoS 0 message in one step with its delivery.
+def retain_at_once(state: NodeState, route: Route, message: Message, record: Record | None) -> None:
+    """Apply the retained update of a QoS 0 message in one step with its delivery. `record` is
+    appended with it; None on a full disk.
 
     Invariant: in one run of the broker the retained message is never older than the delivered one.
     Smallest counter-example of an update that waits for the log: a subscriber gets the message,
@@ -244,17 +231,21 @@ def retain_at_once(state: NodeState, topic: str, partition: int, message: Messag
 
     The delivery does not wait for the log, as QoS 0 never does. So a crash within that write group
     loses the message like any other of QoS 0, and the topic has its earlier retained message again.
-    On a full disk no record is appended, and the update lasts until the next start.
+    Without a record the update lasts until the next start.
     """
-    set_retained(state, topic, message)
-    offset = message.offset
-    if offset < 0:
-        offset = state.journal.next_offset[partition]
-    state.retained_ahead[topic] = offset
-    state.hold(RetainedAheadPromise(topic, offset))
+    offset = state.journal.next_offset[route.partition]
+    if record is not None:
+        message.offset = offset
+    set_retained(state, route.topic, message)
+    state.retained_ahead[route.topic] = offset
+    promise = RetainedAheadPromise(route.topic, offset)
+    if record is None:
+        state.promise(promise)
+    else:
+        state.publish(record, promise)
 
 
-class RetainedAheadPromise(Held):
+class RetainedAheadPromise(Promise):
     """The end of a retained update's lead over the log: its record is committed."""
 
     def __init__(self, topic: str, offset: int) -> None:

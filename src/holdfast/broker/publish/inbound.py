@@ -6,7 +6,6 @@ is committed.
 
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.publish.completion import (
-    AckPromise,
     PublishPromise,
     RefusalPromise,
     ReplyPromise,
@@ -29,7 +28,7 @@ from holdfast.broker.routing import find_route, look_up, resolved
 from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import ClusterPort, NodeState, Route
+from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
@@ -87,14 +86,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state.stats.publish_qos1_received += 1
         if publish.properties and _is_answered(state, connection, session, publish, record):
             return
-    if state.cluster is not None:
-        _publish_to_cluster(state, state.cluster, connection, session, publish, record)
-    elif state.disk_full:
-        state.stats.refused_disk_full += 1
-        text = "the broker's disk is full"
-        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
-    else:
-        _publish_here(state, connection, session, publish, record, route)
+    _store(state, connection, session, publish, record, route)
 
 
 def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
@@ -129,7 +121,7 @@ def _is_repeated(
     state.stats.duplicates_received += 1
     connection.unacknowledged -= 1
     reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
-    state.hold_reply(ReplyPromise(connection, reply, False))
+    state.promise(ReplyPromise(connection, reply, False))
     return True
 
 
@@ -166,7 +158,7 @@ def _is_answered(
     return False
 
 
-def _publish_here(
+def _store(
     state: NodeState,
     connection: Connection,
     session: Session,
@@ -174,41 +166,33 @@ def _publish_here(
     record: Record,
     route: Route,
 ) -> None:
-    if publish.qos == 2:
-        _note_inbound(session, publish.packet_id, record.partition)
-    state.appended += 1
-    state.journal.append(record)
-    state.hold(PublishPromise(record, route, connection, publish.packet_id))
-
-
-def _publish_to_cluster(
-    state: NodeState,
-    cluster: ClusterPort,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    record: Record,
-) -> None:
-    """Send the record to its leader. Delivery and the retained update follow when it comes back
-    committed."""
-    reason = cluster.refusal(record.partition)
-    text = "this node reaches no majority of the cluster"
-    if connection.refusals_due:
-        # An earlier message was refused and may be sent again. Storing this one first would change
-        # the order.
-        reason = reasons.QUOTA_EXCEEDED
-        text = "an earlier message was refused: send that first"
-    if reason:
-        state.stats.refused_unavailable += 1
-        note_refused(state, connection, record)
-        _refuse(state, connection, session, publish, reason, text)
+    """Append the record and promise its acknowledgement, or refuse the message. A cluster sends the
+    record to its leader. Delivery and the retained update follow when it comes back committed."""
+    text = ""
+    if state.cluster is None:
+        if state.disk_full:
+            state.stats.refused_disk_full += 1
+            text = "the broker's disk is full"
+    else:
+        if connection.refusals_due:
+            # An earlier message was refused and may be sent again. Storing this one first would
+            # change the order.
+            text = "an earlier message was refused: send that first"
+        elif state.cluster.refusal(record.partition):
+            text = "this node reaches no majority of the cluster"
+        if text:
+            state.stats.refused_unavailable += 1
+            note_refused(state, connection, record)
+    if text:
+        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
         return
     is_repeated = False
     if publish.qos == 2:
         _note_inbound(session, publish.packet_id, record.partition)
         is_repeated = publish.dup
-    state.append(record)
-    cluster.hold(AckPromise(connection, record, publish.packet_id, is_repeated))
+    here = route if state.cluster is None else None
+    promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
+    state.publish(record, promise)
 
 
 def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
@@ -240,27 +224,27 @@ def _publish_qos0(
         if not state.disk_full:
             log_qos0(state, message, route)
         elif publish.retain and state.cluster is None:
-            retain_at_once(state, route.topic, route.partition, message)
+            retain_at_once(state, route, message, None)
 
 
 def log_qos0(state: NodeState, message: Message, route: Route) -> None:
     """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
     retained update."""
     message.partition = route.partition
-    message.offset = state.append(
-        Record(
-            route.partition,
-            log_record.MESSAGE if route.logged else log_record.RETAINED,
-            flags=log_record.FLAG_RETAIN if message.retain else 0,
-            timestamp_us=message.timestamp_us,
-            topic=message.topic,
-            client_id=message.publisher,
-            properties=message.properties,
-            payload=message.payload,
-        )
+    record = Record(
+        route.partition,
+        log_record.MESSAGE if route.logged else log_record.RETAINED,
+        flags=log_record.FLAG_RETAIN if message.retain else 0,
+        timestamp_us=message.timestamp_us,
+        topic=message.topic,
+        client_id=message.publisher,
+        properties=message.properties,
+        payload=message.payload,
     )
     if message.retain and state.cluster is None:
-        retain_at_once(state, route.topic, route.partition, message)
+        retain_at_once(state, route, message, record)
+    else:
+        message.offset = state.append(record)
 
 
 def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
@@ -315,7 +299,7 @@ def _refuse(
         return
     is_repeated = state.cluster is not None and publish.qos == 2 and publish.dup
     if is_repeated and reason == reasons.QUOTA_EXCEEDED:
-        # See AckPromise.
+        # See PublishPromise.
         raise ProtocolViolation(reason, f"the message could not be stored: {text}")
     if connection.version < 5:
         if reason != reasons.NOT_AUTHORIZED:
@@ -326,9 +310,9 @@ def _refuse(
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
     if counted:
-        state.hold_reply(RefusalPromise(connection, reply))
+        state.promise(RefusalPromise(connection, reply))
     else:
-        state.hold_reply(ReplyPromise(connection, reply, False))
+        state.promise(ReplyPromise(connection, reply, False))
 
 
 def _answer_sequenced(
@@ -348,7 +332,7 @@ def _answer_sequenced(
         # The PUBREL of the message is still to come.
         _note_inbound(session, publish.packet_id, partition)
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
-    state.hold_reply(ReplyPromise(connection, reply, not is_open))
+    state.promise(ReplyPromise(connection, reply, not is_open))
 
 
 def handle_pubrel(
@@ -361,29 +345,22 @@ def handle_pubrel(
     if inbound is not None:
         partition = inbound.pop(packet_id, -1)
     reason = reasons.SUCCESS
-    is_appended = False
-    if partition < 0:
-        if connection.version >= 5:
-            reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
-    elif session.expiry_s > 0:
-        state.append(
-            Record(
-                partition,
-                log_record.RELEASE,
-                timestamp_us=state.wall_us,
-                client_id=session.key,
-                producer_epoch=session.epoch,
-                sequence=packet_id,
-            )
-        )
-        is_appended = True
-    held = ReplyPromise(
-        connection, encode_ack(PUBCOMP, packet_id, reason, connection.version), partition >= 0
+    if partition < 0 and connection.version >= 5:
+        reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
+    reply = encode_ack(PUBCOMP, packet_id, reason, connection.version)
+    promise = ReplyPromise(connection, reply, partition >= 0)
+    if partition < 0 or session.expiry_s == 0:
+        state.promise(promise)
+        return
+    record = Record(
+        partition,
+        log_record.RELEASE,
+        timestamp_us=state.wall_us,
+        client_id=session.key,
+        producer_epoch=session.epoch,
+        sequence=packet_id,
     )
-    if is_appended:
-        state.hold(held)
-    else:
-        state.hold_reply(held)
+    state.publish(record, promise)
 
 
 def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:

@@ -4,11 +4,13 @@ import base64
 import json
 from typing import Final
 
-from holdfast.broker.delivery.delivery import append_state, arm_progress, log_cursor
-from holdfast.broker.session.session import SENT, Session, Will
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.promise import Promise
+from holdfast.broker.session.session import SENT, Inflight, Session, Will
+from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
+from holdfast.broker.state import PROGRESS, Group, NodeState
 from holdfast.storage import record as log_record
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
 
 
 def will_fields(will: Will) -> dict[str, object]:
@@ -172,3 +174,121 @@ def _forget_passed(session: Session, positions: list[int]) -> None:
     if session.positions is None and not session.outbox:
         session.replaying = False
         session.done = None
+
+
+def note_progress(state: NodeState, session: Session) -> None:
+    """Log the cursor of a durable session, which has moved, within `progress_interval_s`."""
+    if not session.progress_due:
+        session.progress_due = True
+        state.sessions_in_progress.append(session)
+        arm_progress(state, state.config.progress_interval_s)
+
+
+def note_group_progress(state: NodeState, group: Group) -> None:
+    """Log the cursor of a group, which has moved. In a cluster its coordinator does that."""
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
+    elif not group.progress_due:
+        group.progress_due = True
+        state.groups_in_progress.append(group)
+        arm_progress(state, state.config.progress_interval_s)
+
+
+def arm_progress(state: NodeState, wait_s: float) -> None:
+    """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
+    if not state.progress_armed:
+        state.progress_armed = True
+        state.arm(state.now + wait_s, PROGRESS, None)
+
+
+def log_changes(state: NodeState, session: Session, promise: Promise) -> None:
+    """Log the packet ids that came into use or changed their state, with a promise.
+
+    It logs all of them: a later QoS 2 id that is in the log before an earlier QoS 1 id would be
+    sent again first. It does not log freed ids. Those go with the positions that have passed their
+    offsets, or after a crash in between the offsets would be read again.
+    """
+    changes = session.changes or {}
+    used: dict[int, Inflight | None] = {}
+    freed: dict[int, Inflight | None] = {}
+    for packet_id, entry in changes.items():
+        if entry is None:
+            freed[packet_id] = None
+        else:
+            used[packet_id] = entry
+    session.changes = used
+    log_cursor(state, session, [], promise)
+    session.changes = freed or None
+
+
+def log_cursor(
+    state: NodeState,
+    session: Session,
+    positions: list[tuple[int, int]],
+    promise: Promise | None = None,
+) -> None:
+    """Append the session's changes and these positions, in one CURSOR record or several. They are
+    in one partition, so a promise waits for the last one."""
+    changes = session.changes
+    done = session.done_changes
+    session.changes = None
+    session.done_changes = None
+    if changes is None:
+        changes = {}
+    if not positions and not changes and not done:
+        if promise is not None:
+            state.promise(promise)
+        return
+    for entry in changes.values():
+        if entry is not None:
+            entry.logged = True
+    if done is None:
+        done = []
+    if len(changes) + len(done) > ENTRIES_MAX:
+        # The positions come last. A crash before them sends a message twice. If they came first, a
+        # crash behind them, before the ids of what they have passed, would lose it.
+        _append_cursor(state, session, [], changes, [], None)
+        changes = {}
+        while len(done) > ENTRIES_MAX:
+            _append_cursor(state, session, [], changes, done[:ENTRIES_MAX], None)
+            done = done[ENTRIES_MAX:]
+    _append_cursor(state, session, positions, changes, done, promise)
+
+
+def _append_cursor(
+    state: NodeState,
+    session: Session,
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+    done: list[tuple[int, int]],
+    promise: Promise | None,
+) -> None:
+    payload = encode_cursor(positions, changes, done)
+    if promise is None:
+        append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
+    else:
+        publish_state(state, log_record.CURSOR, session.key, payload, session.epoch, promise)
+
+
+def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
+    """Append a record of derived state, in the home partition of `key` (client id or group key).
+    `epoch` is the session's: readers ignore a record with a lower one than the newest."""
+    state.append(_state_record(state, kind, key, payload, epoch))
+
+
+def publish_state(
+    state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int, promise: Promise
+) -> None:
+    """`append_state` with a promise."""
+    state.publish(_state_record(state, kind, key, payload, epoch), promise)
+
+
+def _state_record(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int) -> Record:
+    return Record(
+        partition_of(key, state.config.partitions),
+        kind,
+        timestamp_us=state.wall_us,
+        client_id=key,
+        sequence=epoch,
+        payload=payload,
+    )

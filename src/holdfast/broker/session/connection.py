@@ -129,10 +129,8 @@ class Connection:
         # broker.rights.Rights; None: everything is allowed.
         self.rights: object | None = None
         self.clean_disconnect = False
-        # In a cluster: the promises not kept yet, in order (cluster.publish.promises).
-        self.promises: Any = None
-        # Refusals among them. A message that arrives before its client has received the refusal of
-        # an earlier one is refused too, or the order would change.
+        # Refusals that wait behind earlier promises. A message that arrives before its client has
+        # received the refusal of an earlier one is refused too, or the order would change.
         self.refusals_due = 0
         # broker.publish.producer_dedup.Sequencer, from the first producer sequence on.
         self.sequencer: object | None = None

@@ -194,7 +194,7 @@ class Session(Cursor):
         # After a crash: per partition, the offset below which messages may have been sent before.
         self.maybe_sent: list[int] | None = None
         # Outbound PUBLISH packets that wait for the log; later ones wait behind them.
-        self.held_sends = 0
+        self.promised_sends = 0
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         self.will: Will | None = None

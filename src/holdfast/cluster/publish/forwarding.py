@@ -21,11 +21,12 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import SESSION_OPENED
-from holdfast.broker.state import Held, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD, BadFrame
-from holdfast.cluster.publish.promises import Promise, enqueue, settled
+from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.topics.names import SHARE_PREFIX
 from holdfast.storage import record as log_record
@@ -152,6 +153,7 @@ class RecordForwarder:
         self._state = state
         self._fabric = fabric
         self._appender = appender
+        self.promises = PromiseQueues(state)
         self._ticket = 0
         self._number = 0
         self.pending: dict[int, PendingRecord] = {}
@@ -170,8 +172,6 @@ class RecordForwarder:
         # Per partition and client id, for the same reason: messages up to this number are not sent
         # again.
         self._refused: list[dict[bytes, int]] = [{} for _ in range(fabric.journal.partitions)]
-        # Records appended since the last promise. The next promise waits for them.
-        self._recent: list[PendingRecord] = []
         # The batches that leave at the end of the turn: leader, attempt and records of one
         # partition. `_open`: per partition the last batch, if more records can be added to it.
         self._outbound: list[tuple[str, int, BatchBuilder]] = []
@@ -198,7 +198,7 @@ class RecordForwarder:
         """
         self._ticket = ticket
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record) -> PendingRecord:
         """Queues a record, and sends it if its leader is known."""
         ticket = self._ticket + 1
         if ticket > TICKET_MAX:
@@ -211,33 +211,20 @@ class RecordForwarder:
         self.pending[ticket] = pending
         self.pending_bytes += pending.size_bytes
         self._queues[partition][ticket] = pending
-        if pending.is_promised():
-            self._recent.append(pending)
         if self._targets[partition]:
             self._dispatch(pending)
+        return pending
 
-    def hold(self, held: Held, others: int = 0) -> Promise:
-        """Returns a promise for everything appended since the last call.
-
-        `others`: the number of further conditions, each resolved by `settled`.
-        """
-        promise = Promise(held)
-        promise.waiting = others
-        for pending in self._recent:
-            # This node may lead the partition and have refused the record already.
-            if pending.done:
-                promise.refuse(pending.reason, pending.text)
-            else:
-                pending.promise = promise
-                promise.waiting += 1
-        self._recent = []
-        enqueue(self._state, promise)
-        return promise
-
-    def forget_recent(self) -> None:
-        """Excludes records that were appended without a promise from the next one."""
-        if self._recent:
-            self._recent = []
+    def publish(self, record: Record, promise: Promise) -> None:
+        """Appends a record. The promise waits for it, and for its other conditions."""
+        pending = self.append(record)
+        # This node may lead the partition and have refused the record already.
+        if pending.done:
+            self.promises.refuse(promise, pending.reason, pending.text)
+        else:
+            pending.promise = promise
+            promise.waiting += 1
+        self.promises.add(promise)
 
     def _dispatch(self, pending: PendingRecord) -> None:
         partition = pending.partition
@@ -260,7 +247,6 @@ class RecordForwarder:
 
     def flush(self) -> None:
         """Sends one frame to each leader, at the end of a turn."""
-        self.forget_recent()
         self._send()
 
     def _send(self) -> None:
@@ -320,7 +306,7 @@ class RecordForwarder:
         pending.reason = reason
         pending.text = text
         if pending.promise is not None:
-            pending.promise.refuse(reason, text)
+            self.promises.refuse(pending.promise, reason, text)
         if pending.afterwards is not None:
             self._pass_down(pending, pending.afterwards)
             pending.afterwards = None
@@ -373,7 +359,7 @@ class RecordForwarder:
             for do in pending.afterwards:
                 do()
         if pending.promise is not None:
-            settled(self._state, pending.promise)
+            self.promises.settle(pending.promise)
 
     def stop(self, partition: int) -> None:
         """Stops sending to a partition because its leader, or the link to it, is lost.

@@ -1,79 +1,70 @@
 """The promises to clients, resolved in order per connection.
 
-A promise waits for its records, and for the earlier promises of the same connection. MQTT requires
+A promise waits for its record, and for the earlier promises of the same connection. MQTT requires
 acknowledgements in the order of the PUBLISH packets (MQTT 5.0, section 4.6). Other connections do
 not wait: a partition without a leader delays only the clients that publish to it.
 """
 
 from collections import deque
 
-from holdfast.broker.state import Held, NodeState
+from holdfast.broker.promise import Promise
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.state import NodeState
 
 
-class Promise:
-    """An acknowledgement or delivery that waits for commits.
+class PromiseQueues:
+    """The promises that wait, in one queue for each connection.
 
-    `waiting`: the number of records it still waits for. `reason` from 0x80 on: it is refused, with
-    `text`.
+    Invariant: the first promise of a queue has `waiting` above 0. While it is resolved, the queue
+    may be empty, and the promise may add others.
     """
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
-        self.waiting = 0
-        self.reason = 0
-        self.text = ""
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._queues: dict[Connection, deque[Promise]] = {}
 
-    def refuse(self, reason: int, text: str) -> None:
+    def add(self, promise: Promise) -> None:
+        """Queues the promise behind those of its connection, or resolves it at once if nothing is
+        before it and it has no condition."""
+        connection = promise.connection
+        queue = None if connection is None else self._queues.get(connection)
+        if not queue and not promise.waiting:
+            self._resolve(promise)
+        elif queue is not None:
+            queue.append(promise)
+        elif connection is not None:
+            self._queues[connection] = deque((promise,))
+
+    def refuse(self, promise: Promise, reason: int, text: str) -> None:
         """Marks the promise as refused. With a reason below 0x80 it is released as if committed."""
-        connection = self.held.connection
-        if reason >= 0x80 > self.reason and connection is not None:
+        connection = promise.connection
+        if reason >= 0x80 > promise.reason and connection is not None:
             connection.refusals_due += 1
-        self.reason = reason
-        self.text = text
+        promise.reason = reason
+        promise.text = text
 
-    def keep(self, state: NodeState) -> None:
-        """Releases or refuses what was promised."""
-        if self.reason >= 0x80:
-            if self.held.connection is not None:
-                self.held.connection.refusals_due -= 1
-            self.held.refuse(state, self.reason, self.text)
-        else:
-            self.held.release(state)
-
-
-def enqueue(state: NodeState, promise: Promise) -> None:
-    """Queues the promise behind those of its connection, or resolves it at once if none is before
-    it."""
-    connection = promise.held.connection
-    if connection is None:
-        if not promise.waiting:
-            promise.keep(state)
-        return
-    queue: deque[Promise] | None = connection.promises
-    if queue is None:
-        if not promise.waiting:
-            promise.keep(state)
+    def settle(self, promise: Promise) -> None:
+        """Counts one condition of the promise as met, and resolves the promises of its connection
+        that are due."""
+        promise.waiting -= 1
+        if promise.waiting:
             return
-        queue = deque()
-        connection.promises = queue
-    elif not queue and not promise.waiting:
-        promise.keep(state)
-        return
-    queue.append(promise)
+        connection = promise.connection
+        if connection is None:
+            self._resolve(promise)
+            return
+        queue = self._queues.get(connection)
+        if queue is None or queue[0] is not promise:
+            return
+        while queue and not queue[0].waiting:
+            self._resolve(queue.popleft())
+        if not queue and self._queues.get(connection) is queue:
+            del self._queues[connection]
 
-
-def settled(state: NodeState, promise: Promise) -> None:
-    """Counts one condition of the promise as met, and resolves the promises of its connection that
-    are due."""
-    promise.waiting -= 1
-    if promise.waiting:
-        return
-    connection = promise.held.connection
-    if connection is None:
-        promise.keep(state)
-        return
-    queue: deque[Promise] | None = connection.promises
-    if queue is None or queue[0] is not promise:
-        return
-    while queue and not queue[0].waiting:
-        queue.popleft().keep(state)
+    def _resolve(self, promise: Promise) -> None:
+        if promise.reason >= 0x80:
+            if promise.connection is not None:
+                promise.connection.refusals_due -= 1
+            promise.refuse(self._state, promise.reason, promise.text)
+        else:
+            promise.release(self._state)

@@ -32,8 +32,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.broker.connections.close import log_close
-from holdfast.broker.delivery.delivery import append_state
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.state_records import publish_state, session_opened
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import SESSION_EXPIRY, NodeState
 from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
@@ -258,16 +257,16 @@ class SessionCoordinator:
         session.is_owned = bool(request.user)
         session.will = request.will
         request.is_opening = True
-        append_state(
+        present = image is not None and not request.clean_start
+        committed = partial(self._open_committed, request, epoch, present)
+        publish_state(
             self._state,
             log_record.SESSION,
             session.key,
             session_opened(session, request.clean_start, request.node, request.number),
             epoch,
+            OpenedPromise(committed, partial(self.done, request)),
         )
-        present = image is not None and not request.clean_start
-        committed = partial(self._open_committed, request, epoch, present)
-        self._state.hold(OpenedPromise(committed, partial(self.done, request)))
 
     def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
         """Replies to the request now that its `open` record is committed."""

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.connections.connect import AcceptedConnect
+from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import will_from
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.state import decode_cursor
-from holdfast.broker.state import Held, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
 
@@ -84,7 +85,7 @@ class SessionRequest:
         return self.expiry_s > 0 or self.will is not None
 
 
-class OpenedPromise(Held):
+class OpenedPromise(Promise):
     """The promise of a SESSION_OPENED that waits for the commit of its `open` record."""
 
     def __init__(self, committed: Callable[[], None], refused: Callable[[], None]) -> None:

@@ -18,8 +18,7 @@ coordinator may have assigned records to that node.
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.broker.delivery.delivery import append_state
-from holdfast.broker.recovery.state_records import changed_positions
+from holdfast.broker.recovery.state_records import append_state, changed_positions
 from holdfast.broker.rights import may_read_later
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.state import encode_cursor

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.delivery.delivery import can_send, note_blocked, note_room, pump_group
+from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import CLOSED, OPEN
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session
@@ -22,7 +23,6 @@ from holdfast.broker.state import Group, NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.promises import Promise, settled
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign, NodeCapacity, Place, Tell
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
@@ -47,11 +47,9 @@ ASK_AGAIN_S: Final = 0.1
 the metadata later than this node."""
 
 
-class FinishPromise:
-    """A promise that waits until the log has the record as finished by its group.
-
-    The group has given the record to the session.
-    """
+class FinishWait:
+    """A promise that waits until `group` has finished, by the log, with the record that it gave to
+    `session`."""
 
     def __init__(self, group: Group, session: Session, place: Place, promise: Promise) -> None:
         self.group = group
@@ -118,7 +116,7 @@ class NodeAgent:
         self._touched: dict[NodeAssignments, None] = {}
         # The groups with something for `tidy`.
         self._untidy: dict[NodeAssignments, None] = {}
-        self._waiting: list[FinishPromise] = []
+        self._waiting: list[FinishWait] = []
         # QoS 2 records that sessions may have kept: client id and time, oldest first.
         self._kept: dict[tuple[NodeAssignments, Place], tuple[str, float]] = {}
         # The version of the group positions at the last check of `_waiting`.
@@ -193,15 +191,17 @@ class NodeAgent:
                 found.append(group)
         return found
 
-    def wait(self, group: Group, session: Session, entry: Inflight, promise: Promise) -> None:
-        """Makes the promise wait until the log has the record as finished by the group, or the
+    def wait(self, session: Session, entry: Inflight, promise: Promise) -> None:
+        """Makes the promise wait until the log has the record as finished by its group, or the
         group ends.
 
         Without a coordinator the packet id is all that shows the next one which session has the
         record.
         """
-        place = (entry.partition, entry.offset)
-        self._waiting.append(FinishPromise(group, session, place, promise))
+        for group in self.unfinished(session, entry):
+            promise.waiting += 1
+            place = (entry.partition, entry.offset)
+            self._waiting.append(FinishWait(group, session, place, promise))
 
     def _settle_waiting(self) -> None:
         groups = self._images.groups
@@ -211,14 +211,14 @@ class NodeAgent:
         self._waiting = []
         for each in waiting:
             if each.group.key in dropped or self._is_over(each):
-                settled(self._state, each.promise)
+                self._forwarding.promises.settle(each.promise)
             else:
                 self._waiting.append(each)
 
-    def _is_over(self, waiting: FinishPromise) -> bool:
+    def _is_over(self, waiting: FinishWait) -> bool:
         groups = self._images.groups
         key = waiting.group.key
-        connection = waiting.promise.held.connection
+        connection = waiting.promise.connection
         if connection is None or connection.state == CLOSED:
             return True
         if groups.is_finished(key, *waiting.place) or groups.is_full(key):

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.publish.completion import AckPromise
+from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
@@ -25,7 +25,7 @@ def test_a_reason_that_no_acknowledgement_may_have_ends_the_connection(
     connection.state = OPEN
     connection.unacknowledged = 1
     record = Record(0, MESSAGE, flags=2 | FLAG_PACKET_ID, topic=b"t", client_id=b"c", sequence=7)
-    AckPromise(connection, record, 7, False).refuse(state, reason, "not taken")
+    PublishPromise(record, None, connection, 7, False).refuse(state, reason, "not taken")
     assert [packet[0] >> 4 for packet in connection.out] == ([PUBREC] if is_told else [])
     assert connection.closing != is_told
     assert connection.unacknowledged == 0
