@@ -85,7 +85,7 @@ class Serving:
                 )
             )
             self.published.append((partition, offset, payload))
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         assert group is not None
         return group
 
@@ -99,7 +99,7 @@ class Serving:
         """Retention, with the snapshot that it needs."""
         first = self.journal.segments[count]
         encoder = SnapshotEncoder(first.sequence, first.start_offsets(), TIME_US)
-        self.directory.write_whole(f"snapshots/{first.sequence:020d}.snap", encoder.finish())
+        self.directory.replace_file(f"snapshots/{first.sequence:020d}.snap", encoder.finish())
         removed = self.journal.remove_oldest(count)
         self.directory.write_start(first.sequence, first.start_offsets())
         for segment in removed:

@@ -102,7 +102,7 @@ def check_opened(disk: SimDisk) -> ReplicaBench:
     check_bookkeeping(bench, models)
     check_reading(bench, models, bench.journal.next_offset)
     assert not bench.opened.damage
-    assert not bench.opened.unsure
+    assert not bench.opened.damaged
     return bench
 
 
@@ -255,7 +255,7 @@ def check_flips(disk: SimDisk, name: str, models: list[PartitionModel]) -> None:
 
 def check_trusted(bench: ReplicaBench, models: list[PartitionModel]) -> None:
     journal = bench.journal
-    unsure = bench.opened.unsure
+    unsure = bench.opened.damaged
     for partition, model in enumerate(models):
         end = min(unsure.get(partition, model.end), journal.next_offset[partition])
         if bench.opened.damage and partition not in unsure:

@@ -63,7 +63,7 @@ class Site:
                     b"\xff" * size if payload is None else payload,
                 )
             )
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         assert group is not None
         return group
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.effects import Effect
-from holdfast.broker.recovery.retention_pins import holds_of
+from holdfast.broker.recovery.retention_pins import pins_of
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.raft.node import Write
 from holdfast.server.disk.journal_writer import SPACE_POLL_S, DiskFullError, GroupWriter
@@ -108,7 +108,7 @@ class ProcessDisk:
     def write_journal(self) -> None:
         if self.group is not None:
             return
-        group = self._journal.take()
+        group = self._journal.close_write_group()
         if group is None:
             return
         self.group = group
@@ -225,7 +225,7 @@ class ProcessDisk:
         transfer = self._member.transfer
         covered = transfer.begin_save()
         known = self._storage.snapshots
-        settled = self._journal.settled_sequence(self._journal.high_watermark)
+        settled = self._journal.snapshot_sequence(self._journal.high_watermark)
         sequence = max(known[-1] if known else -1, settled)
         encoder = SnapshotEncoder(sequence, transfer.offsets(), self._state.wall_us)
         try:
@@ -274,7 +274,7 @@ class ProcessDisk:
             journal.start_offsets,
             RetentionPolicy(None, bytes_max, None),
             self._storage.snapshots[0],
-            holds_of(self._images.state, None),
+            pins_of(self._images.state, None),
             self._state.wall_us,
         )
         if decision.remove:

@@ -66,7 +66,7 @@ class LogBench:
 
     def write(self) -> WriteGroup | None:
         """Take, write, commit what was appended; the index of a sealed segment too."""
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         if group is None:
             return None
         self.writer.write(group)

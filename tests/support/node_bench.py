@@ -178,7 +178,7 @@ class NodeBench:
         self.run()
 
     def take(self) -> None:
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         if group is not None:
             self.in_flight.append(group)
 
@@ -389,5 +389,5 @@ def split(data: bytes) -> list[bytes]:
 
 def new_journal(partitions: int, next_offset: list[int], sequence: int) -> Journal:
     journal = Journal(partitions)
-    journal.begin_at(next_offset, sequence)
+    journal.continue_at(next_offset, sequence)
     return journal

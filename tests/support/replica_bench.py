@@ -131,7 +131,7 @@ class ReplicaBench:
     def write(self) -> bool:
         """Take a group and write it; `finish` reports it."""
         assert self.in_flight is None
-        group = self.in_flight = self.journal.take()
+        group = self.in_flight = self.journal.close_write_group()
         if group is not None:
             self.writer.write(group)
         return group is not None
@@ -356,7 +356,7 @@ class RandomReplica:
         offsets = list(journal.high_watermark)
         # As of a snapshot, which waits until what it has is durable.
         if journal.checkpoint().offsets == offsets:
-            self.snapshot = journal.settled_sequence(offsets), offsets
+            self.snapshot = journal.snapshot_sequence(offsets), offsets
 
     def checkpoint(self, _: int) -> None:
         self.bench.directory.write_watermarks(self.bench.journal.checkpoint())

@@ -265,7 +265,7 @@ class SimNode:
         assert self._node is not None
         assert self._writer is not None
         if self._in_flight is None:
-            group = self._node.state.journal.take()
+            group = self._node.state.journal.close_write_group()
             if group is not None:
                 self._in_flight = group
                 self._writer.submit(group)

@@ -39,7 +39,7 @@ def test_a_snapshot_lacks_nothing_that_was_appended_and_not_committed(tmp_path: 
     )
 
     async def drain_journal() -> None:
-        group = journal.take()
+        group = journal.close_write_group()
         assert group is not None
         writer = GroupWriter(storage.directory, durable=True, allocate_bytes=0)
         writer.write(group)

@@ -78,7 +78,7 @@ class Bench:
         return self.journal.next_offset[0]
 
     def commit(self) -> None:
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         assert group is not None
         self.journal.wrote(group)
         self.journal.commit(group)
@@ -116,7 +116,7 @@ def test_a_released_id_is_free(committed: bool) -> None:
 def test_a_new_leader_knows_what_is_not_committed() -> None:
     bench = Bench()
     bench.forward(("m", QOS_2, 9), ("n", NUMBERED, 3))
-    group = bench.journal.take()
+    group = bench.journal.close_write_group()
     assert group is not None
     again = group.built
     bench.admission.stop_leading(0)

@@ -95,7 +95,7 @@ class Bench:
 
     def appended(self) -> list[str]:
         """Since the last call."""
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         if group is None:
             return []
         self.state.delivered[:] = self.journal.next_offset

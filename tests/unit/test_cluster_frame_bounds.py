@@ -126,7 +126,7 @@ def test_replicate() -> None:
     journal.lead(0, 1)
     for size in (BATCH_BODY_BYTES_MAX - 200_000, 2 * BATCH_BODY_BYTES_MAX, 1):
         journal.append(record(bytes(size)))
-    group = journal.take()
+    group = journal.close_write_group()
     assert group is not None
     state = ReplicaState("n1", journal, ReplicationConfig())  # type: ignore[arg-type]
     peer = Peer(LEADER)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.recovery.retention_pins import holds_of
+from holdfast.broker.recovery.retention_pins import pins_of
 from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Session, Will
 from holdfast.broker.session.state import encode_cursor
@@ -173,7 +173,7 @@ def test_retention_keeps_what_a_session_without_a_cursor_has_to_get() -> None:
     bench.open(1)
     filters = [["f/#", 1, False, False, 0, 0]]
     bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-    (hold,) = holds_of(bench.images.state, None)
+    (hold,) = pins_of(bench.images.state, None)
     assert list(hold.positions) == [30, 20]
 
 

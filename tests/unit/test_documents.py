@@ -5,8 +5,8 @@ In backticks, and in diagrams for paths:
 
 - a path (`x/y.py`, `tests/...`, `docs/...`, a folder with `/` at its end) is relative to
   src/holdfast or to the repository;
-- a dotted name (`cluster.node.ClusterNode`, `Journal.take`, `commands.apply`) is a module, or ends
-  of one, with what is in it;
+- a dotted name (`cluster.node.ClusterNode`, `Journal.close_write_group`, `commands.apply`) is a
+  module, or ends of one, with what is in it;
 - a name in capital letters or camel case is a class or a constant;
 - any other word is the name of a package, module, function, constant or field.
 

@@ -76,7 +76,7 @@ class Bench:
         self.journal.append(
             Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=payload)
         )
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         assert group is not None
         return group
 
@@ -161,7 +161,7 @@ def test_nothing_of_a_refused_group_stays_in_the_file(disk: SimDisk) -> None:
     journal.append(
         Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=bytes(500))
     )
-    group = journal.take()
+    group = journal.close_write_group()
     assert group is not None
     for _ in range(2):
         with pytest.raises(DiskFullError):

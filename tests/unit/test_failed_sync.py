@@ -69,7 +69,7 @@ def test_a_replica_vouches_for_what_is_on_the_disk(survival: str) -> None:
         assert sum(vouched) == sum(bench.journal.next_offset)
         last = ReplicaBench(disk.after_crash(survival, seed), 2)
         assert last.journal.next_offset == vouched
-        assert not last.journal.unsure
+        assert not last.journal.damaged
 
 
 @pytest.mark.parametrize("survival", SURVIVALS)

@@ -139,7 +139,7 @@ def test_lock_excludes_within_one_process_too(directory: DataDirectory, tmp_path
 def test_segments_are_listed_oldest_first(directory: DataDirectory) -> None:
     for sequence in (10, 0, 200):
         directory.create_segment(sequence).close()
-    directory.write_whole("journal/notes.log", [b""])
+    directory.replace_file("journal/notes.log", [b""])
     assert directory.segments() == [0, 10, 200]
     with pytest.raises(FileExistsError):
         directory.create_segment(10)
@@ -196,12 +196,12 @@ def test_start(directory: DataDirectory, tmp_path: Path) -> None:
 
 
 def test_failed_replacement_leaves_the_old_file(directory: DataDirectory) -> None:
-    directory.write_whole("journal/x", [b"old"])
+    directory.replace_file("journal/x", [b"old"])
     file = TemporaryFile(directory.files, "journal/x")
     file.write([b"new"])
-    assert directory.read_whole("journal/x") == b"old"
+    assert directory.read_file("journal/x") == b"old"
     file.discard()
-    assert directory.read_whole("journal/x") == b"old"
+    assert directory.read_file("journal/x") == b"old"
     file = TemporaryFile(directory.files, "journal/x")
     file.write([b"newer"])
     del file
@@ -212,17 +212,17 @@ def test_failed_replacement_leaves_the_old_file(directory: DataDirectory) -> Non
     file = TemporaryFile(directory.files, "journal/x")
     file.write([b"new"])
     file.finish()
-    assert directory.read_whole("journal/x") == b"new"
+    assert directory.read_file("journal/x") == b"new"
 
 
 def test_quarantine_keeps_the_first_copy(directory: DataDirectory) -> None:
     name = directory.quarantine(3, 40, [b"bad"])
     assert directory.quarantine(3, 40, [b"other"]) == name
-    assert directory.read_whole(name) == b"bad"
+    assert directory.read_file(name) == b"bad"
 
 
 def test_snapshots(directory: DataDirectory) -> None:
-    directory.write_whole(f"snapshots/{5:020d}.snap", [b"s"])
+    directory.replace_file(f"snapshots/{5:020d}.snap", [b"s"])
     assert directory.snapshots() == [5]
     assert directory.open_snapshot(5).read(0, 10) == b"s"
     directory.remove_snapshot(5)

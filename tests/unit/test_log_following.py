@@ -45,7 +45,7 @@ class Writer:
                     payload=b"%0*d" % (size_bytes, self.count),
                 )
             )
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         assert group is not None
         return group
 
@@ -225,7 +225,7 @@ def test_goes_on_in_a_newer_epoch(writer: Writer, tmp_path: Path) -> None:
     journal.append(
         Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=b"new")
     )
-    group = journal.take()
+    group = journal.close_write_group()
     assert group is not None
     assert group.starts_segment
     next_writer.write(group)

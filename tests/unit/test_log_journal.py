@@ -26,7 +26,7 @@ def append(journal: Journal, partition: int, payload: bytes = b"p", topic: bytes
 
 
 def take(journal: Journal) -> WriteGroup:
-    group = journal.take()
+    group = journal.close_write_group()
     assert group is not None
     return group
 
@@ -62,10 +62,10 @@ def test_batches_of_other_nodes_go_on_where_the_partition_ends() -> None:
 
 def test_nothing_to_take() -> None:
     journal = Journal(1)
-    assert journal.take() is None
+    assert journal.close_write_group() is None
     append(journal, 0)
     take(journal)
-    assert journal.take() is None
+    assert journal.close_write_group() is None
 
 
 def test_group_holds_one_batch_a_partition_in_order_of_first_records() -> None:
@@ -162,7 +162,7 @@ def test_remove_oldest_never_takes_the_active_segment() -> None:
 
 def test_begin_at() -> None:
     journal = Journal(2)
-    journal.begin_at([5, 7], 100)
+    journal.continue_at([5, 7], 100)
     assert append(journal, 1) == 7
     group = take(journal)
     assert group.segment == 100
@@ -193,7 +193,7 @@ def test_a_large_record_does_not_join_a_batch(kind: int) -> None:
         made = Record(0, kind, 0, 1000 + number, b"t", b"c", b"", bytes(size))
         assert journal.append(made) == number
         assert made.offset == number
-    group = journal.take()
+    group = journal.close_write_group()
     assert group is not None
     batches = [Batch(data) for data in group.data]
     assert [batch.count for batch in batches] == [1, 1, 2, 1]

@@ -187,7 +187,7 @@ def write_snapshot(bench: LogBench) -> None:
     """As of now; nothing in it but what it vouches for."""
     sequence = bench.journal.committed_sequence
     encoder = SnapshotEncoder(sequence, bench.journal.high_watermark, 0)
-    bench.directory.write_whole(snapshot_name(sequence), encoder.finish())
+    bench.directory.replace_file(snapshot_name(sequence), encoder.finish())
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "zeros", "gone"])

@@ -31,7 +31,7 @@ def append(journal: Journal, partition: int, payload: bytes = b"p") -> int:
 
 
 def take(journal: Journal) -> WriteGroup:
-    group = journal.take()
+    group = journal.close_write_group()
     assert group is not None
     return group
 
@@ -300,17 +300,17 @@ def test_retention_stops_at_what_is_committed() -> None:
 def test_settled_sequence() -> None:
     bench = ReplicaBench(SimDisk(), 2, segment_bytes=300)
     journal = bench.journal
-    assert journal.settled_sequence([0, 0]) == 0
+    assert journal.snapshot_sequence([0, 0]) == 0
     for number in range(4):
         follow(journal, number % 2, 1, b"%d" % number * 200)
         bench.flush()
     assert [segment.sequence for segment in journal.segments] == [0, 1, 2, 3]
-    assert journal.settled_sequence([0, 0]) == 0
-    assert journal.settled_sequence([1, 0]) == 1
-    assert journal.settled_sequence([2, 1]) == 3
-    assert journal.settled_sequence([2, 2]) == 4
+    assert journal.snapshot_sequence([0, 0]) == 0
+    assert journal.snapshot_sequence([1, 0]) == 1
+    assert journal.snapshot_sequence([2, 1]) == 3
+    assert journal.snapshot_sequence([2, 2]) == 4
     follow(journal, 0, 1, b"pending")
-    assert journal.settled_sequence([2, 2]) == 3
+    assert journal.snapshot_sequence([2, 2]) == 3
 
 
 def test_checkpoint_file_is_whole_or_nothing() -> None:
@@ -372,22 +372,22 @@ def test_a_damaged_replica_stays_unsure_until_it_is_made_good() -> None:
     length = len(content.now) // 6
     content.now[4 * length + 60] ^= 1
     again = ReplicaBench(disk)
-    assert again.opened.unsure == again.journal.unsure
-    assert set(again.journal.unsure) == {0, 1}
+    assert again.opened.damaged == again.journal.damaged
+    assert set(again.journal.damaged) == {0, 1}
     follow(again.journal, 1, 1, b"more")
     again.flush()
     again.directory.write_watermarks(again.journal.checkpoint())
     again = ReplicaBench(disk)
-    assert set(again.journal.unsure) == {0, 1}
+    assert set(again.journal.damaged) == {0, 1}
     for partition in (0, 1):
         again.journal.reset(partition, 0)
         for number in range(3):
             follow(again.journal, partition, 1, b"%d" % number)
-    assert again.journal.unsure == {}
+    assert again.journal.damaged == {}
     again.flush()
     again.directory.write_watermarks(again.journal.checkpoint())
     again = ReplicaBench(disk)
-    assert again.journal.unsure == {}
+    assert again.journal.damaged == {}
     assert again.contents(0, 0, 3) == [(1, b"0"), (1, b"1"), (1, b"2")]
 
 
@@ -401,10 +401,10 @@ def test_synced_data_that_was_cut_off_is_missed() -> None:
     name = f"journal/{0:020d}.log"
     whole = bytes(disk.files[name].now)
     disk.files[name] = SimContent(whole[: len(whole) * 2 // 3])
-    assert set(ReplicaBench(disk).journal.unsure) == {0}
+    assert set(ReplicaBench(disk).journal.damaged) == {0}
     # Behind the checkpoint it is what a crash leaves.
     disk.files[name] = SimContent(whole + whole[:40])
-    assert ReplicaBench(disk).journal.unsure == {}
+    assert ReplicaBench(disk).journal.damaged == {}
 
 
 def test_a_directory_is_of_one_sort(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_opening_believes_a_snapshot_over_an_older_checkpoint(tmp_path: Path) ->
         follow(bench.journal, 0, 1, b"%d" % number)
     bench.flush()
     encoder = SnapshotEncoder(0, [3], 0)
-    bench.directory.write_whole(snapshot_name(0), encoder.finish())
+    bench.directory.replace_file(snapshot_name(0), encoder.finish())
     storage.close()
     storage = Storage.open(tmp_path, "n1", 1, 1 << 20, "abcd")
     assert storage.journal.high_watermark == [3]

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.storage.journal.retention import (
-    Hold,
-    HoldLoss,
+    Pin,
+    PinLoss,
     RetentionDecision,
     RetentionPolicy,
     SegmentSummary,
-    count_settled,
     count_superseded,
+    count_unpinned,
     decide,
     messages_beyond,
 )
@@ -43,7 +43,7 @@ def decided(
     age_s: float | None = None,
     bytes_max: int | None = None,
     snapshot: int = EVERYTHING,
-    holds: Sequence[Hold] = (),
+    holds: Sequence[Pin] = (),
     now_s: float = 0,
     start: Sequence[int] = (0, 0),
     superseded: int = 0,
@@ -89,53 +89,53 @@ def test_what_recovery_needs_stays(snapshot: int, remove: int) -> None:
 
 
 def test_a_session_behind_holds_from_its_first_unread_record() -> None:
-    hold = Hold("slow", [20, 14], None)
+    hold = Pin("slow", [20, 14], None)
     # It has read the first partition of two segments, but of the second only up to 14.
     decision = decided(journal(5), bytes_max=0, holds=[hold])
     assert decision == RetentionDecision(2, 200, 200, 0)
-    partly = Hold("slow", [20, 9], None)
+    partly = Pin("slow", [20, 9], None)
     assert decided(journal(5), bytes_max=0, holds=[partly]).remove == 1
 
 
 def test_a_session_that_is_not_behind_holds_nothing() -> None:
-    decision = decided(journal(5), bytes_max=0, holds=[Hold("live", [50, 25], None)])
+    decision = decided(journal(5), bytes_max=0, holds=[Pin("live", [50, 25], None)])
     assert decision == RetentionDecision(4, 400, 0, 0)
 
 
 def test_the_slowest_of_the_sessions_counts() -> None:
     holds = [
-        Hold("live", [50, 25], None),
-        Hold("slow", [10, 5], None),
-        Hold("faster", [30, 15], None),
+        Pin("live", [50, 25], None),
+        Pin("slow", [10, 5], None),
+        Pin("faster", [30, 15], None),
     ]
     assert decided(journal(5), bytes_max=0, holds=holds).remove == 1
 
 
 def test_past_its_limit_a_session_loses_its_oldest_records() -> None:
-    hold = Hold("away", [12, 0], bytes_max=250)
+    hold = Pin("away", [12, 0], bytes_max=250)
     decision = decided(journal(5), bytes_max=0, holds=[hold])
     # It may hold the two newest segments; of the three that go it had 12 of 30 and 0 of 15.
-    assert decision == RetentionDecision(3, 300, 100, 0, [HoldLoss("away", 18 + 15)])
+    assert decision == RetentionDecision(3, 300, 100, 0, [PinLoss("away", 18 + 15)])
 
 
 def test_a_record_is_lost_once() -> None:
-    hold = Hold("away", [0, 0], bytes_max=100)
+    hold = Pin("away", [0, 0], bytes_max=100)
     decision = decided(journal(5)[2:], bytes_max=200, holds=[hold], start=[20, 10])
     assert decision.remove == 1
-    assert decision.losses == [HoldLoss("away", 15)]
+    assert decision.losses == [PinLoss("away", 15)]
 
 
 def test_one_session_holds_what_another_would_lose() -> None:
-    holds = [Hold("limited", [0, 0], bytes_max=100), Hold("unlimited", [20, 10], None)]
+    holds = [Pin("limited", [0, 0], bytes_max=100), Pin("unlimited", [20, 10], None)]
     decision = decided(journal(5), bytes_max=0, holds=holds)
     assert decision.remove == 2
-    assert decision.losses == [HoldLoss("limited", 30)]
+    assert decision.losses == [PinLoss("limited", 30)]
 
 
 def test_a_limit_of_no_bytes_holds_nothing() -> None:
-    decision = decided(journal(3), bytes_max=0, holds=[Hold("away", [0, 0], bytes_max=0)])
+    decision = decided(journal(3), bytes_max=0, holds=[Pin("away", [0, 0], bytes_max=0)])
     assert decision.remove == 2
-    assert decision.losses == [HoldLoss("away", 30)]
+    assert decision.losses == [PinLoss("away", 30)]
 
 
 def test_superseded_segments_go_without_other_limits() -> None:
@@ -146,11 +146,11 @@ def test_superseded_segments_go_without_other_limits() -> None:
 
 def test_settled_segments_are_those_nobody_needs() -> None:
     segments = journal(5)
-    assert count_settled(segments, EVERYTHING, []) == 4
-    assert count_settled(segments, 30, []) == 2
+    assert count_unpinned(segments, EVERYTHING, []) == 4
+    assert count_unpinned(segments, 30, []) == 2
     # A limit does not make a session's records anyone else's to empty.
-    assert count_settled(segments, EVERYTHING, [Hold("away", [10, 5], 0)]) == 1
-    assert count_settled([], 0, []) == 0
+    assert count_unpinned(segments, EVERYTHING, [Pin("away", [10, 5], 0)]) == 1
+    assert count_unpinned([], 0, []) == 0
 
 
 def test_messages_beyond_the_last_of_a_topic() -> None:
@@ -191,7 +191,7 @@ def test_beyond_agrees_with_a_list_of_messages(segments: list[list[bytes]], last
 
 HOLDS = st.lists(
     st.builds(
-        Hold,
+        Pin,
         st.just("session"),
         st.tuples(st.integers(0, 60), st.integers(0, 30)),
         st.none() | st.integers(0, 700),
@@ -213,7 +213,7 @@ def test_what_must_stay_stays(
     bytes_max: int | None,
     age_s: int | None,
     snapshot: int,
-    holds: list[Hold],
+    holds: list[Pin],
     superseded: int,
 ) -> None:
     segments = journal(count)

@@ -13,7 +13,7 @@ from holdfast.cluster.raft.state import Write
 from holdfast.server.disk.journal_writer import DiskFullError
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
 from holdfast.server.disk.raft_writer import RaftWriter
-from holdfast.storage.files.filesystem import OsFileSystem, read_whole
+from holdfast.storage.files.filesystem import OsFileSystem, read_file
 from tests.support.sim_disk import Crash, SimDisk
 from tests.support.sim_raft import carry_out
 
@@ -161,7 +161,7 @@ def test_a_damaged_middle_is_an_error_that_names_the_file() -> None:
     files = RaftFiles(disk, MEMBER, is_new=True)
     for each in WRITES[:5]:
         files.write(each)
-    last = read_whole(disk, LOG).rfind(b"HFRG")
+    last = read_file(disk, LOG).rfind(b"HFRG")
     for at in range(0, last, 3):
         flip(disk, LOG, at)
         with pytest.raises(DamagedRaft, match=r"raft/log .*cluster remove"):

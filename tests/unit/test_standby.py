@@ -49,7 +49,7 @@ class Holder:
                 0, MESSAGE, flags=1, timestamp_us=1, topic=topic, client_id=b"c", payload=payload
             )
         )
-        group = self.journal.take()
+        group = self.journal.close_write_group()
         assert group is not None
         self.writer.write(group)
 
@@ -63,7 +63,7 @@ class Holder:
 
     def save(self, sequence: int) -> None:
         encoder = SnapshotEncoder(sequence, [sequence], 0)
-        self.directory.write_whole(snapshot_name(sequence), encoder.finish())
+        self.directory.replace_file(snapshot_name(sequence), encoder.finish())
 
 
 @pytest.fixture

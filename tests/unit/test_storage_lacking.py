@@ -22,7 +22,7 @@ def opened(path: Path) -> Storage:
 
 
 def write(storage: Storage) -> None:
-    group = storage.journal.take()
+    group = storage.journal.close_write_group()
     assert group is not None
     writer = GroupWriter(storage.directory, durable=True, allocate_bytes=0)
     writer.write(group)
@@ -33,7 +33,7 @@ def write(storage: Storage) -> None:
 def save(storage: Storage, offsets: list[int]) -> None:
     encoder = SnapshotEncoder(0, offsets, 0)
     pieces = encoder.finish()
-    storage.directory.write_whole(snapshot_name(0), pieces)
+    storage.directory.replace_file(snapshot_name(0), pieces)
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ class ClusterMembership:
             self._after_turn,
             cluster.disk_stall_s,
         )
-        if storage.journal.unsure or found:
-            logger.error("partitions_damaged partitions=%s", sorted(storage.journal.unsure))
+        if storage.journal.damaged or found:
+            logger.error("partitions_damaged partitions=%s", sorted(storage.journal.damaged))
             self.broker.distrust_disk()
         self.broker.raft = RaftWriter(
             files,
@@ -256,7 +256,7 @@ class ClusterMembership:
     def _own_disk(self) -> str:
         """Describe this node's disk for the handshake. A damaged disk describes nothing: what
         damage has removed would look like an older copy."""
-        if self.broker.is_damaged or self.storage.journal.unsure:
+        if self.broker.is_damaged or self.storage.journal.damaged:
             return ""
         return self.member.disk_claim().text()
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from holdfast.broker.recovery.retention_pins import holds_of
+from holdfast.broker.recovery.retention_pins import pins_of
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.config.schema import Config
 from holdfast.server.disk.storage import SNAPSHOTS_KEPT, Storage
@@ -19,7 +19,7 @@ from holdfast.storage.journal.retention import (
     RetentionDecision,
     RetentionPolicy,
     SegmentSummary,
-    count_settled,
+    count_unpinned,
     decide,
 )
 from holdfast.storage.snapshot import SnapshotEncoder
@@ -143,7 +143,7 @@ class Maintenance:
             if journal.replicated:
                 # The settled sequence is coarse and may decrease when records are appended. But
                 # settled records stay settled, so the newest snapshot's sequence is a lower bound.
-                sequence = max(newest, journal.settled_sequence(journal.high_watermark))
+                sequence = max(newest, journal.snapshot_sequence(journal.high_watermark))
             is_due = journal.replicated and grown >= self._config.log.snapshot_bytes
             if sequence == newest and not is_due and not always:
                 return
@@ -200,19 +200,19 @@ class Maintenance:
         )
         sequence = self._storage.snapshots[0] if self._storage.snapshots else 0
         limit = self._config.log.retention.session_bytes or None
-        holds = holds_of(self._broker.recorded_state(), limit)
+        pins = pins_of(self._broker.recorded_state(), limit)
         decision = decide(
             summaries,
             journal.start_offsets,
             self._policy,
             sequence,
-            holds,
+            pins,
             now_us,
             superseded=superseded,
         )
-        if (decision.bytes_held > 0) != self._held_back:
-            self._held_back = decision.bytes_held > 0
-            logger.info("retention_held_back bytes=%d", decision.bytes_held)
+        if (decision.bytes_pinned > 0) != self._held_back:
+            self._held_back = decision.bytes_pinned > 0
+            logger.info("retention_held_back bytes=%d", decision.bytes_pinned)
         if decision.bytes_unsaved:
             # Only the age of the newest snapshot prevents further removal.
             await self.take_snapshot()
@@ -220,7 +220,7 @@ class Maintenance:
             await self._remove(decision)
         elif self._policy.per_topic_last is not None:
             await self._compact(
-                count_settled(summaries, sequence, holds), self._policy.per_topic_last
+                count_unpinned(summaries, sequence, pins), self._policy.per_topic_last
             )
 
     async def _compact(self, settled: int, per_topic_last: int) -> None:

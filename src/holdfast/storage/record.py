@@ -350,7 +350,7 @@ class BatchBuilder:
     def parsed(self, data: bytes) -> "Batch":
         """The Batch of the bytes that `build` returned, without parsing them again."""
         batch = Batch(data, check=False)
-        batch.know_topics(self.topics, self.last_delta_us)
+        batch.set_topics(self.topics, self.last_delta_us)
         return batch
 
 
@@ -486,7 +486,7 @@ class Batch:
         self._newest_us = newest_us
         return topics, newest_us
 
-    def know_topics(self, topics: list[bytes], newest_us: int) -> None:
+    def set_topics(self, topics: list[bytes], newest_us: int) -> None:
         """Set the result of `topics`, which the builder knows already."""
         self._topics = topics
         self._newest_us = newest_us

@@ -4,20 +4,20 @@ from holdfast.broker.recovery.recovery import first_starts
 from holdfast.broker.recovery.state_records import group_positions, is_durable_group
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.storage.journal.retention import Hold
+from holdfast.storage.journal.retention import Pin
 
 
-def holds_of(state: NodeState, bytes_max: int | None) -> list[Hold]:
+def pins_of(state: NodeState, bytes_max: int | None) -> list[Pin]:
     """The pins of the sessions and groups that have not finished everything. `bytes_max`: as in
-    Hold."""
-    holds: list[Hold] = []
+    Pin."""
+    pins: list[Pin] = []
     for session in state.sessions.values():
         if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
-            holds.append(Hold(session.client_id, _positions(state, session), bytes_max))
+            pins.append(Pin(session.client_id, _positions(state, session), bytes_max))
     for group in state.groups.values():
         if is_durable_group(group) or not group.tailing:
-            holds.append(Hold(group.key, group_positions(state, group), bytes_max))
-    return holds
+            pins.append(Pin(group.key, group_positions(state, group), bytes_max))
+    return pins
 
 
 def _positions(state: NodeState, session: Session) -> list[int]:

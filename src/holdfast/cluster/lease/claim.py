@@ -17,7 +17,7 @@ from typing import Final
 
 from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
 from holdfast.cluster.lease.tenure import LeaseLost
-from holdfast.storage.files.filesystem import FileSystem, Lock, read_whole
+from holdfast.storage.files.filesystem import FileSystem, Lock, read_file
 from holdfast.storage.files.layout import (
     JOURNAL,
     QUARANTINE,
@@ -105,7 +105,7 @@ def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
     # START comes after the segments, so it covers every removal before they were linked.
     start_name = START.rpartition("/")[2]
     if start_name in source.list(JOURNAL, must_exist=True):
-        start = read_whole(source, START)
+        start = read_file(source, START)
         if start_name in target.list(JOURNAL, must_exist=True):
             target.remove(START)
         file = target.open_write(START, create=True)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from holdfast.storage.files.filesystem import FileSystem, Lock, WriteFile, read_whole, write_whole
+from holdfast.storage.files.filesystem import FileSystem, Lock, WriteFile, read_file, replace_file
 from holdfast.storage.journal.epoch_folders import (
     CLAIM_BYTES,
     CLAIMED_NAME,
@@ -218,14 +218,14 @@ class LeaseDirectory:
 
     def _read_json(self, name: str) -> object:
         """The content of the file; None if it is incomplete."""
-        data = read_whole(self.root, name)
+        data = read_file(self.root, name)
         try:
             return json.loads(data)
         except ValueError:
             return None
 
     def _write_json(self, name: str, content: dict[str, object]) -> None:
-        write_whole(self.root, name, [json.dumps(content, indent=1).encode() + b"\n"])
+        replace_file(self.root, name, [json.dumps(content, indent=1).encode() + b"\n"])
 
 
 def write_beat(file: WriteFile, counter: int, flags: int) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from holdfast.cluster.metadata.state_machine import member_id
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, RaftFiles
 from holdfast.storage.files.data_directory import DirectoryLock, read_manifest
-from holdfast.storage.files.filesystem import FileSystem, OsFileSystem, read_whole, write_whole
+from holdfast.storage.files.filesystem import FileSystem, OsFileSystem, read_file, replace_file
 from holdfast.storage.files.layout import LOCK, MANIFEST, DataDirectory
 
 logger = logging.getLogger("holdfast")
@@ -30,7 +30,7 @@ MARK: Final = "older-copy"
 
 def mark(files: FileSystem, incarnation: str) -> None:
     """Store the decision durably. `incarnation`: the name that the node continues under."""
-    write_whole(files, MARK, [incarnation.encode()])
+    replace_file(files, MARK, [incarnation.encode()])
 
 
 def begin_anew_at(root: Path) -> bool:
@@ -57,7 +57,7 @@ def begin_anew(files: FileSystem, root: Path) -> bool:
         return False
     if MANIFEST in names:
         manifest = read_manifest(files, root)
-        incarnation = read_whole(files, MARK).decode()
+        incarnation = read_file(files, MARK).decode()
         raft = files.list(LOG.rpartition("/")[0])
         for name in (LOG, SNAPSHOT):
             if name.rpartition("/")[2] in raft:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.storage.files.data_directory import DirectoryLock
-from holdfast.storage.files.filesystem import OsFileSystem, write_whole
+from holdfast.storage.files.filesystem import OsFileSystem, replace_file
 from holdfast.storage.files.layout import ASIDE, LOCK, QUARANTINE
 
 MARK: Final = "begin-anew"
@@ -33,7 +33,7 @@ def mark(root: Path, *, keep: bool = False) -> None:
 
     `keep`: the content is undamaged, so `forget` must not remove it.
     """
-    write_whole(OsFileSystem(root), MARK, [_KEEP if keep else _TEXT])
+    replace_file(OsFileSystem(root), MARK, [_KEEP if keep else _TEXT])
 
 
 def begin_anew(root: Path) -> bool:
@@ -51,7 +51,7 @@ def begin_anew(root: Path) -> bool:
             if name not in _STAYS and not name.startswith(f"{KEPT}-"):
                 (root / name).rename(aside / name)
         if (root / MARK).read_bytes() == _KEEP:
-            write_whole(OsFileSystem(aside), KEPT, [_KEEP])
+            replace_file(OsFileSystem(aside), KEPT, [_KEEP])
         # The new names are synced first, so a crash leaves every file in at least one place.
         OsFileSystem(aside).sync_folder("")
         OsFileSystem(root).sync_folder("")

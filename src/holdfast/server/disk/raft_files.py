@@ -41,8 +41,8 @@ from holdfast.storage.files.filesystem import (
     FileSystem,
     WriteFile,
     is_scarce,
-    read_whole,
-    write_whole,
+    read_file,
+    replace_file,
 )
 
 logger = logging.getLogger("holdfast")
@@ -142,7 +142,9 @@ class RaftFiles:
 
     def _write_snapshot(self, write: Write, snapshot: RaftSnapshot) -> None:
         encoded = encode_snapshot(snapshot)
-        write_whole(self._files, SNAPSHOT, [_CHECKED.pack(SNAPSHOT_MAGIC, crc32(encoded)), encoded])
+        replace_file(
+            self._files, SNAPSHOT, [_CHECKED.pack(SNAPSHOT_MAGIC, crc32(encoded)), encoded]
+        )
         state = RaftState(
             write.term,
             write.vote,
@@ -158,13 +160,13 @@ class RaftFiles:
             old.close()
 
     def _replace_log(self, group: bytes) -> None:
-        write_whole(self._files, LOG, [group])
+        replace_file(self._files, LOG, [group])
         self._end = self._synced = len(group)
 
     # Reading
 
     def _load(self) -> RaftState:
-        data = read_whole(self._files, LOG)
+        data = read_file(self._files, LOG)
         snapshot = self._load_snapshot()
         content, at = _read_group(data, 0)
         if content is None:
@@ -190,7 +192,7 @@ class RaftFiles:
 
     def _load_snapshot(self) -> RaftSnapshot | None:
         try:
-            data = read_whole(self._files, SNAPSHOT)
+            data = read_file(self._files, SNAPSHOT)
         except FileNotFoundError:
             return None
         encoded = data[_CHECKED.size :]

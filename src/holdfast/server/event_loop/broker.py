@@ -184,7 +184,7 @@ class Broker:
                 return
         if self.group_in_flight:
             return
-        group = journal.take()
+        group = journal.close_write_group()
         if group is None:
             self.wake_waiters()
             return

@@ -367,12 +367,12 @@ class OsFileSystem:
         return stat.f_bavail * stat.f_frsize
 
 
-def read_whole(files: FileSystem, name: str) -> bytes:
+def read_file(files: FileSystem, name: str) -> bytes:
     file = files.open_read(name)
     return file.read(0, file.size())
 
 
-def write_whole(
+def replace_file(
     files: FileSystem, name: str, pieces: Sequence[bytes], *, sync: bool = True
 ) -> None:
     """Replace a file. After a crash it has its old or its new content (if `sync`)."""

@@ -28,8 +28,8 @@ from holdfast.storage.files.filesystem import (
     LimitedReadFile,
     ReadFile,
     WriteFile,
-    read_whole,
-    write_whole,
+    read_file,
+    replace_file,
 )
 from holdfast.storage.journal.epoch_folders import NEVER_SHARED, Epoch
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
@@ -95,7 +95,7 @@ class DataDirectory:
         if manifest.is_replica:
             content["cluster_id"] = manifest.cluster_id
             content["incarnation"] = manifest.incarnation
-        self.write_whole(MANIFEST, [json.dumps(content, indent=1).encode() + b"\n"])
+        self.replace_file(MANIFEST, [json.dumps(content, indent=1).encode() + b"\n"])
         self.manifest = manifest
 
     # Segments and their indexes
@@ -160,12 +160,12 @@ class DataDirectory:
 
     def read_index(self, sequence: int) -> bytes | None:
         """The complete .idx file; None if there is none."""
-        return self.read_whole(index_name(sequence))
+        return self.read_file(index_name(sequence))
 
     def write_index(self, sequence: int, data: bytes) -> None:
         """Write an index without a sync. After a crash a damaged or missing index is built again
         from its segment."""
-        self.write_whole(index_name(sequence), [data], sync=False)
+        self.replace_file(index_name(sequence), [data], sync=False)
 
     # Where the journal begins
 
@@ -193,10 +193,10 @@ class DataDirectory:
         }
         if epochs:
             content["epochs"] = epochs
-        self.write_whole(START, [json.dumps(content).encode()])
+        self.replace_file(START, [json.dumps(content).encode()])
 
     def _read_start(self) -> tuple[int, list[int], list[tuple[int, int, int]]] | None:
-        data = self.read_whole(START)
+        data = self.read_file(START)
         if data is None:
             return None
         try:
@@ -221,7 +221,7 @@ class DataDirectory:
 
     def read_checkpoint(self) -> Checkpoint:
         """The checkpoint of a replica; all zeros if there is none."""
-        data = self.read_whole(WATERMARKS)
+        data = self.read_file(WATERMARKS)
         found = None if data is None else decode_checkpoint(data, self.manifest.partitions)
         return Checkpoint([0] * self.manifest.partitions, 0, 0) if found is None else found
 
@@ -234,7 +234,7 @@ class DataDirectory:
         one before. Counter-example without the sync: a power cut leaves an empty file, so no byte
         is known to be synced. The next start then takes rot in acknowledged records for a torn
         end."""
-        self.write_whole(WATERMARKS, [encode_checkpoint(checkpoint)])
+        self.replace_file(WATERMARKS, [encode_checkpoint(checkpoint)])
 
     # Snapshots and quarantine
 
@@ -257,7 +257,7 @@ class DataDirectory:
         name = f"{QUARANTINE}/{sequence:020d}-{position}.bad"
         if name.removeprefix(f"{QUARANTINE}/") not in self.files.list(QUARANTINE):
             self.files.make_folder(QUARANTINE)
-            self.write_whole(name, pieces)
+            self.replace_file(name, pieces)
         return name
 
     def sync_names(self) -> None:
@@ -267,15 +267,15 @@ class DataDirectory:
 
     # Whole files
 
-    def read_whole(self, name: str) -> bytes | None:
+    def read_file(self, name: str) -> bytes | None:
         try:
-            return read_whole(self.files, name)
+            return read_file(self.files, name)
         except FileNotFoundError:
             return None
 
-    def write_whole(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
+    def replace_file(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
         """Replace a file. After a crash it has its old or its new content (if `sync`)."""
-        write_whole(self.files, name, pieces, sync=sync)
+        replace_file(self.files, name, pieces, sync=sync)
 
     def remove_temporary_files(self) -> None:
         """Remove the files of interrupted writers."""

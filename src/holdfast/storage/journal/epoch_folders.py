@@ -20,7 +20,7 @@ from errno import ENOENT
 from typing import Final
 from zlib import crc32
 
-from holdfast.storage.files.filesystem import FileSystem, SubFolder, write_whole
+from holdfast.storage.files.filesystem import FileSystem, SubFolder, replace_file
 
 EPOCHS: Final = "epochs"
 LEASE: Final = "lease"
@@ -142,7 +142,7 @@ def write_epoch(root: FileSystem, epoch: Epoch) -> None:
     }
     content["crc"] = _crc(content)
     text = json.dumps(content, indent=1).encode() + b"\n"
-    write_whole(root, f"{epoch.folder}/{EPOCH_FILE}", [text])
+    replace_file(root, f"{epoch.folder}/{EPOCH_FILE}", [text])
 
 
 def remove_epoch(root: FileSystem, number: int) -> None:

@@ -79,18 +79,18 @@ class PartitionEpochs:
         if table.last_epoch() != epoch:
             table.add(epoch, start)
 
-    def take_notes(self, head: IndexHead, cuts: bool) -> None:
+    def add_notes(self, head: IndexHead, cuts: bool) -> None:
         """Add the epochs of a segment, after those of earlier ones. With `cuts`, the segment
         overrides earlier records at or behind its start."""
         if cuts:
             for partition, start in enumerate(head.start_offsets):
                 self._tables[partition].cut(start)
         for partition, offset in head.resets.items():
-            self.begin_anew(partition, offset)
+            self.restart_at(partition, offset)
         for partition, epoch, start in head.epochs:
             self._tables[partition].add(epoch, start)
 
-    def begin_anew(self, partition: int, offset: int) -> None:
+    def restart_at(self, partition: int, offset: int) -> None:
         self._tables[partition].clear()
         self._floors[partition] = offset
 

@@ -1,9 +1,9 @@
 """The journal's bookkeeping: open batches, offsets, watermarks, and the list of segments.
 
-The module does no I/O. `append` puts a record into its partition's open batch. `take` closes all
-open batches and returns them as one WriteGroup, whose position in the file is final. `wrote` and
-`commit` report the progress of the disk. The batches of a group lie in the order of their first
-records. So the order inside a group, across partitions, is not that of `append`.
+The module does no I/O. `append` puts a record into its partition's open batch. `close_write_group`
+closes all open batches and returns them as one WriteGroup, whose position in the file is final.
+`wrote` and `commit` report the progress of the disk. The batches of a group lie in the order of
+their first records. So the order inside a group, across partitions, is not that of `append`.
 
 A segment begins with a group and is named by the number of records appended before it.
 
@@ -97,7 +97,7 @@ class Journal:
             self.next_offset = list(self.segments[-1].end_offsets())
             self.sequence = self.segments[-1].end_sequence()
             for segment in self.segments:
-                self._history.take_notes(segment.head, cuts=replicated)
+                self._history.add_notes(segment.head, cuts=replicated)
             self._history.apply_floors(self.start_offsets)
         # Per partition the first offset not yet committed, not yet in the file, and not yet on the
         # disk. Readers stop at the second.
@@ -108,24 +108,24 @@ class Journal:
         self.committed_sequence = self.sequence
         # The bytes appended and not yet taken, without batch headers.
         self.pending_bytes = 0
-        self._taken_sequence = self.sequence
+        self._closed_sequence = self.sequence
         # The next group starts a segment, however much room there is.
         self._starts_segment = False
         self._open: list[BatchBuilder | None] = [None] * partitions
         # Batches built here, and batches of leaders as they came.
         self._pending: list[BatchBuilder | Batch] = []
-        # In a replica, the partitions that damage has touched; see OpenedJournal.unsure. Until each
-        # is cut there or reset, the next opening must find the damage again. So the checkpoint does
-        # not move past it.
-        self.unsure: dict[int, int] = {}
-        self._sure_sequence = 0
+        # In a replica, the partitions that damage has touched; see OpenedJournal.damaged. Until
+        # each is cut there or reset, the next opening must find the damage again. So the checkpoint
+        # does not move past it.
+        self.damaged: dict[int, int] = {}
+        self._replaced_sequence = 0
         # The position of a replica's last checkpoint: every byte before it is durable.
         self._durable_segment = 0
         self._durable_position = 0
         # In a replica, groups whose end may still have to be moved back.
         self._in_flight: deque[WriteGroup] = deque()
 
-    def begin_at(self, next_offset: Sequence[int], sequence: int) -> None:
+    def continue_at(self, next_offset: Sequence[int], sequence: int) -> None:
         """Let an empty journal continue where another one, or removed segments, ended."""
         assert not self.segments
         assert not self._pending
@@ -136,7 +136,7 @@ class Journal:
         self.durable_offset = list(next_offset)
         self.sequence = sequence
         self.committed_sequence = sequence
-        self._taken_sequence = sequence
+        self._closed_sequence = sequence
 
     def begin_epoch(self, epoch: int) -> None:
         """Append from here on under this epoch, in a new segment, because the one before may still
@@ -182,7 +182,7 @@ class Journal:
             self._follows_group_end = not batch.attributes & ATTRIBUTE_MORE
         self.sequence += batch.count
         self.committed_sequence = self.sequence
-        self._taken_sequence = self.sequence
+        self._closed_sequence = self.sequence
 
     def append(self, record: Record) -> int:
         """Append a record to its partition, and return its offset."""
@@ -228,7 +228,7 @@ class Journal:
         self._pending.append(builder)
         return builder
 
-    def take(self) -> WriteGroup | None:
+    def close_write_group(self) -> WriteGroup | None:
         """Close all open batches and return them as one group; None if nothing was appended since
         the last call. Groups must be written in the order they were taken."""
         pending = self._pending
@@ -266,7 +266,7 @@ class Journal:
             segment = self._begin_segment(pending)
         position = segment.size_bytes
         segment_list.add_batches(self.segments, pending, data)
-        self._taken_sequence = self.sequence
+        self._closed_sequence = self.sequence
         is_new = segment is not before
         group = WriteGroup(
             segment.sequence,
@@ -288,8 +288,8 @@ class Journal:
         starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         if self.replicated:
             starts = segment_list.cut_starts(self.segments, starts, self.next_offset, pending)
-        index = ActiveIndex(self._taken_sequence, starts)
-        segment = Segment(self._taken_sequence, index.head, index, 0)
+        index = ActiveIndex(self._closed_sequence, starts)
+        segment = Segment(self._closed_sequence, index.head, index, 0)
         self.segments.append(segment)
         return segment
 
@@ -306,7 +306,7 @@ class Journal:
             self.high_watermark[:] = group.end_offsets
         elif self._in_flight and self._in_flight[0] is group:
             self._in_flight.popleft()
-        if not self.unsure and group.end_sequence >= self._sure_sequence:
+        if not self.damaged and group.end_sequence >= self._replaced_sequence:
             self._durable_segment = group.segment
             self._durable_position = group.position + group.size_bytes
         self.committed_sequence = group.end_sequence
@@ -357,12 +357,12 @@ class Journal:
                 raise ValueError(f"partition {partition}: no batch begins at {offset}")
         self._history.cut(partition, offset)
         self._cut(partition, offset)
-        if offset <= self.unsure.get(partition, -1):
-            self._make_sure(partition)
+        if offset <= self.damaged.get(partition, -1):
+            self._mark_replaced(partition)
 
-    def begin_checkpoints(self, checkpoint: Checkpoint, unsure: dict[int, int]) -> None:
-        """Take over the last checkpoint of an opened replica, and its OpenedJournal.unsure."""
-        self.unsure = unsure
+    def begin_checkpoints(self, checkpoint: Checkpoint, damaged: dict[int, int]) -> None:
+        """Take over the last checkpoint of an opened replica, and its OpenedJournal.damaged."""
+        self.damaged = damaged
         for partition, end in enumerate(self.next_offset):
             # Retention removes only committed records, so the start is committed. The file's end
             # may lack committed records.
@@ -370,7 +370,7 @@ class Journal:
             self.high_watermark[partition] = min(committed, end)
         self._durable_segment = checkpoint.segment
         self._durable_position = checkpoint.position
-        if self.segments and not unsure:
+        if self.segments and not damaged:
             self._durable_segment = self.segments[-1].sequence
             self._durable_position = self.segments[-1].size_bytes
 
@@ -379,14 +379,14 @@ class Journal:
         and it is committed up to there. The next group makes the reset durable, by a mark for a
         restart. If `offset` is below the high watermark, replace the checkpoint of the watermarks
         first: a crash in between would leave one that calls other records committed."""
-        self._history.begin_anew(partition, offset)
+        self._history.restart_at(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)
         mark.attributes = ATTRIBUTE_RESET
         self._pending.append(mark)
         self.pending_bytes += HEADER_BYTES
         self.sequence += 1
-        self._make_sure(partition)
+        self._mark_replaced(partition)
         self.start_offsets[partition] = offset
         self.next_offset[partition] = offset
         self.high_watermark[partition] = offset
@@ -421,18 +421,18 @@ class Journal:
         when segments are removed, for partitions that then have no batch."""
         return self._history.starts(self.start_offsets) if self.replicated else []
 
-    def settled_sequence(self, offsets: Sequence[int]) -> int:
+    def snapshot_sequence(self, offsets: Sequence[int]) -> int:
         """The name of a snapshot of everything before these offsets: a sequence such that no valid
         record before it is at or behind them."""
         segment = segment_list.last_within(self.segments, offsets)
         if segment is None:
-            return self.segments[0].sequence if self.segments else self._taken_sequence
+            return self.segments[0].sequence if self.segments else self._closed_sequence
         all_of_it = segment is self.segments[-1] and list(offsets) == self.next_offset
         return self.sequence if all_of_it else segment.sequence
 
-    def _make_sure(self, partition: int) -> None:
-        if self.unsure.pop(partition, None) is not None:
-            self._sure_sequence = self.sequence
+    def _mark_replaced(self, partition: int) -> None:
+        if self.damaged.pop(partition, None) is not None:
+            self._replaced_sequence = self.sequence
 
     def _cut(self, partition: int, offset: int) -> None:
         """Drop the partition's pending records from `offset` on; bytes in a file stay."""

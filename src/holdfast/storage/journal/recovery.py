@@ -69,7 +69,7 @@ class OpenedJournal:
     """The bytes at the end that were written again, as they may not have been on the disk."""
     tag: int | None = None
     """The journal's tag, if it has one: see `storage.journal.journal`."""
-    unsure: dict[int, int] = field(default_factory=dict)
+    damaged: dict[int, int] = field(default_factory=dict)
     """The partitions of a replica that damage may have left without committed records, or with
     others in their place, and the first such offset. An unsure partition is not in sync, however
     much follows, until it is cut there or reset."""
@@ -141,7 +141,7 @@ class _Opener:
                 self._ends = [max(pair) for pair in zip(self._ends, vouched.offsets, strict=True)]
                 first = max(first, vouched.sequence)
             if first or any(self._ends):
-                result.journal.begin_at(self._ends, first)
+                result.journal.continue_at(self._ends, first)
             return result
         self._known_start = start is not None or sequences[0] == 0
         for at, sequence in enumerate(sequences[:-1]):
@@ -159,11 +159,11 @@ class _Opener:
         )
         result.tag = self._tag
         if self._replica:
-            result.unsure = self._partitions_unsure(result.journal)
-            result.journal.begin_checkpoints(self._checkpoint, result.unsure)
+            result.damaged = self._find_damaged_partitions(result.journal)
+            result.journal.begin_checkpoints(self._checkpoint, result.damaged)
         return result
 
-    def _partitions_unsure(self, journal: Journal) -> dict[int, int]:
+    def _find_damaged_partitions(self, journal: Journal) -> dict[int, int]:
         starts = journal.start_offsets
         unsure = {partition: starts[partition] for partition in self._blind}
         for segment in reversed(journal.segments):

@@ -43,7 +43,7 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True)
-class Hold:
+class Pin:
     """The pin of a durable session or shared group on the log."""
 
     name: str
@@ -54,7 +54,7 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class HoldLoss:
+class PinLoss:
     """The number of records deleted before a session had finished with them. It is an upper bound
     of the loss, because they are not matched against its subscriptions."""
 
@@ -69,11 +69,11 @@ class RetentionDecision:
     remove: int
     """The number of oldest segments to remove."""
     bytes_freed: int
-    bytes_held: int
+    bytes_pinned: int
     """The bytes that the policy would also free if no session were behind."""
     bytes_unsaved: int
     """The bytes that the policy would also free if there were a newer snapshot."""
-    losses: list[HoldLoss] = field(default_factory=list)
+    losses: list[PinLoss] = field(default_factory=list)
 
 
 def decide(
@@ -81,7 +81,7 @@ def decide(
     start_offsets: Sequence[int],
     policy: RetentionPolicy,
     snapshot_sequence: int,
-    holds: Iterable[Hold],
+    pins: Iterable[Pin],
     now_us: int,
     *,
     superseded: int = 0,
@@ -98,13 +98,13 @@ def decide(
         return RetentionDecision(0, 0, 0, _size_bytes(segments[: max(by_policy, 0)]))
     # A session that has read everything up to here pins nothing.
     wanted_ends = segments[wanted - 1].end_offsets
-    behind = [hold for hold in holds if _is_behind(hold.positions, wanted_ends)]
+    behind = [pin for pin in pins if _is_behind(pin.positions, wanted_ends)]
     oldest = segments[:wanted]
     sizes = [segment.size_bytes for segment in segments]
     tail_bytes = list(accumulate(reversed(sizes)))[::-1]
     remove = wanted
-    for hold in behind:
-        remove = min(remove, _first_held(oldest, tail_bytes, hold))
+    for pin in behind:
+        remove = min(remove, _first_pinned(oldest, tail_bytes, pin))
     return RetentionDecision(
         remove,
         _size_bytes(segments[:remove]),
@@ -114,15 +114,15 @@ def decide(
     )
 
 
-def count_settled(
-    segments: Sequence[SegmentSummary], snapshot_sequence: int, holds: Iterable[Hold]
+def count_unpinned(
+    segments: Sequence[SegmentSummary], snapshot_sequence: int, pins: Iterable[Pin]
 ) -> int:
     """The number of oldest segments that neither recovery nor a session needs, whatever the
     sessions' limits. Compaction may rewrite these."""
-    settled = _before_sequence(segments, snapshot_sequence)
-    for hold in holds:
-        settled = min(settled, _first_needed(segments[:settled], hold))
-    return settled
+    removable = _before_sequence(segments, snapshot_sequence)
+    for pin in pins:
+        removable = min(removable, _first_needed(segments[:removable], pin))
+    return removable
 
 
 def messages_beyond(
@@ -186,35 +186,35 @@ def _is_behind(positions: Sequence[int], end_offsets: Sequence[int]) -> bool:
     return any(position < end for position, end in zip(positions, end_offsets, strict=True))
 
 
-def _first_needed(segments: Sequence[SegmentSummary], hold: Hold) -> int:
+def _first_needed(segments: Sequence[SegmentSummary], pin: Pin) -> int:
     """The index of the oldest segment with a record that the session has not finished with."""
     # Ends grow with the segments, so a binary search finds the first one ahead of the session.
     return bisect_left(
-        segments, True, key=lambda segment: _is_behind(hold.positions, segment.end_offsets)
+        segments, True, key=lambda segment: _is_behind(pin.positions, segment.end_offsets)
     )
 
 
-def _first_held(segments: Sequence[SegmentSummary], tail_bytes: Sequence[int], hold: Hold) -> int:
+def _first_pinned(segments: Sequence[SegmentSummary], tail_bytes: Sequence[int], pin: Pin) -> int:
     """The index of the oldest segment that the pin keeps. `tail_bytes` has the bytes of each
     segment with all newer ones."""
-    needed = _first_needed(segments, hold)
-    if hold.bytes_max is None:
+    needed = _first_needed(segments, pin)
+    if pin.bytes_max is None:
         return needed
-    return max(needed, bisect_left(tail_bytes, -hold.bytes_max, key=lambda size: -size))
+    return max(needed, bisect_left(tail_bytes, -pin.bytes_max, key=lambda size: -size))
 
 
 def _losses(
-    behind: list[Hold], start_offsets: Sequence[int], end_offsets: Sequence[int]
-) -> list[HoldLoss]:
+    behind: list[Pin], start_offsets: Sequence[int], end_offsets: Sequence[int]
+) -> list[PinLoss]:
     losses = []
-    for hold in behind:
+    for pin in behind:
         records = 0
         for partition, end in enumerate(end_offsets):
             # Records removed before were counted at that time.
-            start = max(hold.positions[partition], start_offsets[partition])
+            start = max(pin.positions[partition], start_offsets[partition])
             records += max(0, end - start)
         if records:
-            losses.append(HoldLoss(hold.name, records))
+            losses.append(PinLoss(pin.name, records))
     return losses
 
 

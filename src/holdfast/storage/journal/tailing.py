@@ -152,7 +152,7 @@ class JournalFollower:
                 # nothing yet. One round is enough, or a busy writer would keep us here.
                 if reader is None or not _is_batch_there(reader):
                     return
-                yield from self._follow(reader, reader.read_whole(CHUNK_BYTES))
+                yield from self._follow(reader, reader.read_complete(CHUNK_BYTES))
                 was_empty = before == reader.sequence
                 if not was_empty or self.journal.sequence == before:
                     return

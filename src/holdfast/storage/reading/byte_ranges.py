@@ -154,7 +154,7 @@ class _Stretch:
             gap = 0 if self.segment.has_void() else GAP_BYTES
             stop = self._scattered(self._numbers(), bytes_max, gap_bytes=gap)
         else:
-            stop = self._whole(bytes_max)
+            stop = self._take_extent(bytes_max)
         for partition, limit in self.limits.items():
             reached = limit
             if stop >= 0:
@@ -175,7 +175,7 @@ class _Stretch:
             max(by_partition[p][high - 1] for p, _, high in used),
         )
 
-    def _whole(self, bytes_max: int) -> int:
+    def _take_extent(self, bytes_max: int) -> int:
         """Take one extent. Returns the first batch that did not fit; -1 if all did."""
         first, last = self._ends()
         positions = self.index.positions
@@ -195,8 +195,8 @@ class _Stretch:
         gap_bytes: int = GAP_BYTES,
         passing: bool = False,
     ) -> int:
-        """Take some batches in ascending order; the result is that of `_whole`. With `passing`, the
-        offsets between them are noted as passed."""
+        """Take some batches in ascending order; the result is that of `_take_extent`. With
+        `passing`, the offsets between them are noted as passed."""
         plan = self.plan
         index = self.index
         covered = {partition: plan.next[partition] for partition in self.limits}

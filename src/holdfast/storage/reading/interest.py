@@ -41,7 +41,7 @@ class Matcher:
         self.trie: SubscriptionTrie | None = None
         self._store = store
         self._steps = 0
-        self._known: dict[bytes, list[ReadInterest]] = {}
+        self._cache: dict[bytes, list[ReadInterest]] = {}
         # The matches of many filters in the segment read last.
         self._index: SegmentIndex | None = None
         self._match = FilterMatch()
@@ -63,7 +63,7 @@ class Matcher:
 
     def matching(self, topic: bytes) -> list[ReadInterest]:
         """The interests that match the topic."""
-        found = self._known.get(topic)
+        found = self._cache.get(topic)
         if found is None:
             found = list(self.exact.get(topic, ()))
             if self.trie is not None:
@@ -76,9 +76,9 @@ class Matcher:
                     if matches(interest.filter, text):
                         found.append(interest)
             self._step(1 + len(found))
-            if len(self._known) >= KNOWN_TOPICS_MAX:
-                self._known.clear()
-            self._known[topic] = found
+            if len(self._cache) >= KNOWN_TOPICS_MAX:
+                self._cache.clear()
+            self._cache[topic] = found
         return found
 
     def wants(self, topic: bytes, partition: int, offset: int) -> bool:

@@ -133,7 +133,7 @@ def scan_segment(
                 if batch.partition not in seen:
                     _begin_partition(index, batch)
                 seen.add(batch.partition)
-            _check_place(scan, batch)
+            _check_position(scan, batch)
         except CorruptBatch as error:
             following = None
             if synced_bytes is None or position < synced_bytes:
@@ -287,7 +287,7 @@ def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
     index.head.end_offsets[batch.partition] = batch.base_offset
 
 
-def _check_place(scan: SegmentScan, batch: Batch) -> None:
+def _check_position(scan: SegmentScan, batch: Batch) -> None:
     """Check that a valid batch can be in this place. Raises `CorruptBatch` if it cannot."""
     ends = scan.index.head.end_offsets
     if batch.partition >= len(ends):

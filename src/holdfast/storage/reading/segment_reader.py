@@ -116,7 +116,7 @@ class SegmentReader:
             self._is_group_start = False
             yield DamagedRange(self.sequence, position, following - position, reason)
 
-    def read_whole(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
+    def read_complete(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
         """The complete groups that are there now, up to the first invalid place, whatever its
         cause. It is cheaper than `read` while the segment is being written. `chunk_bytes` is the
         size of one read."""

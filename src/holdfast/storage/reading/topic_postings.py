@@ -29,7 +29,7 @@ class TopicChoice:
         self.wild = [each for each in filters if has_wildcard(each)]
         self.prefixes = [each.encode() for each in prefixes]
         self._pause = pause
-        self._known: OrderedDict[tuple[int, int], list[int] | None] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int], list[int] | None] = OrderedDict()
 
     def batches(self, segment: Segment, index: SegmentIndex) -> list[int] | None:
         """The numbers of the batches with such topics, ascending; None if selecting them costs too
@@ -37,11 +37,11 @@ class TopicChoice:
         if segment.index is not None:
             return self.find(index)  # it still grows
         key = (segment.sequence, segment.size_bytes)
-        if key not in self._known:
-            self._known[key] = self.find(index)
-            if len(self._known) > SEGMENTS_KNOWN_MAX:
-                self._known.popitem(last=False)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self.find(index)
+            if len(self._cache) > SEGMENTS_KNOWN_MAX:
+                self._cache.popitem(last=False)
+        return self._cache[key]
 
     def find(self, index: SegmentIndex) -> list[int] | None:
         """The same for an index that the caller has, without remembering it."""

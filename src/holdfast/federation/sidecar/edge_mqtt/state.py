@@ -12,7 +12,7 @@ import msgspec
 from holdfast.federation.sidecar.edge_mqtt.interest_sources import InterestSources
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
 from holdfast.server.peers.complaints import Complaints
-from holdfast.storage.files.filesystem import OsFileSystem, read_whole, write_whole
+from holdfast.storage.files.filesystem import OsFileSystem, read_file, replace_file
 
 FILE: Final = "edge.json"
 
@@ -54,7 +54,7 @@ class StateFile:
         """Read the file, or create it. Raises `BadState` or `OSError` if that fails."""
         self._files.make_folder(".")
         try:
-            return msgspec.json.decode(read_whole(self._files, FILE), type=EdgeState)
+            return msgspec.json.decode(read_file(self._files, FILE), type=EdgeState)
         except FileNotFoundError:
             state = EdgeState(secrets.token_hex(5))
             self.save(state)
@@ -68,7 +68,7 @@ class StateFile:
     def save(self, state: EdgeState) -> None:
         """Write the file durably. Raises `OSError` if that fails."""
         state.written_at = time.time()
-        write_whole(self._files, FILE, [msgspec.json.encode(state)])
+        replace_file(self._files, FILE, [msgspec.json.encode(state)])
 
 
 class EdgeMemory:

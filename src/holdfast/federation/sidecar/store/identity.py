@@ -10,7 +10,7 @@ from holdfast.federation.core.identity import (
     Identity,
     decode_identity,
 )
-from holdfast.storage.files.filesystem import OsFileSystem, OsLock, read_whole, write_whole
+from holdfast.storage.files.filesystem import OsFileSystem, OsLock, read_file, replace_file
 
 IDENTITY: Final = "identity"
 LOCK: Final = "lock"
@@ -64,7 +64,7 @@ class IdentityFile:
     def _read(self, id: str) -> Identity:
         path = self._directory / IDENTITY
         try:
-            identity = decode_identity(read_whole(self._files, IDENTITY))
+            identity = decode_identity(read_file(self._files, IDENTITY))
         except FileNotFoundError:
             return Identity(bytes.fromhex(id) if id else os.urandom(16))
         except BadIdentity as error:
@@ -84,5 +84,5 @@ class IdentityFile:
         return identity
 
     def _write(self, identity: Identity) -> None:
-        write_whole(self._files, IDENTITY, [identity.encode()])
+        replace_file(self._files, IDENTITY, [identity.encode()])
         self._identity = identity

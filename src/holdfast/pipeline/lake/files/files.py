@@ -22,7 +22,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file like `write_whole`, if it does not exist yet.
+    """Write a file like `replace_file`, if it does not exist yet.
 
     Raises FileExistsError. Of two processes that create it at the same time one succeeds, unless
     the file system has no hard links.
