@@ -184,7 +184,7 @@ class RetainedScan:
                 self.done = True
             for topic in topics:
                 visits -= 1 + (len(topic) >> _VISIT_BITS)
-                seek = self._place(topic)
+                seek = self._next_candidate(topic)
                 if seek == topic:
                     found.append((topic, entries[topic]))
                     self._seek = topic + _NEXT
@@ -198,7 +198,7 @@ class RetainedScan:
         self.visits = max(1, visits_max - visits)
         return found
 
-    def _place(self, topic: str) -> str | None:
+    def _next_candidate(self, topic: str) -> str | None:
         """The first string not before `topic` that may match. It is `topic` itself if it matches,
         and None if no further one can."""
         if self._skips_dollar and topic.startswith("$"):

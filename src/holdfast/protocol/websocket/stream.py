@@ -105,7 +105,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         self._congested = False
         if self._state == OPEN:
             self._inner.resume_writing()
-            self._answer_ping()
+            self._reply_to_ping()
 
     # asyncio.Transport, for the inner protocol
 
@@ -133,7 +133,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
 
     def close(self) -> None:
         if self._state == OPEN:
-            self._say_close(NORMAL, "")
+            self._send_close(NORMAL, "")
             self._state = CLOSING
             self._linger()
         elif self._state == OPENING:
@@ -214,7 +214,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         if self._frames.ended:
             self._end()
         else:
-            self._answer_ping()
+            self._reply_to_ping()
 
     def _end(self) -> None:
         """Handle the peer's close frame or violation."""
@@ -225,12 +225,12 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             text = str(Close(frames.code, frames.reason))
             if frames.failed:
                 self._error = WebSocketError(f"WebSocket error {text}")
-                self._say_close(frames.code, frames.reason)
+                self._send_close(frames.code, frames.reason)
                 self._fail()
                 return
             if frames.code not in (NORMAL, GOING_AWAY, NO_STATUS):
                 self._error = WebSocketError(f"the WebSocket was closed with {text}")
-            self._say_close(frames.code, "")
+            self._send_close(frames.code, "")
             self._state = OVER
             self._close_socket()
 
@@ -241,7 +241,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         else:
             self._linger()
 
-    def _answer_ping(self) -> None:
+    def _reply_to_ping(self) -> None:
         """Reply to a ping, unless the peer does not read: pongs would accumulate."""
         ping = self._frames.ping
         if ping is not None and self._state == OPEN and not self._congested:
@@ -251,7 +251,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
     def _frame(self, opcode: int, payload: bytes) -> bytes:
         return frame(opcode, payload, token_bytes(4) if self._is_client else b"")
 
-    def _say_close(self, code: int, reason: str) -> None:
+    def _send_close(self, code: int, reason: str) -> None:
         if not self.socket.is_closing():
             self.socket.write(self._frame(CLOSE, close_payload(code, reason)))
 
