@@ -114,10 +114,10 @@ class Machine(RuleBasedStateMachine):
 
     def pump(self) -> None:
         core = self.core
-        if core.wants_checkpoint():
+        if core.needs_checkpoint():
             self.write_removals()
             core.checkpoint()
-        elif core.wants_renewal():
+        elif core.needs_renewal():
             self.write_removals()
             self.epoch += 1
             self.disk = {one: (self.epoch, number) for one, (_, number) in self.disk.items()}
@@ -212,7 +212,9 @@ class Machine(RuleBasedStateMachine):
         """The client sends again what is not acknowledged, on a connection without holes."""
         for _ in range(min(reached, len(self.out))):
             self.broker_step()
-        self.may_overtake |= self.window > 1 and self.core.timer() is None and bool(self.core._held)
+        self.may_overtake |= (
+            self.window > 1 and self.core.timer() is None and bool(self.core._is_resending)
+        )
         # Refusals the client has not heard of are as good as never given.
         self.may_overtake |= self.window > 1 and any(reason == QUOTA for _, reason in self.back)
         self.back.clear()

@@ -45,12 +45,12 @@ class Wire:
         self.dialer = Dialer(list(behaves), policy or Reconnect(), 30.0, lambda: random)
 
     def begin(self) -> "Wire":
-        self.dialer.begin(self.now)
+        self.dialer.start(self.now)
         self._carry_out()
         return self
 
     def lose(self, error: ClientError) -> "Wire":
-        self.dialer.lost(error, self.now)
+        self.dialer.note_lost(error, self.now)
         self._carry_out()
         return self
 
@@ -283,15 +283,15 @@ def test_giving_up_after_a_time() -> None:
 
 def test_the_first_connection_may_have_a_policy_of_its_own() -> None:
     dialer = Dialer([A], Reconnect(), 30.0, lambda: 0.0)
-    dialer.begin(0.0, ONCE)
+    dialer.start(0.0, ONCE)
     assert dialer.actions() == [Open(A)]
     dialer.failed(A, REFUSED, 0.0)
     assert dialer.actions() == [GiveUp(REFUSED)]
-    dialer.begin(1.0, ONCE)
+    dialer.start(1.0, ONCE)
     dialer.opened(A, 1.0)
     dialer.connected(A, 1.0)
     dialer.actions()
-    dialer.lost(LOST, 2.0)
+    dialer.note_lost(LOST, 2.0)
     assert dialer.actions() == []
     dialer.handle_timer(3.0)
     dialer.failed(A, REFUSED, 3.0)
@@ -375,7 +375,7 @@ def test_references_are_bounded_and_can_be_switched_off() -> None:
         wire.behaves[name] = "open"
         wire.lose(refers(f"s{number}")).run(100)
         assert wire.dialer.server == name
-    assert len(wire.dialer._known()) == 1 + 8
+    assert len(wire.dialer._all_servers()) == 1 + 8
     wire = Wire({A: "open", B: "open"}, Reconnect(follow_references=False)).begin().run(1)
     wire.lose(refers("stranger b:1883")).run(1)
     assert wire.dialer.server == B
@@ -403,7 +403,7 @@ def test_random_worlds() -> None:
         alive: dict[Server, bool] = {}
         asked: Server | None = None
         opens = 0
-        dialer.begin(now)
+        dialer.start(now)
         for step in range(400):
             for action in dialer.actions():
                 match action:
@@ -422,7 +422,7 @@ def test_random_worlds() -> None:
                         raise AssertionError(f"seed {seed}: gave up")
             if dialer.server is not None:
                 assert not alive
-                dialer.lost(random.choice([LOST, SILENT]), now)
+                dialer.note_lost(random.choice([LOST, SILENT]), now)
                 continue
             if alive and random.random() < 0.6:
                 server = random.choice(list(alive))

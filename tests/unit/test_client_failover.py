@@ -569,9 +569,9 @@ def test_an_old_socket_that_closes_late_does_not_touch_the_new_connection() -> N
             is_sending.set()
             await future
             assert client.connections == 2
-            assert not old.lost.is_set()
+            assert not old.closed.is_set()
             may_go.set()
-            await old.lost.wait()
+            await old.closed.wait()
             await client.publish("t", b"", qos=1)
             assert client.connections == 2
             await client.disconnect()

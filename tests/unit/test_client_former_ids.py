@@ -62,11 +62,11 @@ def test_with_all_ids_nothing_is_released() -> None:
 
 def test_ids_stay_within_the_bound() -> None:
     ids = PacketIds(3)
-    assert [ids.take() for _ in range(3)] == [1, 2, 3]
+    assert [ids.allocate() for _ in range(3)] == [1, 2, 3]
     with pytest.raises(QueueFull, match="all 3"):
-        ids.take()
+        ids.allocate()
     ids.release(2)
-    assert ids.take() == 2
+    assert ids.allocate() == 2
     server = server_of(packet_ids_max=2)
     server.accept(False)
     server.sent()

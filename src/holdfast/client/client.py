@@ -34,7 +34,7 @@ from types import TracebackType
 from holdfast.client.connection import ConnectionManager, Outcome, PublishResult
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.protocol.effects import Message, Subscribed
-from holdfast.client.protocol.responses import check_answer
+from holdfast.client.protocol.responses import check_reason_codes
 from holdfast.client.transport.deadline import Deadline, Filter, request_of
 from holdfast.client.transport.transport import ClientSocket
 from holdfast.protocol.mqtt import properties as pr
@@ -158,7 +158,7 @@ class Client(ConnectionManager):
                     settled.append((index, PublishResult(reasons.SUCCESS, {})))
         transport.pump()
         for index, outcome in settled:
-            self._settle_batched(partial(on_settled, index), outcome)
+            self._resolve_batched(partial(on_settled, index), outcome)
 
     async def _room_for(self, qos: int) -> ClientSocket | None:
         """Wait until a message may be published. None: the client is reconnecting, and the message
@@ -168,7 +168,7 @@ class Client(ConnectionManager):
                 if not self._is_reconnecting():
                     return self._require()
                 if not qos:
-                    await self._settled.wait()
+                    await self._is_drained.wait()
                     continue
             elif not self._require().is_writable:
                 await self._require().writable()
@@ -199,21 +199,21 @@ class Client(ConnectionManager):
         requests = [request_of(one) for one in filters]
         if subscription_id:
             properties = {**(properties or {}), pr.SUBSCRIPTION_IDENTIFIER: [subscription_id]}
-        answer = await self._ask(
+        answer = await self._request(
             "SUBACK", lambda now: self.core.subscribe(requests, now, properties)
         )
         names = [one.filter for one in requests]
-        check_answer(answer.properties, answer.reasons, names, "subscribe to")
+        check_reason_codes(answer.properties, answer.reasons, names, "subscribe to")
         return answer.reasons
 
     async def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
         """Unsubscribe and return a reason code per filter (none with MQTT 3). Raises as
         `subscribe`."""
         names = list(filters)
-        answer = await self._ask(
+        answer = await self._request(
             "UNSUBACK", lambda now: self.core.unsubscribe(names, now, properties)
         )
-        check_answer(answer.properties, answer.reasons, names, "unsubscribe from")
+        check_reason_codes(answer.properties, answer.reasons, names, "unsubscribe from")
         return answer.reasons
 
     async def messages(self) -> AsyncIterator[Message]:
@@ -268,7 +268,7 @@ class Client(ConnectionManager):
         async with Deadline(self._request_timeout_s, "AUTH"):
             await self._reauthenticated
 
-    async def _ask(self, name: str, send: Callable[[float], int]) -> Subscribed:
+    async def _request(self, name: str, send: Callable[[float], int]) -> Subscribed:
         """Send a request and return the reply. If the connection is lost, send it again on the next
         one."""
         while True:

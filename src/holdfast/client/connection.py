@@ -126,8 +126,8 @@ class ConnectionManager:
         self._connected: asyncio.Future[bool] | None = None
         self._error: ClientError | None = None
         # Set while there is a connection, and when none is coming any more.
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._is_drained = asyncio.Event()
+        self._is_drained.set()
         self._is_over = asyncio.Event()
         self._is_over.set()
         self._received: deque[Message] = deque()
@@ -168,9 +168,9 @@ class ConnectionManager:
             raise ValueError("already connected")
         self._error = None
         self._is_over.clear()
-        self._settled.clear()
+        self._is_drained.clear()
         self._connected = asyncio.get_running_loop().create_future()
-        self._dialing.begin(policy)
+        self._dialing.start(policy)
         try:
             return await self._connected
         except asyncio.CancelledError:
@@ -184,7 +184,7 @@ class ConnectionManager:
         `connect`; their futures fail."""
         self._leave(reason, properties)
         if self._transport is not None:
-            await self._transport.lost.wait()
+            await self._transport.closed.wait()
 
     def abort(self) -> None:
         """Abort the connection or the attempt to make one, without DISCONNECT, so the server
@@ -208,7 +208,7 @@ class ConnectionManager:
         `disconnect`."""
         await self._is_over.wait()
         if self._transport is not None:
-            await self._transport.lost.wait()
+            await self._transport.closed.wait()
         return self._error
 
     # The transport
@@ -219,7 +219,7 @@ class ConnectionManager:
         return ClientSocket(self.core, self._handle, on_opened, on_failed)
 
     def _failed(self, server: Server, error: ClientError) -> None:
-        self._tell(self._on_connect_failed, error, server)
+        self._notify(self._on_connect_failed, error, server)
 
     def _is_reconnecting(self) -> bool:
         return self._reconnects and not self.is_connected and not self._is_over.is_set()
@@ -234,7 +234,7 @@ class ConnectionManager:
     async def _ready(self) -> ClientSocket:
         """The connection. Waits for it while the client reconnects."""
         while self._is_reconnecting():
-            await self._settled.wait()
+            await self._is_drained.wait()
         return self._require()
 
     # Effects
@@ -244,7 +244,7 @@ class ConnectionManager:
             case Received(message):
                 self._arrived(message)
             case Acknowledged():
-                self._settle(effect)
+                self._resolve(effect)
             case Subscribed(packet_id):
                 request = self._requests.pop(packet_id, None)
                 if request is not None and not request.done():
@@ -264,12 +264,12 @@ class ConnectionManager:
         self.connack_properties = properties
         self.connections += 1
         self._transport = self._dialing.connected()
-        self._settled.set()
+        self._is_drained.set()
         self._room.set()
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(session_present)
         assert self.server is not None
-        self._tell(self._on_connect, session_present, self.server)
+        self._notify(self._on_connect, session_present, self.server)
 
     def _arrived(self, message: Message) -> None:
         message.connection = self.connections
@@ -281,7 +281,7 @@ class ConnectionManager:
         if len(self._received) >= self._messages_max and self._transport is not None:
             self._transport.pause_reading()
 
-    def _settle(self, effect: Acknowledged) -> None:
+    def _resolve(self, effect: Acknowledged) -> None:
         self._room.set()
         if effect.reason < 0x80:
             outcome: Outcome = PublishResult(effect.reason, effect.properties)
@@ -289,7 +289,7 @@ class ConnectionManager:
             text = f"message refused: {reason_text(effect.reason)}"
             outcome = PublishRefused(text, effect.reason, reason_string(effect.properties))
         if effect.handle in self._batched:
-            self._settle_batched(self._batched.pop(effect.handle), outcome)
+            self._resolve_batched(self._batched.pop(effect.handle), outcome)
             return
         future = self._publishes.pop(effect.handle, None)
         if future is None or future.done():
@@ -299,7 +299,7 @@ class ConnectionManager:
         else:
             fail(future, outcome)
 
-    def _settle_batched(self, on_settled: Callable[[Outcome], None], outcome: Outcome) -> None:
+    def _resolve_batched(self, on_settled: Callable[[Outcome], None], outcome: Outcome) -> None:
         try:
             on_settled(outcome)
         except Exception as error:  # noqa: BLE001
@@ -313,11 +313,11 @@ class ConnectionManager:
             self._dialing.refused(error or ConnectionLost("disconnected"))
             return
         if error is not None:
-            self._tell(self._on_connection_lost, error)
+            self._notify(self._on_connection_lost, error)
         if error is None or not self._reconnects:
             self._end(error)
         else:
-            self._settled.clear()
+            self._is_drained.clear()
             self._room.set()
             for request in self._requests.values():
                 if not request.done():
@@ -325,14 +325,14 @@ class ConnectionManager:
             self._requests.clear()
             if self._reauthenticated is not None:
                 fail(self._reauthenticated, error)
-            self._dialing.lost(error)
+            self._dialing.note_lost(error)
 
     def _end(self, error: ClientError | None) -> None:
         """Fail everything that waits: there is no connection and none will follow."""
         self._error = error
         self._dialing.stop()
         self._is_over.set()
-        self._settled.set()
+        self._is_drained.set()
         self._arrival.set()
         self._room.set()
         failure = error if error is not None else NotConnected("disconnected")
@@ -345,13 +345,13 @@ class ConnectionManager:
         batched = list(self._batched.values())
         self._batched.clear()
         for on_settled in batched:
-            self._settle_batched(on_settled, failure)
+            self._resolve_batched(on_settled, failure)
         if self._connected is not None:
             fail(self._connected, failure)
         if self._reauthenticated is not None:
             fail(self._reauthenticated, failure)
 
-    def _tell(self, callback: Callable[..., None] | None, *arguments: object) -> None:
+    def _notify(self, callback: Callable[..., None] | None, *arguments: object) -> None:
         """Schedule a callback. The loop reports an error in it, and the connection continues."""
         if callback is not None:
             asyncio.get_running_loop().call_soon(callback, *arguments)

@@ -39,7 +39,7 @@ from holdfast.client.protocol.limits import ServerLimits
 from holdfast.client.protocol.outgoing import PACKET_ID_MAX, OutgoingPublish
 from holdfast.client.protocol.responses import (
     authentication_data,
-    check_answer,
+    check_reason_codes,
     reason_string,
     server_reference,
 )
@@ -87,7 +87,7 @@ class ClientProtocol(RequestSender):
         """The time at which `handle_timer` is due, or None."""
         if self.state == CONNECTING:
             return self._deadline
-        return self._keep_alive.timer(self._is_owed()) if self.state == CONNECTED else None
+        return self._keep_alive.timer(self._is_reply_due()) if self.state == CONNECTED else None
 
     # Calls of the application
 
@@ -167,7 +167,7 @@ class ClientProtocol(RequestSender):
 
     def handle_reading(self, paused: bool, now: float) -> None:
         """Note that the driver stopped or resumed reading: meanwhile it receives no PINGRESP."""
-        self._keep_alive.hold(paused, now)
+        self._keep_alive.set_paused(paused, now)
 
     def handle_progress(self, now: float) -> None:
         """Note that the transport has sent waiting bytes, so the peer is alive."""
@@ -186,8 +186,8 @@ class ClientProtocol(RequestSender):
             return
         if self.state != CONNECTED:
             return
-        is_owed = self._is_owed()
-        if now >= self._keep_alive.lost_at(is_owed):
+        is_owed = self._is_reply_due()
+        if now >= self._keep_alive.times_out_at(is_owed):
             text = "the server does not answer" if is_owed else "the server does not answer pings"
             self._fail(ConnectionLost(text, reasons.KEEP_ALIVE_TIMEOUT), now)
             return
@@ -257,7 +257,7 @@ class ClientProtocol(RequestSender):
         for publish in released:
             self._send(encode_ack(pk.PUBREL, publish.packet_id, reasons.SUCCESS, self.version), now)
         if not packet.session_present:
-            self._subscribe_again(now)
+            self._resubscribe(now)
         self._refuse_unfit()
 
     def _release_former_ids(self, now: float) -> None:
@@ -384,18 +384,18 @@ class ClientProtocol(RequestSender):
                 self.subscriptions.grant(request.subscriptions, request.properties, codes)
             else:
                 self.subscriptions.remove(request.filters, codes)
-        if not request.is_again:
+        if not request.is_resubscription:
             self._effects.append(Subscribed(packet.packet_id, codes, packet.properties))
             return
         try:
-            check_answer(packet.properties, codes, request.filters, "subscribe again to")
+            check_reason_codes(packet.properties, codes, request.filters, "subscribe again to")
         except SubscribeRefused as error:
             # Without it the client would receive nothing, and could not notice that.
             self._send(encode(pk.Disconnect(reasons.SUCCESS, {}), self.version), now)
             self._close(error)
 
     def _handle_pingresp(self, packet: pk.Packet, now: float) -> None:
-        self._keep_alive.answered()
+        self._keep_alive.note_pingresp()
 
     def _handle_disconnect(self, packet: pk.Packet, now: float) -> None:
         assert isinstance(packet, pk.Disconnect)

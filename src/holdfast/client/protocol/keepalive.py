@@ -30,16 +30,16 @@ class KeepAlive:
         self._ping_interval_s = ping_interval_s
         self._sent = 0.0
         self._received = 0.0
-        self._asked = 0.0
+        self._requested_at = 0.0
         self._pinged: float | None = None
-        self._held = False
+        self._is_paused = False
 
     def start(self, now: float) -> None:
         """Begin a connection."""
         self.interval_s = 0.0
-        self._sent = self._received = self._asked = now
+        self._sent = self._received = self._requested_at = now
         self._pinged = None
-        self._held = False
+        self._is_paused = False
 
     def sent(self, now: float) -> None:
         """Note that a packet was sent."""
@@ -49,34 +49,34 @@ class KeepAlive:
         """Note that bytes arrived."""
         self._received = now
 
-    def asked(self, now: float) -> None:
+    def note_request(self, now: float) -> None:
         """Note a packet that needs a reply, while no other reply is owed."""
-        self._asked = now
+        self._requested_at = now
 
     def pinged(self, now: float) -> None:
         """Note that a PINGREQ was sent."""
         self._pinged = now
 
-    def answered(self) -> None:
+    def note_pingresp(self) -> None:
         """Note that its PINGRESP arrived."""
         self._pinged = None
 
-    def hold(self, held: bool, now: float) -> None:
+    def set_paused(self, is_paused: bool, now: float) -> None:
         """Note whether the client reads. While it does not, silence is no sign of the server's
         state."""
-        self._held = held
+        self._is_paused = is_paused
         self._received = now
         if self._pinged is not None:
             self._pinged = now
 
     def progressed(self, now: float) -> None:
         """Note that the server takes bytes. Until it has all of them it can owe no reply."""
-        self.hold(self._held, now)
+        self.set_paused(self._is_paused, now)
 
     def ping_at(self, is_owed: bool) -> float:
         """The time of the next ping, or NEVER."""
         interval_s = self.interval_s
-        if self._held:
+        if self._is_paused:
             return self._sent + interval_s if interval_s else NEVER
         if self._pinged is not None:
             return NEVER
@@ -87,15 +87,15 @@ class KeepAlive:
         if self._ping_interval_s:
             due = min(due, received + self._ping_interval_s)
         if is_owed and self._response_timeout_s is not None:
-            since = self._asked if self._asked > received else received
+            since = self._requested_at if self._requested_at > received else received
             at = since + self._response_timeout_s / 2
             if at < due:
                 due = at
         return due
 
-    def lost_at(self, is_owed: bool) -> float:
+    def times_out_at(self, is_owed: bool) -> float:
         """The time at which a silent server counts as down, or NEVER if no reply is awaited."""
-        if self._held:
+        if self._is_paused:
             return NEVER
         pinged = self._pinged
         due = NEVER
@@ -105,7 +105,7 @@ class KeepAlive:
         elif not is_owed:
             return NEVER
         if self._response_timeout_s is not None:
-            since = self._asked if is_owed or pinged is None else pinged
+            since = self._requested_at if is_owed or pinged is None else pinged
             at = (since if since > self._received else self._received) + self._response_timeout_s
             if at < due:
                 due = at
@@ -114,6 +114,6 @@ class KeepAlive:
     def timer(self, is_owed: bool) -> float | None:
         """The earlier of the two times, or None. Called for each packet that is sent."""
         ping_at = self.ping_at(is_owed)
-        lost_at = self.lost_at(is_owed)
+        lost_at = self.times_out_at(is_owed)
         when = ping_at if ping_at < lost_at else lost_at
         return when if when < NEVER else None

@@ -56,7 +56,7 @@ class PacketIds:
         """Whether all packet ids are in use."""
         return len(self.used) >= self.id_max
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A free id [MQTT-2.2.1-3]. Raises `QueueFull` if all are in use."""
         if self.is_full():
             raise QueueFull(f"all {self.id_max:,} packet ids wait for an acknowledgement")
@@ -114,7 +114,7 @@ class OutgoingMessages:
         if publish.packet_id == 0:
             if self._ids.is_full():
                 return None
-            publish.packet_id = self._ids.take()
+            publish.packet_id = self._ids.allocate()
         self.waiting.popleft()
         publish.state = AWAITING_PUBACK if publish.qos == 1 else AWAITING_PUBREC
         self.inflight[publish.packet_id] = publish

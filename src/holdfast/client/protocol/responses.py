@@ -35,7 +35,7 @@ def authentication_data(properties: Properties) -> bytes | None:
     return data if isinstance(data, bytes) else None
 
 
-def check_answer(
+def check_reason_codes(
     properties: Properties, codes: Sequence[int], filters: Sequence[str], verb: str
 ) -> None:
     """Raise `SubscribeRefused` for the first refused filter of a SUBACK or UNSUBACK."""

@@ -31,13 +31,13 @@ class PendingRequest:
         filters: list[str],
         subscriptions: list[pk.SubscriptionRequest] | None,
         properties: Properties,
-        is_again: bool,
+        is_resubscription: bool,
     ) -> None:
         self.filters = filters
         self.subscriptions = subscriptions
         """The subscriptions of a SUBSCRIBE; None: this is an UNSUBSCRIBE."""
         self.properties = properties
-        self.is_again = is_again
+        self.is_resubscription = is_resubscription
         """True: the core repeats the subscriptions, so no caller waits for the reply."""
 
 
@@ -147,10 +147,10 @@ class RequestSender:
         """Send within the window."""
         if self.state != CONNECTED:
             return
-        is_owed = self._is_owed()
+        is_owed = self._is_reply_due()
         publish = self.outgoing.next_ready()
         if publish is not None and not is_owed:
-            self._keep_alive.asked(now)
+            self._keep_alive.note_request(now)
         while publish is not None:
             self._send_publish(publish, now)
             publish = self.outgoing.next_ready()
@@ -182,7 +182,7 @@ class RequestSender:
 
     def _request(self, request: PendingRequest, now: float) -> int:
         self._check_connected()
-        packet_id = self._ids.take()
+        packet_id = self._ids.allocate()
         packet: pk.Packet
         if request.subscriptions is not None:
             packet = pk.Subscribe(packet_id, request.subscriptions, request.properties)
@@ -193,13 +193,13 @@ class RequestSender:
         except Exception:
             self._ids.release(packet_id)
             raise
-        if not self._is_owed():
-            self._keep_alive.asked(now)
+        if not self._is_reply_due():
+            self._keep_alive.note_request(now)
         self._requests[packet_id] = request
         self._send(data, now)
         return packet_id
 
-    def _subscribe_again(self, now: float) -> None:
+    def _resubscribe(self, now: float) -> None:
         if self.subscriptions is None:
             return
         for batch in self.subscriptions.batches(self.limits.packet_bytes_max):
@@ -210,6 +210,6 @@ class RequestSender:
         if self.state != CONNECTED:
             raise NotConnected("there is no connection")
 
-    def _is_owed(self) -> bool:
+    def _is_reply_due(self) -> bool:
         """Whether the server owes a reply to a packet other than a ping."""
         return bool(self.outgoing.inflight) or bool(self._requests)

@@ -7,9 +7,9 @@ messages after a refused one. With window 1 it holds at every broker.
 
 Epochs: a broker refuses a message with an epoch below the newest it has stored. So the first
 message of a newer epoch leaves only after all of the older one are settled and durably removed
-(`wants_checkpoint`): none of them can be sent again afterwards.
+(`needs_checkpoint`): none of them can be sent again afterwards.
 
-Renewal: `wants_renewal` asks for a new epoch for all waiting messages, in two cases. A later
+Renewal: `needs_renewal` asks for a new epoch for all waiting messages, in two cases. A later
 message was stored although an earlier one was refused: the broker would take the earlier one for a
 repetition and drop it. Or the message that was refused for now has left the queue, and the broker
 would wait for it for ever.
@@ -67,9 +67,9 @@ class QueueCore:
         """Messages that a later one has overtaken at the server."""
         self.stopped = False
         self._backoff = QueueBackoff(random)
-        self._again: list[QueueEntry] = []
+        self._to_resend: list[QueueEntry] = []
         # After a refusal no message is sent before this time, and before all inflight are settled.
-        self._held = False
+        self._is_resending = False
         self._resume_at = 0.0
         self._probing = False
         self._epoch = -1
@@ -87,15 +87,15 @@ class QueueCore:
         """The message to pass to the client now, or None."""
         if not self.pending or self.stopped:
             return None
-        if self._held:
+        if self._is_resending:
             if self.inflight or now < self._resume_at:
                 return None
-            self._held = False
+            self._is_resending = False
             self._probing = True
         if len(self.inflight) >= (1 if self._probing else self.window):
             return None
         entry = self.pending[0]
-        if entry.epoch != self._epoch or self.wants_renewal():
+        if entry.epoch != self._epoch or self.needs_renewal():
             return None
         self.pending.popleft()
         self.pending_size -= entry.size
@@ -105,22 +105,22 @@ class QueueCore:
         entry.attempts += 1
         return entry
 
-    def wants_checkpoint(self) -> bool:
+    def needs_checkpoint(self) -> bool:
         """Whether the removals so far must become durable before the next message is sent. Then
         call `checkpoint`."""
         return (
             bool(self.pending)
             and not self.inflight
-            and not self._again
+            and not self._to_resend
             and self.pending[0].epoch != self._epoch
         )
 
     def checkpoint(self) -> None:
         """Begin the next message's epoch, because the removals are durable."""
-        if self.wants_checkpoint():
+        if self.needs_checkpoint():
             self._begin_epoch(self.pending[0].epoch)
 
-    def wants_renewal(self) -> bool:
+    def needs_renewal(self) -> bool:
         """Whether all waiting messages need a new epoch. Make it durable, then call `renew`."""
         return (
             bool(self.pending)
@@ -137,7 +137,7 @@ class QueueCore:
 
     def timer(self) -> float | None:
         """The time at which `next` may return a message without another event, or None."""
-        if self._held and not self.inflight and self.pending and not self.stopped:
+        if self._is_resending and not self.inflight and self.pending and not self.stopped:
             return self._resume_at
         return None
 
@@ -149,8 +149,8 @@ class QueueCore:
         self._delivered_last = max(self._delivered_last, sequence)
         if sequence == self._refused_first:
             self._refused_first = 0
-        if self._held:
-            self._settle_held()
+        if self._is_resending:
+            self._requeue_resends()
         else:
             self._probing = False
             self._backoff.reset()
@@ -164,8 +164,8 @@ class QueueCore:
         if sequence == self._refused_first:
             self._refused_first = 0
             self._refused_has_left = True
-        if self._held:
-            self._settle_held()
+        if self._is_resending:
+            self._requeue_resends()
         return entry
 
     def retry(self, sequence: int, now: float, refused: bool) -> None:
@@ -179,19 +179,19 @@ class QueueCore:
             self._refused_first = 0
         elif not self._refused_first or sequence < self._refused_first:
             self._refused_first = sequence
-        self._again.append(entry)
-        if not self._held:
-            self.hold(now)
-        self._settle_held()
+        self._to_resend.append(entry)
+        if not self._is_resending:
+            self.back_off(now)
+        self._requeue_resends()
 
-    def hold(self, now: float) -> None:
+    def back_off(self, now: float) -> None:
         """Send nothing for the next back-off delay."""
-        self._held = True
+        self._is_resending = True
         self._resume_at = now + self._backoff.next_s()
 
     def oldest_put_at(self) -> float | None:
         """The time of the oldest message in seconds since 1970, or None."""
-        times = [entry.put_at for entry in (*self.inflight.values(), *self._again)]
+        times = [entry.put_at for entry in (*self.inflight.values(), *self._to_resend)]
         if self.pending:
             times.append(self.pending[0].put_at)
         return min(times, default=None)
@@ -222,12 +222,12 @@ class QueueCore:
         self._refused_first = 0
         self._refused_has_left = False
 
-    def _settle_held(self) -> None:
+    def _requeue_resends(self) -> None:
         """Move the messages to be sent again to the front, in order, once none is inflight."""
-        if self.inflight or not self._again:
+        if self.inflight or not self._to_resend:
             return
-        self._again.sort(key=lambda entry: entry.sequence)
-        self.overtaken += sum(entry.sequence < self._delivered_last for entry in self._again)
-        self.pending.extendleft(reversed(self._again))
-        self.pending_size += sum(entry.size for entry in self._again)
-        self._again.clear()
+        self._to_resend.sort(key=lambda entry: entry.sequence)
+        self.overtaken += sum(entry.sequence < self._delivered_last for entry in self._to_resend)
+        self.pending.extendleft(reversed(self._to_resend))
+        self.pending_size += sum(entry.size for entry in self._to_resend)
+        self._to_resend.clear()

@@ -213,10 +213,10 @@ class PublishQueue:
             raise self.error
         writer, room = self._open_writer(), self._room
         if room.has_room(entry.size):
-            room.take(entry.size)
+            room.reserve(entry.size)
             if not self._store.blocking:
                 writer.add(Put(entry, None))
-                await self._share_the_loop()
+                await self._yield_to_loop()
                 return entry.sequence
             put = Put(entry, asyncio.get_running_loop().create_future())
             writer.add(put)
@@ -255,7 +255,7 @@ class PublishQueue:
             raise QueueClosed("the queue is not open")
         return self._writer
 
-    async def _share_the_loop(self) -> None:
+    async def _yield_to_loop(self) -> None:
         self._puts_in_a_row += 1
         if self._puts_in_a_row >= PUTS_IN_A_ROW:
             self._puts_in_a_row = 0
@@ -272,13 +272,13 @@ class PublishQueue:
 
     def _dropped(self, puts: list[Put]) -> None:
         for put in puts:
-            self._room.give(put.reserved)
+            self._room.release(put.reserved)
         self._made_room()
 
     # Reports of the sender
 
     def _left(self, entry: QueueEntry) -> None:
-        self._room.give(entry.size)
+        self._room.release(entry.size)
         self._made_room()
 
     def _made_room(self) -> None:

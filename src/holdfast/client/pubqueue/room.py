@@ -24,12 +24,12 @@ class Room:
         """Whether a message fits without overtaking waiting ones."""
         return not self.waiting and self._fits(size)
 
-    def take(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Take room for a message."""
         self.length += 1
         self.size += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Give back the room of a message."""
         self.length -= 1
         self.size -= size
@@ -47,7 +47,7 @@ class Room:
                 continue
             if not self._fits(put.reserved):
                 return None
-            self.take(put.reserved)
+            self.reserve(put.reserved)
             return self.waiting.popleft()
         return None
 

@@ -186,20 +186,20 @@ class Sender:
     async def _prepare(self) -> None:
         """Load and make durable what the next message requires."""
         core = self.core
-        if self._wants_load():
+        if self._needs_load():
             tail = self._tail
             entries = await self._writer.read(self._loaded_to, LOADED_MAX, LOADED_BYTES_MAX)
             for entry in entries:
                 core.add(entry)
             self._loaded_to = entries[-1].sequence if entries else tail
         self._expire()
-        if core.wants_checkpoint():
+        if core.needs_checkpoint():
             await self._writer.checkpoint()
             core.checkpoint()
-        elif core.wants_renewal():
+        elif core.needs_renewal():
             core.renew(await self._writer.renew())
 
-    def _wants_load(self) -> bool:
+    def _needs_load(self) -> bool:
         if self._loaded_to >= self._tail:
             return False
         return not self._has_loaded(LOADED_MAX // 2, LOADED_BYTES_MAX // 2)
@@ -217,7 +217,7 @@ class Sender:
             if not client.is_connected:
                 when = core.timer()
                 if when is not None and when <= now:
-                    core.hold(now)
+                    core.back_off(now)
                 return
             self._offline = False
         while True:
@@ -263,7 +263,7 @@ class Sender:
             messages.append((entry.topic, entry.payload, entry.retain, self._properties(entry)))
         if entries:
             self._client.submit_batch(
-                messages, lambda index, outcome: self._settled(entries[index].sequence, outcome)
+                messages, lambda index, outcome: self._resolved(entries[index].sequence, outcome)
             )
         return size < BATCH_BYTES_MAX
 
@@ -276,7 +276,7 @@ class Sender:
         core = self.core
         if not core.inflight and core.pending and self._client.is_ready:
             is_plain = not (self._offline or self._submitting or core.next_expiry())
-            if is_plain and not self._wants_load() and not core.wants_checkpoint():
+            if is_plain and not self._needs_load() and not core.needs_checkpoint():
                 is_all = self._send_batch(asyncio.get_running_loop().time())
                 if is_all and not core.next_expiry():
                     return
@@ -296,7 +296,7 @@ class Sender:
 
     def _arm(self) -> None:
         """Wake the pump at the next time at which it has work."""
-        if self._wants_load() or self.core.wants_checkpoint() or self.core.wants_renewal():
+        if self._needs_load() or self.core.needs_checkpoint() or self.core.needs_renewal():
             self._wake.set()
             return
         loop = asyncio.get_running_loop()
@@ -316,16 +316,16 @@ class Sender:
 
     def _submitted(self, sequence: int, future: "asyncio.Future[PublishResult]") -> None:
         if future.cancelled():
-            self._settled(sequence, QueueClosed("the wait was cancelled"))
+            self._resolved(sequence, QueueClosed("the wait was cancelled"))
             return
         error = future.exception()
         if error is None:
-            self._settled(sequence, future.result())
+            self._resolved(sequence, future.result())
         else:
             failure = error if isinstance(error, ClientError) else ClientError(repr(error))
-            self._settled(sequence, failure)
+            self._resolved(sequence, failure)
 
-    def _settled(self, sequence: int, outcome: Outcome) -> None:
+    def _resolved(self, sequence: int, outcome: Outcome) -> None:
         if self._is_over:
             return
         if isinstance(outcome, PublishResult):

@@ -87,9 +87,9 @@ class Dialer:
         self._references: list[Server] = []
         self._first = self._servers[0]
         self._attempts: dict[Server, bool] = {}  # True: the socket is open.
-        self._asked: Server | None = None
+        self._candidate: Server | None = None
         """The server that has been sent CONNECT."""
-        self._asked_at = 0.0
+        self._connect_sent_at = 0.0
         self._patience_s = policy.connack_timeout_s
         self._dialing = False
         self._round: list[Server] = []
@@ -116,13 +116,13 @@ class Dialer:
         times = [self._next_round_at, self._give_up_at]
         if self._round:
             times.append(self._next_open_at)
-        if self._asked is not None and self._other_open() is not None:
-            times.append(self._asked_at + self._patience_s)
+        if self._candidate is not None and self._other_open() is not None:
+            times.append(self._connect_sent_at + self._patience_s)
         return min((one for one in times if one is not None), default=None)
 
     # Calls of the application
 
-    def begin(self, now: float, policy: Reconnect | None = None) -> None:
+    def start(self, now: float, policy: Reconnect | None = None) -> None:
         """Start to dial with the first round at once. `policy` is for this time only."""
         self._policy = policy or self._usual_policy
         self._backoff.reset()
@@ -149,7 +149,7 @@ class Dialer:
     def connected(self, server: Server, now: float) -> None:
         """Note that CONNACK has come, and abort the other attempts."""
         del self._attempts[server]
-        self._asked = None
+        self._candidate = None
         self.stop()
         self.server = self._first = server
         self._connected_at = now
@@ -159,8 +159,8 @@ class Dialer:
     def failed(self, server: Server, error: ClientError, now: float) -> None:
         """Note that an attempt ended without a connection."""
         del self._attempts[server]
-        if self._asked == server:
-            self._asked = None
+        if self._candidate == server:
+            self._candidate = None
             if not isinstance(error, ConnectionRefused):
                 self._note_stray(now)
         self._errors[server] = error
@@ -172,13 +172,13 @@ class Dialer:
         self._next_open_at = now
         self._advance(now)
 
-    def lost(self, error: ClientError, now: float) -> None:
+    def note_lost(self, error: ClientError, now: float) -> None:
         """Dial again, because the connection was lost."""
         server = self.server
         assert server is not None
         self.server = None
         self._errors = {server: error}
-        by_ourselves = error.reason == reasons.SESSION_TAKEN_OVER and self._takes_stray(now)
+        by_ourselves = error.reason == reasons.SESSION_TAKEN_OVER and self._expects_stray(now)
         if not is_transient(error) and not by_ourselves:
             self._give_up(error)
             return
@@ -186,7 +186,7 @@ class Dialer:
             self._backoff.reset()
         if error.reason == reasons.KEEP_ALIVE_TIMEOUT:
             # A silent server may still accept sockets without ever replying.
-            known = self._known()
+            known = self._all_servers()
             self._first = known[(known.index(server) + 1) % len(known)]
         self._follow(error, server)
         self._start_dialing(now)
@@ -212,7 +212,7 @@ class Dialer:
         self._give_up_at = None if limit_s is None else now + limit_s
 
     def _advance(self, now: float) -> None:
-        self._ask_next(now)
+        self._send_next_connect(now)
         if self._next_round_at is not None and now >= self._next_round_at:
             self._next_round_at = None
             self._round_count += 1
@@ -229,15 +229,15 @@ class Dialer:
         if self._round_count == self._policy.attempts_max:
             if not self._attempts:
                 self._give_up(self._summary("no server could be reached"))
-        elif any(one not in self._attempts for one in self._known()):
+        elif any(one not in self._attempts for one in self._all_servers()):
             self._next_round_at = now + self._backoff.next_s(self._policy)
 
     def _order(self) -> list[Server]:
-        known = self._known()
+        known = self._all_servers()
         start = known.index(self._first) if self._first in known else 0
         return known[start:] + known[:start]
 
-    def _known(self) -> list[Server]:
+    def _all_servers(self) -> list[Server]:
         return [*self._references, *self._servers]
 
     def _follow(self, error: ClientError, origin: Server) -> None:
@@ -252,32 +252,32 @@ class Dialer:
         kept = [one for one in self._references if one not in fresh]
         self._references = (fresh + kept)[:REFERENCES_MAX]
         self._first = named[0]
-        known = self._known()
+        known = self._all_servers()
         self._errors = {one: self._errors[one] for one in self._errors if one in known}
 
     # CONNECT
 
-    def _ask_next(self, now: float) -> None:
+    def _send_next_connect(self, now: float) -> None:
         """Send CONNECT to one open attempt at a time."""
         following = self._other_open()
         if following is None:
             return
-        late = self._asked
+        late = self._candidate
         if late is not None:
-            if now < self._asked_at + self._patience_s:
+            if now < self._connect_sent_at + self._patience_s:
                 return
             self._patience_s = min(2 * self._patience_s, self._connect_timeout_s)
             self._errors[late] = TimedOut("no CONNACK yet when another server was there")
             self._note_stray(now)
             self._drop(late)
-        self._asked = following
-        self._asked_at = now
+        self._candidate = following
+        self._connect_sent_at = now
         self._actions.append(Start(following))
 
     def _other_open(self) -> Server | None:
         """An open attempt without CONNECT."""
         for server, is_open in self._attempts.items():
-            if is_open and server != self._asked:
+            if is_open and server != self._candidate:
                 return server
         return None
 
@@ -286,7 +286,7 @@ class Dialer:
         client takes over its own session, without another client's doing."""
         self._strays.append(now + STRAY_S)
 
-    def _takes_stray(self, now: float) -> bool:
+    def _expects_stray(self, now: float) -> bool:
         """Whether a CONNECT of this client may have arrived late. Each takes over once, so another
         client with the same id is detected after as many takeovers as there were strays."""
         while self._strays and self._strays[0] <= now:
@@ -300,8 +300,8 @@ class Dialer:
 
     def _drop(self, server: Server) -> None:
         del self._attempts[server]
-        if self._asked == server:
-            self._asked = None
+        if self._candidate == server:
+            self._candidate = None
         self._actions.append(Drop(server))
 
     def _give_up(self, error: ClientError) -> None:
@@ -314,7 +314,7 @@ class Dialer:
         errors = self._errors
         if len(errors) == 1 and self._policy.give_up_after_s is None:
             return next(iter(errors.values()))
-        told = [_told(server, error) for server, error in errors.items()]
+        told = [_with_address(server, error) for server, error in errors.items()]
         codes = {error.reason for error in errors.values()}
         summary = ConnectionLost("; ".join([text, *told]), codes.pop() if len(codes) == 1 else -1)
         for error in errors.values():
@@ -322,6 +322,6 @@ class Dialer:
         return summary
 
 
-def _told(server: Server, error: ClientError) -> str:
+def _with_address(server: Server, error: ClientError) -> str:
     text = str(error)
     return text if text.startswith(server.address) else f"{server.address}: {text}"

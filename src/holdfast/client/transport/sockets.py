@@ -77,13 +77,13 @@ class SocketDialer:
         self._on_failed = on_failed
         self._on_given_up = on_given_up
         self._attempts: dict[Server, _Attempt] = {}
-        self._asked: _Attempt | None = None
+        self._candidate: _Attempt | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_busy = False
 
-    def begin(self, policy: Reconnect | None) -> None:
+    def start(self, policy: Reconnect | None) -> None:
         """Start to dial. `policy` is for this time only."""
-        self.dialer.begin(_now(), policy)
+        self.dialer.start(_now(), policy)
         self._carry_out()
 
     def stop(self) -> None:
@@ -94,13 +94,13 @@ class SocketDialer:
     @property
     def is_asking(self) -> bool:
         """Whether a CONNECT waits for its CONNACK."""
-        return self._asked is not None
+        return self._candidate is not None
 
     def connected(self) -> ClientSocket:
         """Note that CONNACK has come. Returns its transport."""
-        attempt = self._asked
+        attempt = self._candidate
         assert attempt is not None
-        self._asked = None
+        self._candidate = None
         del self._attempts[attempt.server]
         self.dialer.connected(attempt.server, _now())
         self._carry_out()
@@ -108,14 +108,14 @@ class SocketDialer:
 
     def refused(self, error: ClientError) -> None:
         """Note that the connection ended before CONNACK."""
-        attempt = self._asked
+        attempt = self._candidate
         assert attempt is not None
-        self._asked = None
+        self._candidate = None
         self._failed(attempt, error)
 
-    def lost(self, error: ClientError) -> None:
+    def note_lost(self, error: ClientError) -> None:
         """Note that the connection of `connected` ended."""
-        self.dialer.lost(error, _now())
+        self.dialer.note_lost(error, _now())
         self._carry_out()
 
     def _opened(self, attempt: "_Attempt") -> None:
@@ -154,12 +154,12 @@ class SocketDialer:
             case Open(server):
                 self._open(server)
             case Start(server):
-                self._asked = self._attempts[server]
-                self._asked.transport.start()
+                self._candidate = self._attempts[server]
+                self._candidate.transport.start()
             case Drop(server):
                 attempt = self._attempts.pop(server)
-                if attempt is self._asked:
-                    self._asked = None
+                if attempt is self._candidate:
+                    self._candidate = None
                 attempt.abandon()
             case GiveUp(error):
                 self._on_given_up(error)

@@ -48,7 +48,7 @@ class ClientSocket(asyncio.Protocol):
         self._writable.set()
         self.opened = asyncio.Event()
         """The event that the socket is open, TLS and WebSocket included."""
-        self.lost = asyncio.Event()
+        self.closed = asyncio.Event()
         """The event that the socket is closed."""
 
     # asyncio.Protocol
@@ -85,7 +85,7 @@ class ClientSocket(asyncio.Protocol):
             self._fail(failure)
         self._transport = None
         self._writable.set()
-        self.lost.set()
+        self.closed.set()
 
     def pause_writing(self) -> None:
         """Let publishers wait."""
