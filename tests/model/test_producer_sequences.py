@@ -209,10 +209,10 @@ class World:
         found = {
             (name, place.partition): (place.epoch, place.sequence)
             for name, producer in table.by_id.items()
-            for place in producer.places()
+            for place in producer.positions()
         }
         assert found == expected
-        assert table.places == len(found)
+        assert table.position_count == len(found)
 
     def step(self) -> None:
         dice = self.random.random()

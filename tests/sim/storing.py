@@ -137,7 +137,7 @@ class ProcessDisk:
         self._journal.wrote(group)
         self._journal.commit(group)
         self._state.release_committed()
-        self._state.release_stalled()
+        self._state.resume_inputs()
         self._state.effects.extend(self.deferred)
         self.deferred.clear()
         if self.watch.ended(self.watch.journal, self._state.now):

@@ -135,7 +135,7 @@ class NodeBench:
             if self.settles is not None:
                 self.journal.next_offset[record.partition] = record.offset + 1
                 self.node.state.delivered[:] = self.journal.next_offset
-                recovery.settle(self.settles())
+                recovery.precompute(self.settles())
         self.journal.next_offset[:] = ends
         self.node.state.delivered[:] = ends
         recovery.finish()
@@ -191,7 +191,7 @@ class NodeBench:
             self.journal.commit(group)
         self.in_flight = []
         self.node.state.release_committed()
-        self.node.state.release_stalled()
+        self.node.state.resume_inputs()
 
     def settle(self) -> None:
         """Commit and run until nothing waits for the disk."""

@@ -147,7 +147,7 @@ def test_a_node_without_clients_has_no_doubt() -> None:
     bench.state.sessions.clear()
     bench.go_on_at(3.0)
     assert bench.requests == 0
-    assert not bench.state.is_unsure
+    assert not bench.state.is_ownership_expired
 
 
 def test_clients_that_wait_for_their_sessions_are_clients() -> None:
@@ -155,7 +155,7 @@ def test_clients_that_wait_for_their_sessions_are_clients() -> None:
     bench.state.sessions.clear()
     bench.is_asking = True
     bench.go_on_at(3.0)
-    assert bench.state.is_unsure
+    assert bench.state.is_ownership_expired
 
 
 def test_who_comes_to_a_node_that_is_ill_finds_it_in_doubt() -> None:
@@ -163,17 +163,17 @@ def test_who_comes_to_a_node_that_is_ill_finds_it_in_doubt() -> None:
     bench.state.sessions.clear()
     bench.doubt.set_ill(True, 0.1)
     bench.go_on_at(0.2)
-    assert not bench.state.is_unsure
+    assert not bench.state.is_ownership_expired
     bench.is_asking = True
     bench.go_on_at(0.3)
-    assert bench.state.is_unsure
+    assert bench.state.is_ownership_expired
     bench.know()
     bench.go_on_at(0.4)
-    assert bench.state.is_unsure
+    assert bench.state.is_ownership_expired
     bench.doubt.set_ill(False, 0.5)
     bench.go_on_at(0.6)
     bench.know()
-    assert not bench.state.is_unsure
+    assert not bench.state.is_ownership_expired
 
 
 def test_a_node_that_is_not_heard_by_one_that_decides_is_in_doubt() -> None:
@@ -265,4 +265,4 @@ def test_a_session_is_closed_whose_partition_nobody_leads() -> None:
     assert not bench.can_send()
     bench.run(3.5 + LEADERLESS_S, "n2", "n3")
     assert bench.connection.state == CLOSED
-    assert not bench.state.is_unsure
+    assert not bench.state.is_ownership_expired

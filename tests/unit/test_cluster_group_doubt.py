@@ -87,16 +87,16 @@ def test_what_waits_for_a_member_goes_back() -> None:
     node.assign(5, 6, 7)
     assert len(node.session.inflight) == 1
     assert node.returned() == []
-    node.state.is_unsure = True
+    node.state.is_ownership_expired = True
     assert node.returned() == [(0, 6), (0, 7)]
 
 
 def test_what_is_assigned_meanwhile_goes_back_unseen() -> None:
     """It may have been on its way since before."""
     node = Node()
-    node.state.is_unsure = True
+    node.state.is_ownership_expired = True
     node.assign(5)
-    node.state.is_unsure = False
+    node.state.is_ownership_expired = False
     assert node.returned() == [(0, 5)]
     assert not node.session.inflight
 
@@ -105,7 +105,7 @@ def test_the_coordinator_learns_what_members_can_take() -> None:
     node = Node()
     limits = []
     for is_unsure in (True, False):
-        node.state.is_unsure = is_unsure
+        node.state.is_ownership_expired = is_unsure
         node.shares.flush()
         limits.append(node.reports[-1].limit)
     assert limits == [0, 1]

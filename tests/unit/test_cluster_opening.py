@@ -208,14 +208,14 @@ def test_in_doubt_no_session_begins_that_a_record_tells_of(present: bool, is_clo
     bench = Bench()
     there = bench.connect()
     bench.wait(ASK_AFTER_S)
-    bench.state.is_unsure = True
+    bench.state.is_ownership_expired = True
     bench.answer(1, epoch=7, present=present)
     bench.record(epoch=7)
     if present:
         bench.pass_barrier()
     bench.opener.applied()
     assert there.state == OPENING
-    bench.state.is_unsure = False
+    bench.state.is_ownership_expired = False
     bench.opener.doubt_is_over()
     bench.opener.applied()
     assert there.state == OPENING
@@ -227,7 +227,7 @@ def test_in_doubt_no_session_begins_that_a_record_tells_of(present: bool, is_clo
 
 def test_in_doubt_a_session_without_a_record_begins() -> None:
     bench = Bench()
-    bench.state.is_unsure = True
+    bench.state.is_ownership_expired = True
     there = bench.connect(expiry_s=0)
     bench.wait(ASK_AFTER_S)
     bench.answer(1, epoch=7)
@@ -240,7 +240,7 @@ def test_who_waits_too_long_for_the_end_of_doubt_is_sent_away() -> None:
     bench = Bench()
     there = bench.connect()
     bench.wait(ASK_AFTER_S)
-    bench.state.is_unsure = True
+    bench.state.is_ownership_expired = True
     bench.answer(1, epoch=7, present=True)
     bench.wait(REFUSED_AFTER_S / 2)
     assert there.state == OPENING

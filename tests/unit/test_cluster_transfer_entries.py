@@ -184,11 +184,11 @@ def content(images: ReplicatedState) -> dict[str, object]:
         "producers": {
             name: sorted(
                 (place.partition, place.epoch, place.sequence, place.stored_us)
-                for place in producer.places()
+                for place in producer.positions()
             )
             for name, producer in state.producers.by_id.items()
         },
-        "places": state.producers.places,
+        "places": state.producers.position_count,
     }
 
 

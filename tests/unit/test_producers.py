@@ -584,9 +584,9 @@ def test_places_are_what_is_bounded() -> None:
     publish(peer, "a:0:1")
     for partition in range(4):
         assert publish(peer, "wide:0:1", topic=topic_in(partition)) == 0x10
-    assert (len(table), table.places) == (1, 4)
+    assert (len(table), table.position_count) == (1, 4)
     publish(peer, "b:0:1")
-    assert (len(table), table.places) == (1, 1)
+    assert (len(table), table.position_count) == (1, 1)
     bench = Bench(limited(producers_max=1))
     peer = bench.connect("c")
     for partition in range(4):
@@ -602,7 +602,7 @@ def test_expired_producers_make_room_for_new_ones() -> None:
         table.store(b"old%d" % number, 0, 0, 1, 0)
     for number in range(100):
         table.store(b"new%d" % number, 0, 0, 1, 11_000_000)
-    assert len(table) == table.places == 100
+    assert len(table) == table.position_count == 100
 
 
 def test_replay_keeps_to_the_limit() -> None:
@@ -611,17 +611,17 @@ def test_replay_keeps_to_the_limit() -> None:
     for number in range(30):
         for partition in range(3):
             publish(peer, f"p{number}:0:{partition + 1}", topic=topic_in(partition))
-    places = bench.node.state.producers.places
+    places = bench.node.state.producers.position_count
     assert places <= 50
     for snapshot in (None, bench.snapshot()):
         bench.crash(snapshot=snapshot)
-        assert bench.node.state.producers.places <= 50
+        assert bench.node.state.producers.position_count <= 50
         peer = bench.connect("c")
         assert publish(peer, "p29:0:1") == 0
     bench.config.producers_max = 7
     bench.floor = list(bench.journal.next_offset)
     bench.crash(snapshot=bench.snapshot())
-    assert 4 < bench.node.state.producers.places <= 7
+    assert 4 < bench.node.state.producers.position_count <= 7
     assert publish(bench.connect("c"), "p29:0:1") == 0
 
 
@@ -885,7 +885,7 @@ def test_a_snapshot_taken_while_the_table_changes() -> None:
 
 
 def places_of(bench: NodeBench, name: bytes) -> set[tuple[int, int, int]]:
-    places = bench.node.state.producers.by_id[name].places()
+    places = bench.node.state.producers.by_id[name].positions()
     return {(place.partition, place.epoch, place.sequence) for place in places}
 
 
@@ -898,9 +898,9 @@ def test_a_snapshot_entry_that_is_none_is_refused() -> None:
     again = ProducerTable(10, 1000)
     again.restore(entry)
     assert list(again.snapshot(10)) == [entry]
-    assert again.places == 2
+    assert again.position_count == 2
     again.restore(entry)
-    assert again.places == 2
+    assert again.position_count == 2
     producer_id, producer = decode_producer(entry)
     assert (producer_id, producer.owner) == (b"p", "alice")
     for length in range(len(entry)):
@@ -954,7 +954,7 @@ def test_a_client_that_numbers_ever_new_producers_pushes_out_its_own() -> None:
     for number in range(200):
         assert publish(attacker, f"a{number}:0:1") == 0x10
     table = bench.node.state.producers
-    assert table.places == 20
+    assert table.position_count == 20
     for number, victim in enumerate(victims):
         assert publish(victim, f"v{number}:0:1") == 0, "stored a second time"
     # So after a restart, from the log or a snapshot.
@@ -978,8 +978,8 @@ def test_users_count_and_not_their_clients() -> None:
         table.bind(name, 0, "attacker", 100 + number)
         table.store(name, 0, 0, 1, 100 + number, b"client%d" % number)
     assert all(table.find(b"v%d" % number, 200) for number in range(4))
-    assert table.places == 10
-    assert table.holders[b"uattacker"].places == 6
+    assert table.position_count == 10
+    assert table.holders[b"uattacker"].position_count == 6
 
 
 @settings(max_examples=150)
@@ -1010,9 +1010,9 @@ def test_places_of_holders_add_up(steps: list[tuple[str, bytes, int, bytes, str]
                 table.restore(data)
         counted = {id(producer.holder): 0 for producer in table.by_id.values()}
         for producer in table.by_id.values():
-            counted[id(producer.holder)] += len(producer.places())
-        assert {id(holder): holder.places for holder in table.holders.values()} == counted
-        assert sum(counted.values()) == table.places
+            counted[id(producer.holder)] += len(producer.positions())
+        assert {id(holder): holder.position_count for holder in table.holders.values()} == counted
+        assert sum(counted.values()) == table.position_count
         # Neither a bind nor a removal evicts; the store that follows a bind in the log does.
         is_bound = kind == "bind" or (is_bound and kind == "remove")
-        assert table.places <= 8 or len(table.by_id) == 1 or is_bound
+        assert table.position_count <= 8 or len(table.by_id) == 1 or is_bound

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.broker import federation_session as federating
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.retained import send_late
+from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.publish.inbound import publish_own
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
@@ -161,7 +161,7 @@ def retained_late(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]
     for topic, payload in (("secret/x", b"secret"), ("public/x", b"public")):
         message = Message(topic.encode(), payload, qos, True, b"", -1, bench.wall_us, b"")
         message.partition = message.offset = 0
-        send_late(bench.node.state, topic, message)
+        send_late_retained(bench.node.state, topic, message)
     bench.run()
     return payloads(reader)
 
@@ -519,7 +519,7 @@ def test_a_group_does_not_stand_still_for_what_nobody_may_read() -> None:
     bench.settle()
     assert payloads(mallory) == [b"end"]
     group = bench.node.state.groups["$share/g/#"]
-    assert not group.aside
+    assert not group.deferred
     assert bench.node.state.stats.dropped_unreadable == 1999
 
 
@@ -568,7 +568,7 @@ def test_a_member_that_may_not_read_takes_nothing_from_those_that_are_away() -> 
             break
     assert got == [b"%d" % number for number in range(count)]
     assert bench.node.state.stats.dropped_unreadable == 0
-    assert not bench.node.state.groups["$share/g/#"].aside
+    assert not bench.node.state.groups["$share/g/#"].deferred
 
 
 def test_a_reader_whose_window_is_full_does_not_stop_the_others() -> None:
@@ -600,11 +600,11 @@ def test_what_is_aside_survives_a_crash_and_ends_with_its_last_reader() -> None:
     bench.settle()
     payloads(mallory)
     group = bench.node.state.groups["$share/g/#"]
-    assert group.aside_count == 1
+    assert group.deferred_count == 1
     bench.login("alice")
     bench.settle()
-    assert not group.aside
-    assert (group.aside_count, group.aside_bytes) == (0, 0)
+    assert not group.deferred
+    assert (group.deferred_count, group.deferred_bytes) == (0, 0)
     assert bench.node.state.stats.dropped_unreadable == 1
 
 

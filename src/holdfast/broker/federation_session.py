@@ -16,7 +16,7 @@ from collections.abc import Callable
 from holdfast.broker.connections.close import end_session, handle_connection_lost
 from holdfast.broker.connections.connect import open_session
 from holdfast.broker.delivery.delivery import deliver
-from holdfast.broker.delivery.retained import send_late
+from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
@@ -223,7 +223,7 @@ def is_stored(
     that has expired does not count."""
     table = state.producers
     producer = table.find(producer_id, state.wall_us)
-    place = None if producer is None else producer.place(partition)
+    place = None if producer is None else producer.position(partition)
     if place is None or place.stored_us < state.wall_us - table.expiry_us:
         return False
     return epoch < place.epoch or (epoch == place.epoch and sequence <= place.sequence)
@@ -252,7 +252,7 @@ class FederatedRetainedPromise(RetainedPromise):
         is_new = state.retained.get(self.topic) is None
         super().release(state)
         if is_new and state.retained.get(self.topic) is not None:
-            send_late(state, self.topic, self.message)
+            send_late_retained(state, self.topic, self.message)
         self.done()
 
 

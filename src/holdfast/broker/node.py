@@ -95,7 +95,7 @@ class Input(Work):
         self.connection = connection
 
     def step(self, state: NodeState, steps: int) -> int:
-        self.goes_on = False
+        self.has_more = False
         if not self.connection.closing:
             state.effects.append(ResumeInput(self.connection))
         return steps
@@ -238,8 +238,8 @@ class Node:
 
     def handle_writable(self, connection: Connection) -> None:
         """Continue when the socket takes data again after congestion."""
-        if connection.answers_wait:
-            connection.answers_wait = False
+        if connection.has_waiting_replies:
+            connection.has_waiting_replies = False
             self.state.effects.append(ResumeInput(connection))
         session = connection.session
         if connection.state == OPEN and isinstance(session, Session):
@@ -251,7 +251,7 @@ class Node:
         reader = connection.reader
         if connection.state == NEW and state.is_congested():
             # CONNECT may append records of a session and a will.
-            state.stall(connection)
+            state.pause_input(connection)
             return
         appended = state.appended
         left = PACKETS_PER_TURN
@@ -262,7 +262,7 @@ class Node:
             packet_type = reader.first >> 4
             if connection.congested and connection.out_bytes > state.config.outbox_bytes:
                 # Bounds the replies to a client that does not read them.
-                connection.answers_wait = True
+                connection.has_waiting_replies = True
                 connection.input_paused = True
             if connection.state != OPEN:
                 self._process_closed(connection, packet_type)
@@ -287,14 +287,14 @@ class Node:
             if state.appended != appended:
                 appended = state.appended
                 if state.is_congested():
-                    state.stall(connection)
+                    state.pause_input(connection)
             left -= 1
             if state.spent >= RECEIVERS_PER_PACKET:
                 left -= state.spent // RECEIVERS_PER_PACKET
                 state.spent = 0
             if left <= 0 and not connection.input_paused and not connection.closing:
                 connection.input_paused = True
-                state.begin(Input(connection))
+                state.start_work(Input(connection))
         if stats.packets_received != received:
             connection.last_received = state.now
 
@@ -432,7 +432,7 @@ class Node:
             assert isinstance(subject, Session)
             handle_expiry(state, subject)
         elif kind == WORK:
-            state.work_on()
+            state.run_work()
         elif kind == SYS:
             self.sys_topics.publish()
             state.arm(state.now + state.config.sys_interval_s, SYS, None)

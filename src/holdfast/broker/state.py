@@ -42,8 +42,8 @@ WORK: Final = 7
 
 ENDED_EPOCHS_MAX: Final = 10_000
 """The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
-GIVEN_MAX: Final = 10_000
-"""The most entries of Group.given. Beyond them a crash may deliver a message twice."""
+ASSIGNED_MAX: Final = 10_000
+"""The most entries of Group.assigned. Beyond them a crash may deliver a message twice."""
 PROMISE_BYTES: Final = 300
 """The memory in bytes of one promise that waits for the log, approximately."""
 
@@ -67,14 +67,14 @@ class Timer:
 
 
 class Work:
-    """A job too large for one turn of the event loop. NodeState.work_on runs it in slices, in turn
+    """A job too large for one turn of the event loop. NodeState.run_work runs it in slices, in turn
     with the other jobs. A slice is bounded by steps, whether or not they find anything."""
 
     def __init__(self) -> None:
         # True while it is in NodeState.work.
         self.is_queued = False
         # Set by `step`: whether there is more to do now.
-        self.goes_on = True
+        self.has_more = True
 
     def step(self, state: "NodeState", steps: int) -> int:
         """Do about `steps` steps and return the number done."""
@@ -118,7 +118,7 @@ class ClusterPort:
         """Whether the log has a session of this client."""
         raise NotImplementedError
 
-    def retained_wanted(self, subscriptions: list[Subscription]) -> None:
+    def request_retained(self, subscriptions: list[Subscription]) -> None:
         """Clients have subscribed and need the retained messages."""
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ class ClusterPort:
         """No member here may read the record."""
         raise NotImplementedError
 
-    def group_kept(self, group: "Group", session: Session, partition: int, offset: int) -> None:
+    def move_record(self, group: "Group", session: Session, partition: int, offset: int) -> None:
         """The member disconnected, but its session keeps this QoS 2 record. Once that is appended,
         the record belongs to the session and not to the group."""
         raise NotImplementedError
@@ -179,7 +179,7 @@ class Group(Cursor):
     """A shared subscription `$share/name/filter`: one cursor for all its members.
 
     Invariant: a record is in exactly one of: the outbox or the log (not sent yet), `returned` (a
-    member left before acknowledging it), `aside`, one member's inflight. Only a record that no
+    member left before acknowledging it), `deferred`, one member's inflight. Only a record that no
     member may read, connected or not, is finished without being sent.
     """
 
@@ -202,38 +202,38 @@ class Group(Cursor):
         self.returned: deque[object] = deque()
         self.fetching = False
         # By topic: records that wait for a member that may read them, while other records pass.
-        self.aside: dict[bytes, deque[Message]] = {}
-        self.aside_count = 0
-        self.aside_bytes = 0
+        self.deferred: dict[bytes, deque[Message]] = {}
+        self.deferred_count = 0
+        self.deferred_bytes = 0
         # Grows when a member joins, leaves or connects: rights in the group may have changed.
         self.changes = 0
         # By topic, as of `readable_at` changes: whether any member may read it, connected or not.
         self.readable: dict[bytes, bool] = {}
         self.readable_at = 0
         # (partition, offset) of QoS 2 records that members have, at or above the group's logged
-        # position. After a restart no other member may get them. `given_changes`: those not logged.
-        self.given: set[tuple[int, int]] | None = None
-        self.given_changes: list[tuple[int, int]] = []
+        # position. After a restart no other member may get them. `assigned_changes`: the new ones.
+        self.assigned: set[tuple[int, int]] | None = None
+        self.assigned_changes: list[tuple[int, int]] = []
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         # In a cluster: set in the coordinator's group, the cursor for the members of all nodes. A
         # node's own group has None; its records are assigned, and it never tails or reads.
         self.coordination: object | None = None
 
-    def put_aside(self, message: Message) -> None:
+    def defer(self, message: Message) -> None:
         """Keep a message until a member that may read it is ready."""
-        self.aside.setdefault(message.topic, deque()).append(message)
-        self.aside_count += 1
-        self.aside_bytes += len(message.payload) + 200
+        self.deferred.setdefault(message.topic, deque()).append(message)
+        self.deferred_count += 1
+        self.deferred_bytes += len(message.payload) + 200
 
-    def take_aside(self, topic: bytes) -> Message:
+    def pop_deferred(self, topic: bytes) -> Message:
         """Remove and return the oldest message of a topic."""
-        messages = self.aside[topic]
+        messages = self.deferred[topic]
         message = messages.popleft()
-        self.aside_count -= 1
-        self.aside_bytes -= len(message.payload) + 200
+        self.deferred_count -= 1
+        self.deferred_bytes -= len(message.payload) + 200
         if not messages:
-            del self.aside[topic]
+            del self.deferred[topic]
         return message
 
     def attach(self, member: GroupMember) -> None:
@@ -278,13 +278,13 @@ class Group(Cursor):
         one.slot = other.slot
         other.slot = slot
 
-    def note_given(self, partition: int, offset: int) -> None:
+    def note_assigned(self, partition: int, offset: int) -> None:
         """Record that a member has the QoS 2 record, for the next progress record."""
-        if self.given is None:
-            self.given = set()
-        if len(self.given) < GIVEN_MAX:
-            self.given.add((partition, offset))
-            self.given_changes.append((partition, offset))
+        if self.assigned is None:
+            self.assigned = set()
+        if len(self.assigned) < ASSIGNED_MAX:
+            self.assigned.add((partition, offset))
+            self.assigned_changes.append((partition, offset))
 
 
 class Route:
@@ -386,10 +386,10 @@ class NodeState:
         self.authenticators: dict[str, Factory] = {}
         self.disk_full = False
         # Clients whose input waits until the journal has written the pending records.
-        self.stalled: list[Connection] = []
+        self.paused_inputs: list[Connection] = []
         self.closing = False
         # In a cluster: sessions may have other owners by now (see sessions.ownership_lease).
-        self.is_unsure = False
+        self.is_ownership_expired = False
         # Clients are sent to these servers, host:port separated by blanks; "": they are not.
         self.redirect = ""
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
@@ -441,7 +441,7 @@ class NodeState:
             heapq.heapify(self.timers)
             self.timers_cancelled = 0
 
-    def begin(self, work: Work) -> None:
+    def start_work(self, work: Work) -> None:
         """Queue the job. It runs in slices from the next pass of the timers on."""
         if not work.is_queued:
             work.is_queued = True
@@ -450,7 +450,7 @@ class NodeState:
                 self.is_working = True
                 self.arm(self.now, WORK, None)
 
-    def work_on(self) -> None:
+    def run_work(self) -> None:
         """Run one slice of the jobs. The rest follows in the next turn of the event loop."""
         left = STEPS_PER_TURN
         work = self.work
@@ -458,14 +458,14 @@ class NodeState:
             each = work.popleft()
             each.is_queued = False
             left -= max(1, each.step(self, min(left, STEPS_AT_ONCE)))
-            if each.goes_on and not each.is_queued:
+            if each.has_more and not each.is_queued:
                 each.is_queued = True
                 work.append(each)
         self.is_working = bool(work)
         if work:
             self.arm(self.now, WORK, None)
 
-    def take_due(self, now: float) -> list[tuple[int, object]]:
+    def pop_due(self, now: float) -> list[tuple[int, object]]:
         """Remove the due timers and return (kind, subject) of each, in their order."""
         due: list[tuple[int, object]] = []
         while self.timers and self.timers[0][0] <= now:
@@ -528,17 +528,17 @@ class NodeState:
         promised = len(self.promises) * PROMISE_BYTES + self.promise_bytes
         return self.journal.pending_bytes + promised > limit
 
-    def stall(self, connection: Connection) -> None:
+    def pause_input(self, connection: Connection) -> None:
         """Stop reading from a client because the journal is behind. Every appended packet counts:
         QoS 1, logged or retained QoS 0, PUBREL, SUBSCRIBE of a durable session."""
         if not connection.input_paused:
             connection.input_paused = True
-            self.stalled.append(connection)
+            self.paused_inputs.append(connection)
 
-    def release_stalled(self) -> None:
+    def resume_inputs(self) -> None:
         """Read from the stalled clients again once less than half of the limit is pending. Called
         after a write group, and when a cluster is less congested."""
-        if self.stalled and not self.is_congested(2):
-            for connection in self.stalled:
+        if self.paused_inputs and not self.is_congested(2):
+            for connection in self.paused_inputs:
                 self.effects.append(ResumeInput(connection))
-            self.stalled = []
+            self.paused_inputs = []

@@ -73,7 +73,7 @@ class BrokerPort(ClusterPort):
         if message.retain:
             self._retained_updates.delivered(topic, message)
 
-    def retained_wanted(self, subscriptions: list[Subscription]) -> None:
+    def request_retained(self, subscriptions: list[Subscription]) -> None:
         self._retained_updates.wanted(subscriptions)
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
@@ -106,5 +106,5 @@ class BrokerPort(ClusterPort):
     def group_denied(self, group: Group, partition: int, offset: int) -> None:
         self._shares.denied(group.key, (partition, offset))
 
-    def group_kept(self, group: Group, session: Session, partition: int, offset: int) -> None:
+    def move_record(self, group: Group, session: Session, partition: int, offset: int) -> None:
         self._shares.kept(group.key, session, (partition, offset))

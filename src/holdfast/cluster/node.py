@@ -379,7 +379,7 @@ class ClusterNode(Parts):
         self.forwarding.flush()
         self.admission.flush()
         self._run()
-        self.state.release_stalled()
+        self.state.resume_inputs()
         self._is_late = bool(self.state.dirty or self.state.effects)
 
     def timer(self) -> float:
@@ -418,7 +418,7 @@ class ClusterNode(Parts):
         self.homes.handle_timers()
         self.opener.handle_timers()
         self.interest.release()
-        for kind, subject in self.images.state.take_due(now):
+        for kind, subject in self.images.state.pop_due(now):
             if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
                 self.homes.endings.due(subject, kind)
         if now >= self._tidy_at:

@@ -175,7 +175,7 @@ class NodeCollector(Collector):
             ("retained_messages", "Retained topics.", len(state.retained)),
             ("retained_bytes", "Memory of the retained store.", state.retained.size_bytes),
             ("producers", "Producers in the producer table.", len(state.producers)),
-            ("producer_places", "Their places, one per partition.", state.producers.places),
+            ("producer_places", "Their places, one per partition.", state.producers.position_count),
             ("journal_pending_bytes", "Appended, not yet written.", journal.pending_bytes),
             ("journal_held_promises", "Promises that wait for the disk.", len(state.promises)),
             ("disk_full", "1 while QoS > 0 publishes are refused.", int(state.disk_full)),

@@ -125,7 +125,7 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
     session.connection = None
     connection.session = None
     session.disconnected_us = state.wall_us
-    _settle_cursor(state, session)
+    _release_cursor(state, session)
     if state.cluster is not None:
         # The leader of the session's home partition publishes its will, and ends it on expiry 0.
         log_progress(state)
@@ -170,7 +170,7 @@ def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -
     append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
-def _settle_cursor(state: NodeState, session: Session) -> None:
+def _release_cursor(state: NodeState, session: Session) -> None:
     """Drop everything from memory that the log has. The session continues from its positions."""
     if session.groups is not None:
         leave_groups(state, session, session.groups)
@@ -233,8 +233,8 @@ class EndedSession(Work):
         for index in range(start, end):
             remove_subscription(state, self.session, self.filters[index])
         self.next = end
-        self.goes_on = end < len(self.filters)
-        if not self.goes_on:
+        self.has_more = end < len(self.filters)
+        if not self.has_more:
             state.ended.pop(self.session, None)
         return end - start
 
@@ -257,10 +257,10 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
     work = EndedSession(session)
     steps = min(max(0, state.steps_left), STEPS_AT_ONCE)
     state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))
-    if work.goes_on:
+    if work.has_more:
         state.ended[session] = None
         state.change_routes()
-        state.begin(work)
+        state.start_work(work)
 
 
 def handle_will_due(state: NodeState, session: Session) -> None:

@@ -379,7 +379,7 @@ class AcceptedConnect:
     def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
         self.clean_start = packet.clean_start
         self.expiry_s = expiry_s
-        self.answer = answer
+        self.reply_properties = answer
         self.will = will_of(packet)
 
 
@@ -395,7 +395,7 @@ def finish_open(
     _attach(state, connection, session, opening.will, opening.expiry_s)
     _apply_limits(state, connection, session)
     session.recorded = opening.expiry_s > 0 or session.will is not None
-    reply = _connack(connection, present, opening.answer)
+    reply = _connack(connection, present, opening.reply_properties)
     ConnackPromise(connection, session, reply).release(state)
 
 

@@ -54,9 +54,9 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
             if target.qos == 0:
                 send_qos0(state, target, message)
             elif session.tailing:
-                _hand_to_session(state, session, target, message)
+                _deliver_to_session(state, session, target, message)
     for group in groups:
-        _hand_to_group(state, group, message)
+        _deliver_to_group(state, group, message)
     return receivers
 
 
@@ -139,7 +139,7 @@ def _special_frame(
     return frame
 
 
-def _hand_to_session(
+def _deliver_to_session(
     state: NodeState, session: Session, target: Subscription, message: Message
 ) -> None:
     if target.no_local and session.key == message.publisher:
@@ -176,7 +176,7 @@ def can_send(state: NodeState, session: Session) -> bool:
     return (
         connection is not None
         and connection.state == OPEN
-        and not state.is_unsure
+        and not state.is_ownership_expired
         and not session.resuming
         and session.unsent is None
         and session.window_is_open()
@@ -366,7 +366,7 @@ def note_room(group: Group, member: GroupMember) -> None:
         member.session.blocked.pop(member, None)
 
 
-def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
+def _deliver_to_group(state: NodeState, group: Group, message: Message) -> None:
     if state.cluster is not None:
         # At QoS 0 the publisher's node selects the node that delivers.
         if message.qos and group.coordination is not None:
@@ -377,7 +377,7 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
         return
     if not group.tailing:
         return
-    if not group.outbox and not group.reading and not group.returned and not group.aside:
+    if not group.outbox and not group.reading and not group.returned and not group.deferred:
         member = ready_member(state, group, message.topic)
         if member is not None:
             send_to_member(state, group, member, message)
@@ -486,8 +486,8 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
         return False
     if not may_any_read(state, group, message.topic):
         _drop_unreadable(state, group, message)
-    elif has_room(state, group.aside_count, group.aside_bytes):
-        group.put_aside(message)
+    elif has_room(state, group.deferred_count, group.deferred_bytes):
+        group.defer(message)
     else:
         return False
     note_group_progress(state, group)
@@ -503,18 +503,18 @@ def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
         state.stats.dropped_unreadable += 1
 
 
-def send_aside(state: NodeState, group: Group, member: GroupMember) -> None:
+def send_deferred(state: NodeState, group: Group, member: GroupMember) -> None:
     """Send to this member the messages aside that it may read. They are kept by topic, so a member
     that may read none of them costs one check per topic."""
     session = member.session
-    for topic in list(group.aside):
+    for topic in list(group.deferred):
         if not may_read(session, topic):
             continue
-        while topic in group.aside:
+        while topic in group.deferred:
             if not can_send(state, session):
                 note_blocked(state, group, member)
                 return
-            message = group.take_aside(topic)
+            message = group.pop_deferred(topic)
             if message.is_expired(state.wall_us):
                 state.stats.dropped_expired += 1
                 _finish_for_group(state, group, message)
@@ -522,13 +522,13 @@ def send_aside(state: NodeState, group: Group, member: GroupMember) -> None:
                 send_to_member(state, group, member, message)
 
 
-def drop_aside(state: NodeState, group: Group) -> None:
+def drop_deferred(state: NodeState, group: Group) -> None:
     """Finish the messages aside that no member may read, now that a member has left."""
-    for topic in list(group.aside):
+    for topic in list(group.deferred):
         if may_any_read(state, group, topic):
             continue
-        while topic in group.aside:
-            _drop_unreadable(state, group, group.take_aside(topic))
+        while topic in group.deferred:
+            _drop_unreadable(state, group, group.pop_deferred(topic))
         note_group_progress(state, group)
 
 

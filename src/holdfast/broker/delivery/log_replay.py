@@ -13,7 +13,7 @@ from holdfast.broker.delivery.delivery import (
     finish_inflight,
     pump,
     pump_group,
-    send_aside,
+    send_deferred,
 )
 from holdfast.broker.effects import FetchInflight, ReadLog
 from holdfast.broker.promise import Promise
@@ -75,8 +75,8 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
 
 def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> None:
     """Send waiting messages of the group, then read on. `member`: one that has room."""
-    if member is not None and group.aside:
-        send_aside(state, group, member)
+    if member is not None and group.deferred:
+        send_deferred(state, group, member)
     pump_group(state, group)
     if not group.tailing and not group.reading:
         continue_reading(state, group)
@@ -99,7 +99,7 @@ class GroupsResumption(Work):
         end = min(len(self.members), start + max(1, steps))
         for index in range(start, end):
             if session.connection is not self.connection:
-                self.goes_on = False
+                self.has_more = False
                 return index - start
             member = self.members[index]
             group = member.group
@@ -107,7 +107,7 @@ class GroupsResumption(Work):
                 group.attach(member)
                 feed_group(state, group, member)
         self.next = end
-        self.goes_on = end < len(self.members)
+        self.has_more = end < len(self.members)
         return end - start
 
 
@@ -117,8 +117,8 @@ def open_groups(state: NodeState, session: Session, connection: Connection) -> N
         return
     work = GroupsResumption(session, connection)
     state.steps_left -= work.step(state, min(max(1, state.steps_left), STEPS_AT_ONCE))
-    if work.goes_on:
-        state.begin(work)
+    if work.has_more:
+        state.start_work(work)
 
 
 def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
@@ -178,8 +178,8 @@ def handle_read(
         work = QueueRead(reader, effect.connection, records, positions, done)
         # Enough for all records of a read if few filters match.
         state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)
-        if work.goes_on:
-            state.begin(work)
+        if work.has_more:
+            state.start_work(work)
         return
     assert isinstance(reader, Group)
     if state.cluster is not None:
@@ -188,7 +188,7 @@ def handle_read(
     for record in records:
         message = message_of(record)
         audience = message.audience
-        if reader.given is not None and (record.partition, record.offset) in reader.given:
+        if reader.assigned is not None and (record.partition, record.offset) in reader.assigned:
             continue
         if message.qos > 0 and (audience is None or reader.key in audience.groups):
             _queue(reader, Delivery(message, message.qos, message.retain, ()))
@@ -240,13 +240,13 @@ class QueueRead(Work):
 
     def step(self, state: NodeState, steps: int) -> int:
         session = self.session
-        self.goes_on = False
+        self.has_more = False
         if not session.reading or session.connection is not self.connection:
             return 0
         done = 0
         while self.next < len(self.records):
             if done >= steps:
-                self.goes_on = True
+                self.has_more = True
                 return done
             done += self._queue(state, self.records[self.next])
             self.next += 1
@@ -382,10 +382,10 @@ def handle_fetched(
         if entry.message is None:
             # Retention deleted the record, so the delivery cannot be completed.
             state.stats.dropped_lost += 1
-            _give_up(state, connection, reader, packet_id, entry)
+            _abandon_message(state, connection, reader, packet_id, entry)
         elif not may_read(reader, entry.message.topic):
             state.stats.reads_denied += 1
-            _hand_back(state, connection, reader, packet_id, entry, by_tag)
+            _return_to_group(state, connection, reader, packet_id, entry, by_tag)
     send_unsent(state, reader)
 
 
@@ -398,7 +398,7 @@ def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
     return message if is_it else None
 
 
-def _give_up(
+def _abandon_message(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
     """Drop a message of an earlier connection that cannot or may not be sent again."""
@@ -410,7 +410,7 @@ def _give_up(
     finish_inflight(state, session, packet_id, entry)
 
 
-def _hand_back(
+def _return_to_group(
     state: NodeState,
     connection: Connection,
     session: Session,
@@ -423,7 +423,7 @@ def _hand_back(
     message = entry.message
     assert message is not None
     entry.message = None
-    _give_up(state, connection, session, packet_id, entry)
+    _abandon_message(state, connection, session, packet_id, entry)
     if entry.qos == 2 or not entry.group_tag or session.groups is None:
         return
     topic = message.topic.decode()
@@ -449,7 +449,7 @@ def await_pubcomp(
         if state.cluster is not None:
             state.cluster.group_finished(group, entry.partition, entry.offset)
         else:
-            group.note_given(entry.partition, entry.offset)
+            group.note_assigned(entry.partition, entry.offset)
             note_group_progress(state, group)
     entry.group = None
     # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
@@ -484,11 +484,11 @@ def send_unsent(state: NodeState, session: Session) -> None:
             return
         unsent.popleft()
         entry.message = None
-        if not _send_again(
+        if not _resend(
             state, session, connection, packet_id, entry.qos, entry.is_retained, message
         ):
             state.stats.dropped_too_large += 1
-            _give_up(state, connection, session, packet_id, entry)
+            _abandon_message(state, connection, session, packet_id, entry)
     if not unsent:
         session.unsent = None
 
@@ -524,7 +524,7 @@ def _handle_returned(
     pump_group(state, group)
 
 
-def _send_again(
+def _resend(
     state: NodeState,
     session: Session,
     connection: Connection,

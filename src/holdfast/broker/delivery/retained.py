@@ -58,7 +58,7 @@ class SessionScans(Work):
     def step(self, state: NodeState, steps: int) -> int:
         session = self.session
         done = 0
-        self.goes_on = False
+        self.has_more = False
         while self.order:
             scan = self.order[0]
             if not _send_page(state, session, scan):
@@ -70,7 +70,7 @@ class SessionScans(Work):
                 done += 1
                 continue
             if done >= steps:
-                self.goes_on = True
+                self.has_more = True
                 return done
             for _, entry in scan.scan.next(PAGE, steps - done):
                 assert isinstance(entry, Message)
@@ -96,7 +96,7 @@ def start_scan(state: NodeState, session: Session, subscription: Subscription) -
     _scans_of(session).add(subscription, state.retained.scan(subscription.filter))
 
 
-def send_late(state: NodeState, topic: str, message: Message) -> None:
+def send_late_retained(state: NodeState, topic: str, message: Message) -> None:
     """Send a message as retained that was retained elsewhere, and not here, when these clients
     subscribed. Only connected ones receive it."""
     served: set[Session] = set()
@@ -136,8 +136,8 @@ def continue_scans(state: NodeState, session: Session) -> None:
         return
     assert isinstance(scans, SessionScans)
     state.steps_left -= scans.step(state, min(max(0, state.steps_left), STEPS_AT_ONCE))
-    if scans.goes_on:
-        state.begin(scans)
+    if scans.has_more:
+        state.start_work(scans)
 
 
 def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:

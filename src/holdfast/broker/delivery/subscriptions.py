@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from typing import Final
 
-from holdfast.broker.delivery.delivery import drop_aside
+from holdfast.broker.delivery.delivery import drop_deferred
 from holdfast.broker.delivery.log_replay import feed_group
 from holdfast.broker.delivery.retained import continue_scans, start_scan
 from holdfast.broker.promise import Promise
@@ -122,21 +122,21 @@ class SubackPromise(Promise):
             return
         # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
         suback = Suback(self.packet.packet_id, self.codes, {})
-        if not _answer(state, connection, suback):
+        if not _reply(state, connection, suback):
             return
         for subscription in self.scans:
             start_scan(state, session, subscription)
         if self.scans:
             continue_scans(state, session)
             if state.cluster is not None:
-                state.cluster.retained_wanted(self.scans)
+                state.cluster.request_retained(self.scans)
         for subscription in self.accepted:
             group = subscription.group
             if isinstance(group, Group) and isinstance(subscription, GroupMember):
                 feed_group(state, group, subscription if subscription.slot >= 0 else None)
 
 
-def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
+def _reply(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
     """Send the packet. If it is larger than the client takes [MQTT-3.1.2-24], close the connection,
     because the client cannot go on without it, and return False."""
     data = encode_within(packet, connection.version, connection.packet_bytes_max)
@@ -382,8 +382,8 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     _detach(group, group.members[session])
     del group.members[session]
     group.changes += 1
-    if group.aside:
-        drop_aside(state, group)
+    if group.deferred:
+        drop_deferred(state, group)
     assert session.groups is not None
     del session.groups[group]
     if not session.groups:
@@ -435,7 +435,7 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
             returned.setdefault(group, []).append(entry)
         elif state.cluster is not None:
             entry.group = None
-            state.cluster.group_kept(group, session, entry.partition, entry.offset)
+            state.cluster.move_record(group, session, entry.partition, entry.offset)
     for group, entries in returned.items():
         # In the order they were sent.
         group.returned.extendleft(reversed(entries))
@@ -473,7 +473,7 @@ class UnsubscribePromise(Promise):
         assert connection is not None
         if connection.state == OPEN:
             # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
-            _answer(state, connection, Unsuback(self.packet.packet_id, codes, {}))
+            _reply(state, connection, Unsuback(self.packet.packet_id, codes, {}))
 
 
 def handle_unsubscribe(

@@ -14,7 +14,7 @@ from holdfast.broker.publish.completion import (
     retain_at_once,
 )
 from holdfast.broker.publish.producer_dedup import (
-    ANSWER,
+    REPLY,
     STORE,
     Sequencer,
     admit,
@@ -78,13 +78,13 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state.stats.publish_qos2_received += 1
         if _is_repeated(state, connection, session, publish.packet_id):
             return
-        if connection.numbers_qos2 and _is_answered(state, connection, session, publish, record):
+        if connection.numbers_qos2 and _is_replied(state, connection, session, publish, record):
             return
         if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
             _identify(session, publish.packet_id, record)
     else:
         state.stats.publish_qos1_received += 1
-        if publish.properties and _is_answered(state, connection, session, publish, record):
+        if publish.properties and _is_replied(state, connection, session, publish, record):
             return
     _store(state, connection, session, publish, record, route)
 
@@ -134,7 +134,7 @@ def _identify(session: Session, packet_id: int, record: Record) -> None:
     record.producer_epoch = session.epoch
 
 
-def _is_answered(
+def _is_replied(
     state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
 ) -> bool:
     """Whether the producer's number of the message says that it must not be stored. It is then
@@ -147,8 +147,8 @@ def _is_answered(
         outcome = admit(state, connection, sequencer, record.partition, publish, at)
     else:
         outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
-    if outcome == ANSWER:
-        _answer_sequenced(state, connection, session, publish, record.partition, sequencer)
+    if outcome == REPLY:
+        _reply_sequenced(state, connection, session, publish, record.partition, sequencer)
         return True
     if outcome == STORE:
         record.flags |= log_record.FLAG_PRODUCER
@@ -315,7 +315,7 @@ def _refuse(
         state.promise(ReplyPromise(connection, reply, False))
 
 
-def _answer_sequenced(
+def _reply_sequenced(
     state: NodeState,
     connection: Connection,
     session: Session,

@@ -27,7 +27,7 @@ UNNUMBERED: Final = 0
 STORE: Final = 1
 """The outcome for a new message. The table has it; the caller appends it with the sequencer's
 fields."""
-ANSWER: Final = 2
+REPLY: Final = 2
 """The outcome for a message that is not stored. The caller sends the sequencer's `reason` and
 `text`."""
 
@@ -46,11 +46,11 @@ class Sequencer(SequenceReader):
         # Per producer id, the first (epoch, sequence) refused for want of space; at most HOLES_MAX.
         self.holes: dict[bytes, tuple[int, int]] = {}
 
-    def answer(self, reason: int, text: str) -> int:
+    def reply(self, reason: int, text: str) -> int:
         """Record the reply and return ANSWER."""
         self.reason = reason
         self.text = text
-        return ANSWER
+        return REPLY
 
     def is_behind_hole(self) -> bool:
         """Whether the message comes after a hole of its producer. The refused message, or an
@@ -110,36 +110,36 @@ def admit(
         if not sequencer.read(publish.properties, at):
             return UNNUMBERED
     except InvalidSequence as error:
-        return sequencer.answer(reasons.PAYLOAD_FORMAT_INVALID, str(error))
+        return sequencer.reply(reasons.PAYLOAD_FORMAT_INVALID, str(error))
     table = state.producers
     epoch = sequencer.epoch
     sequence = sequencer.sequence
     producer = table.by_id.get(sequencer.producer_id)
-    place = None if producer is None else producer.place(partition)
+    place = None if producer is None else producer.position(partition)
     if place is None or place.stored_us < state.wall_us - table.expiry_us:
         place = None
         producer = table.find(sequencer.producer_id, state.wall_us)
     if producer is not None and producer.owner and not _may_use(state, connection, producer):
         state.stats.authorizations_denied += 1
-        return sequencer.answer(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
+        return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
     is_stored = False
     if place is not None:
         if epoch < place.epoch:
             state.stats.producer_fenced += 1
             text = f"producer epoch is fenced: {epoch} is below {place.epoch}"
-            return sequencer.answer(reasons.IMPLEMENTATION_SPECIFIC_ERROR, text)
+            return sequencer.reply(reasons.IMPLEMENTATION_SPECIFIC_ERROR, text)
         is_stored = epoch == place.epoch and sequence <= place.sequence
     if sequencer.holes and sequencer.is_behind_hole():
         state.stats.refused_disk_full += 1
         text = "an earlier sequence of the producer was refused: send that first"
-        return sequencer.answer(reasons.QUOTA_EXCEEDED, text)
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
     if is_stored:
         state.stats.producer_duplicates += 1
-        return sequencer.answer(reasons.SUCCESS, "")
+        return sequencer.reply(reasons.SUCCESS, "")
     if state.disk_full:
         sequencer.note_hole()
         state.stats.refused_disk_full += 1
-        return sequencer.answer(reasons.QUOTA_EXCEEDED, "")
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, "")
     if state.config.authenticates_users or table.binds:
         _bind(state, connection, sequencer, partition, producer)
     # The table moves before the commit: a repetition may arrive before this record is on disk, and
@@ -177,17 +177,17 @@ def read_sequence(
         if not sequencer.read(publish.properties, at):
             return UNNUMBERED
     except InvalidSequence as error:
-        return sequencer.answer(reasons.PAYLOAD_FORMAT_INVALID, str(error))
+        return sequencer.reply(reasons.PAYLOAD_FORMAT_INVALID, str(error))
     producer = state.producers.by_id.get(sequencer.producer_id)
     if producer is not None and producer.owner and not _may_use(state, connection, producer):
         state.stats.authorizations_denied += 1
-        return sequencer.answer(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
+        return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
     if sequencer.holes and sequencer.is_behind_hole():
         text = "an earlier sequence of the producer was refused: send that first"
-        return sequencer.answer(reasons.QUOTA_EXCEEDED, text)
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
     if state.config.authenticates_users:
         owner = verified_user(state, connection)
-        if producer is None or producer.place(partition) is None or producer.owner != owner:
+        if producer is None or producer.position(partition) is None or producer.owner != owner:
             _append_owner(state, sequencer, partition, owner)
     return STORE
 
@@ -203,7 +203,7 @@ def _bind(
     there. So a log that has the message has the user. The first user to write owns the producer."""
     known = "" if producer is None else producer.owner
     owner = known or verified_user(state, connection)
-    if owner == known and producer is not None and producer.place(partition) is not None:
+    if owner == known and producer is not None and producer.position(partition) is not None:
         return
     state.producers.bind(sequencer.producer_id, partition, owner, state.wall_us)
     if state.producers.binds:

@@ -1,15 +1,15 @@
 """Producers and their progress, which let QoS 1 take effect exactly once.
 
 A producer numbers its messages, over all its topics, in the user property `hf-seq`: `<producer
-id>:<epoch>:<sequence>`. For each producer and partition the table has a position (a `place`): the
-last (epoch, sequence) stored there. So the broker recognises a repetition after any crash: recovery
-builds the table from the records themselves (FLAG_PRODUCER) and from snapshots.
+id>:<epoch>:<sequence>`. For each producer and partition the table has a position (a `position`):
+the last (epoch, sequence) stored there. So the broker recognises a repetition after any crash:
+recovery builds the table from the records themselves (FLAG_PRODUCER) and from snapshots.
 
 Invariants
 - A position is that of the newest record of its producer in its partition; nothing else moves it.
   So replay in log order ends with the same positions, whatever a snapshot already contained.
 - Partitions are independent: a crash may leave sequence 8 in one and take 7 from another.
-- `places_max` bounds the memory. Above it the holder with the most positions loses a producer. A
+- `positions_max` bounds the memory. Above it the holder with the most positions loses a producer. A
   holder is a user or, where users are not verified, the client that began the producer. So a client
   that keeps numbering new producers evicts its own. Without holders it would evict those of all
   clients, and with them their exactly once. Among equals the producer goes that stored nothing for
@@ -117,7 +117,7 @@ class Holder:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.places = 0
+        self.position_count = 0
         self.producers: dict[bytes, None] = {}
 
 
@@ -131,35 +131,35 @@ class Producer:
         # None = None | Most producers write to one partition, so the first position needs no dict.
         self.others: dict[int, ProducerPosition] | None = None
 
-    def place(self, partition: int) -> ProducerPosition | None:
+    def position(self, partition: int) -> ProducerPosition | None:
         """The position in a partition, or None."""
         if self.first.partition == partition:
             return self.first
         return None if self.others is None else self.others.get(partition)
 
-    def places(self) -> list[ProducerPosition]:
+    def positions(self) -> list[ProducerPosition]:
         return [self.first] if self.others is None else [self.first, *self.others.values()]
 
     def is_expired(self, since_us: int) -> bool:
         """Whether no position was stored at or after `since_us`."""
         if self.first.stored_us >= since_us:
             return False
-        return all(place.stored_us < since_us for place in self.places())
+        return all(place.stored_us < since_us for place in self.positions())
 
 
 class ProducerTable:
     """All producers of a broker. `wall_us` is the wall clock in microseconds, as in the records."""
 
-    def __init__(self, places_max: int, expiry_s: int) -> None:
-        self.places_max = places_max
+    def __init__(self, positions_max: int, expiry_s: int) -> None:
+        self.positions_max = positions_max
         self.expiry_us = expiry_s * 1_000_000
         # The one whose newest record is oldest comes first.
         self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
-        self.places = 0
+        self.position_count = 0
         self.holders: dict[bytes, Holder] = {}
         # Holders by their number of positions; and the largest such number, or a larger one.
-        self._by_places: dict[int, dict[Holder, None]] = {}
-        self._places_top = 0
+        self._by_position_count: dict[int, dict[Holder, None]] = {}
+        self._position_count_top = 0
         # True once a producer was bound to a user. From then on the log has the owner of each new
         # one.
         self.binds = False
@@ -196,23 +196,23 @@ class ProducerTable:
         """Move a position to a record of the client (b"": unknown) that was appended, or is
         replayed in log order. Returns the number of evicted positions of other producers."""
         producer = self.by_id.get(producer_id)
-        place = None if producer is None else producer.place(partition)
+        place = None if producer is None else producer.position(partition)
         if place is None:
-            place = self._place(producer_id, partition, stored_us, client_id)
+            place = self._new_position(producer_id, partition, stored_us, client_id)
         self.advance(producer_id, place, epoch, sequence, stored_us)
-        return self._evict(producer_id) if self.places > self.places_max else 0
+        return self._evict(producer_id) if self.position_count > self.positions_max else 0
 
     def bind(self, producer_id: bytes, partition: int, owner: str, stored_us: int) -> None:
         """Bind a producer, new in this partition or not, to a user; "" releases it."""
         producer = self.by_id.get(producer_id)
-        if producer is None or producer.place(partition) is None:
-            self._place(producer_id, partition, stored_us, b"")
+        if producer is None or producer.position(partition) is None:
+            self._new_position(producer_id, partition, stored_us, b"")
             producer = self.by_id[producer_id]
         producer.owner = owner
         key = b"u" + owner.encode()
         if producer.holder is None or producer.holder.key != key:
             # Where users are verified, all producers without a user have one holder.
-            self._give(producer_id, producer, key)
+            self._assign_holder(producer_id, producer, key)
         if owner:
             self.binds = True
 
@@ -229,8 +229,8 @@ class ProducerTable:
         producer_id, producer = decode_producer(data)
         self._forget(producer_id)
         self.by_id[producer_id] = producer
-        self.places += len(producer.places())
-        self._give(producer_id, producer, _holder_key(producer_id, producer.owner, b""))
+        self.position_count += len(producer.positions())
+        self._assign_holder(producer_id, producer, _holder_key(producer_id, producer.owner, b""))
         if producer.owner:
             self.binds = True
         self._evict(producer_id)
@@ -238,21 +238,21 @@ class ProducerTable:
     def remove(self, producer_id: bytes, partition: int) -> None:
         """Forget one position of a producer."""
         producer = self.by_id.get(producer_id)
-        if producer is None or producer.place(partition) is None:
+        if producer is None or producer.position(partition) is None:
             return
-        kept = [place for place in producer.places() if place.partition != partition]
+        kept = [place for place in producer.positions() if place.partition != partition]
         if not kept:
             self._forget(producer_id)
             return
         producer.first = kept[0]
         producer.others = {place.partition: place for place in kept[1:]} or None
-        self.places -= 1
+        self.position_count -= 1
         self._count(producer, -1)
 
-    def _give(self, producer_id: bytes, producer: Producer, key: bytes) -> None:
+    def _assign_holder(self, producer_id: bytes, producer: Producer, key: bytes) -> None:
         """Assign the producer to the holder."""
-        count = len(producer.places())
-        self._take(producer_id, producer)
+        count = len(producer.positions())
+        self._unassign_holder(producer_id, producer)
         holder = self.holders.get(key)
         if holder is None:
             holder = Holder(key)
@@ -261,11 +261,11 @@ class ProducerTable:
         producer.holder = holder
         self._count(producer, count)
 
-    def _take(self, producer_id: bytes, producer: Producer) -> None:
+    def _unassign_holder(self, producer_id: bytes, producer: Producer) -> None:
         holder = producer.holder
         if holder is None:
             return
-        self._count(producer, -len(producer.places()))
+        self._count(producer, -len(producer.positions()))
         del holder.producers[producer_id]
         producer.holder = None
         if not holder.producers:
@@ -274,24 +274,24 @@ class ProducerTable:
     def _count(self, producer: Producer, change: int) -> None:
         holder = producer.holder
         assert holder is not None
-        if holder.places:
-            equals = self._by_places[holder.places]
+        if holder.position_count:
+            equals = self._by_position_count[holder.position_count]
             del equals[holder]
             if not equals:
-                del self._by_places[holder.places]
-        holder.places += change
-        if holder.places:
-            self._by_places.setdefault(holder.places, {})[holder] = None
-            self._places_top = max(self._places_top, holder.places)
+                del self._by_position_count[holder.position_count]
+        holder.position_count += change
+        if holder.position_count:
+            self._by_position_count.setdefault(holder.position_count, {})[holder] = None
+            self._position_count_top = max(self._position_count_top, holder.position_count)
 
     def _largest(self) -> Holder:
         """One of the holders with the most positions. Each step down of the loop was a step up
         before."""
-        while self._places_top not in self._by_places:
-            self._places_top -= 1
-        return next(iter(self._by_places[self._places_top]))
+        while self._position_count_top not in self._by_position_count:
+            self._position_count_top -= 1
+        return next(iter(self._by_position_count[self._position_count_top]))
 
-    def _place(
+    def _new_position(
         self, producer_id: bytes, partition: int, stored_us: int, client_id: bytes
     ) -> ProducerPosition:
         """A new position of a producer that is new or known."""
@@ -302,13 +302,13 @@ class ProducerTable:
             self._forget_oldest(stored_us - self.expiry_us)
             producer = Producer(place)
             self.by_id[producer_id] = producer
-            self._give(producer_id, producer, _holder_key(producer_id, "", client_id))
+            self._assign_holder(producer_id, producer, _holder_key(producer_id, "", client_id))
         else:
             if producer.others is None:
                 producer.others = {}
             producer.others[partition] = place
             self._count(producer, 1)
-        self.places += 1
+        self.position_count += 1
         return place
 
     def _forget_oldest(self, since_us: int) -> None:
@@ -322,10 +322,10 @@ class ProducerTable:
     def _evict(self, newest: bytes) -> int:
         """Evict producers until the table fits. `newest` stays, even if it exceeds the limit
         alone."""
-        before = self.places
-        while self.places > self.places_max and len(self.by_id) > 1:
+        before = self.position_count
+        while self.position_count > self.positions_max and len(self.by_id) > 1:
             self._forget(self._least(newest))
-        return before - self.places
+        return before - self.position_count
 
     def _least(self, newest: bytes) -> bytes:
         """The producer to evict. It is the first among those silent for longest whose holder has
@@ -337,13 +337,13 @@ class ProducerTable:
         for producer_id in islice(self.by_id, CANDIDATES_MAX):
             holder = self.by_id[producer_id].holder
             assert holder is not None
-            if holder.places >= largest.places and producer_id != newest:
+            if holder.position_count >= largest.position_count and producer_id != newest:
                 return producer_id
         found = b""
         found_us = 0
         for producer_id in islice(largest.producers, CANDIDATES_MAX):
             producer = self.by_id[producer_id]
-            stored_us = max(place.stored_us for place in producer.places())
+            stored_us = max(place.stored_us for place in producer.positions())
             if producer_id != newest and (not found or stored_us < found_us):
                 found = producer_id
                 found_us = stored_us
@@ -352,8 +352,8 @@ class ProducerTable:
     def _forget(self, producer_id: bytes) -> None:
         producer = self.by_id.pop(producer_id, None)
         if producer is not None:
-            self._take(producer_id, producer)
-            self.places -= len(producer.places())
+            self._unassign_holder(producer_id, producer)
+            self.position_count -= len(producer.positions())
 
 
 def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:
@@ -370,7 +370,7 @@ def encode_producer(producer_id: bytes, producer: Producer) -> bytes:
     """The snapshot entry of a producer: u8 id length, u16 owner length, u16 positions; the id, the
     owner; per position u16 partition, u32 epoch, u64 sequence, i64 stored_us. Little-endian."""
     owner = producer.owner.encode()
-    places = producer.places()
+    places = producer.positions()
     parts = [_ENTRY.pack(len(producer_id), len(owner), len(places)), producer_id, owner]
     for place in places:
         parts.append(_PLACE.pack(place.partition, place.epoch, place.sequence, place.stored_us))

@@ -51,7 +51,7 @@ class Recovery:
     """The rebuilding of a NodeState: it applies snapshot entries and records to an empty one, then
     finishes it.
 
-    A standby applies for days before it finishes, and then has little time. So `settle` does in
+    A standby applies for days before it finishes, and then has little time. So `precompute` does in
     advance, session by session, the work of `finish`. A record that touches a settled session
     undoes that.
     """
@@ -59,7 +59,7 @@ class Recovery:
     def __init__(self, state: NodeState) -> None:
         self.state = state
         self.group_positions: dict[str, list[int]] = {}
-        self.group_given: dict[str, set[tuple[int, int]]] = {}
+        self.group_assigned: dict[str, set[tuple[int, int]]] = {}
         # Sessions changed since they were settled.
         self.touched: set[Session] = set()
         # Settled sessions that have expired since; `finish` logs their end.
@@ -71,7 +71,7 @@ class Recovery:
         self._first_epochs: dict[str, int] = {}
         # Per client id, the packet ids (with partition and epoch) of a session whose opening is not
         # applied yet: it is in a later batch of the same write group.
-        self._early: dict[str, dict[int, tuple[int, int]]] = {}
+        self._early_ids: dict[str, dict[int, tuple[int, int]]] = {}
         # The newest epoch of sessions with the name of a shared group, by that name.
         self._misnamed: dict[str, int] = {}
         self.damaged = 0
@@ -92,7 +92,7 @@ class Recovery:
             self.group_positions[fields["key"]] = list(fields["positions"])
             given = fields.get("given")
             if given:
-                self.group_given[fields["key"]] = {(place[0], place[1]) for place in given}
+                self.group_assigned[fields["key"]] = {(place[0], place[1]) for place in given}
         elif kind == SNAPSHOT_PRODUCER:
             self.state.producers.restore(data)
 
@@ -165,18 +165,18 @@ class Recovery:
         epoch = record.producer_epoch
         session = self.state.sessions.get(client_id)
         if epoch and (session is None or epoch > session.epoch):
-            if client_id not in self._early and len(self._early) >= EARLY_MAX:
-                del self._early[next(iter(self._early))]
-            ids = self._early.setdefault(client_id, {})
+            if client_id not in self._early_ids and len(self._early_ids) >= EARLY_MAX:
+                del self._early_ids[next(iter(self._early_ids))]
+            ids = self._early_ids.setdefault(client_id, {})
             ids[record.sequence] = (record.partition, epoch)
         elif session is not None and not 0 < epoch < self._first_epochs.get(client_id, 0):
             if session.inbound is None:
                 session.inbound = {}
             session.inbound[record.sequence] = record.partition
 
-    def _note_early(self, session: Session) -> None:
+    def _apply_early_ids(self, session: Session) -> None:
         """Give a session that was just opened the packet ids that were used since."""
-        for packet_id, (partition, epoch) in self._early.pop(session.client_id, {}).items():
+        for packet_id, (partition, epoch) in self._early_ids.pop(session.client_id, {}).items():
             if epoch >= session.epoch:
                 if session.inbound is None:
                     session.inbound = {}
@@ -240,10 +240,10 @@ class Recovery:
         known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
         for partition, offset in cursor.positions:
             known[partition] = offset
-        given = self.group_given.pop(key, set()).union(cursor.done)
+        given = self.group_assigned.pop(key, set()).union(cursor.done)
         ahead = {place for place in given if place[1] >= known[place[0]]}
         if ahead:
-            self.group_given[key] = ahead
+            self.group_assigned[key] = ahead
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
         """Apply a record of the session's progress."""
@@ -285,7 +285,7 @@ class Recovery:
                 self._first_epochs[client_id] = int(str(fields["epoch"]))
             self.open.add(session)
             session.epoch = int(str(fields["epoch"]))
-            self._note_early(session)
+            self._apply_early_ids(session)
             session.expiry_s = int(str(fields["expiry_s"]))
             session.username = None if fields["username"] is None else str(fields["username"])
             # Older versions also recorded names without proof, and do not have the field.
@@ -363,7 +363,7 @@ class Recovery:
         raise `KeyError`, `ValueError`, `TypeError` or `AssertionError`."""
         session = self._restore_session(fields)
         is_cursor_logged = session.positions is not None
-        self._settle(session)
+        self._complete_session(session)
         if not is_cursor_logged:
             # The first record must name all positions, because the replicated state has none.
             session.logged_positions = None
@@ -403,11 +403,11 @@ class Recovery:
         self._set_cursor(session, cursor)
         return session
 
-    def settle(self, sessions_max: int) -> None:
+    def precompute(self, sessions_max: int) -> None:
         """Do some of the work of `finish` in advance. The state's clock is set."""
         for _ in range(min(sessions_max, len(self.touched))):
             session = self.touched.pop()
-            self._settle(session)
+            self._complete_session(session)
             if session not in self.open and not self._rearm(session):
                 self.expired.add(session)
 
@@ -417,7 +417,7 @@ class Recovery:
         state = self.state
         expired = list(self.expired)
         for session in self.touched:
-            self._settle(session)
+            self._complete_session(session)
             if session not in self.open and not self._rearm(session):
                 expired.append(session)
         for session in self.open:
@@ -436,23 +436,23 @@ class Recovery:
                 group.positions = list(state.delivered)
             group.positions = _clamped(state, group.positions)
             group.logged_positions = list(group.positions)
-            for partition, offset in self.group_given.pop(group.key, ()):
-                group.note_given(partition, offset)
-            group.given_changes = []
+            for partition, offset in self.group_assigned.pop(group.key, ()):
+                group.note_assigned(partition, offset)
+            group.assigned_changes = []
             if not state.journal.replicated:
                 _note_inflight(group, group.positions)
         self.group_positions = {}
-        self.group_given = {}
+        self.group_assigned = {}
 
-    def _settle(self, session: Session) -> None:
+    def _complete_session(self, session: Session) -> None:
         state = self.state
         if session.positions is None:
             session.positions = first_starts(state, session)
         session.positions = _clamped(state, session.positions)
         session.logged_positions = list(session.positions)
-        self._settle_inflight(session)
+        self._complete_inflight(session)
 
-    def _settle_inflight(self, session: Session) -> None:
+    def _complete_inflight(self, session: Session) -> None:
         session.inflight = in_sending_order(session.inflight)
         for packet_id, entry in session.inflight.items():
             entry.logged = True
@@ -483,8 +483,8 @@ class Recovery:
 
 
 def _note_inflight(group: Group, positions: list[int]) -> None:
-    """Add the QoS 2 records that members have inflight to the group's `given`. A QoS 2 packet id is
-    logged at once, the group's position later."""
+    """Add the QoS 2 records that members have inflight to the group's `assigned`. A QoS 2 packet id
+    is logged at once, the group's position later."""
     for session in group.members:
         tags = [other.tag for other in session.groups or () if isinstance(other, Group)]
         if tags.count(group.tag) > 1:
@@ -492,7 +492,7 @@ def _note_inflight(group: Group, positions: list[int]) -> None:
         for entry in session.inflight.values():
             is_given = entry.qos == 2 and entry.group_tag == group.tag
             if is_given and entry.offset >= positions[entry.partition]:
-                group.note_given(entry.partition, entry.offset)
+                group.note_assigned(entry.partition, entry.offset)
 
 
 def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
@@ -552,7 +552,7 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
             place = {
                 "key": group.key,
                 "positions": group_positions(state, group),
-                "given": sorted(group.given or ()),
+                "given": sorted(group.assigned or ()),
             }
             yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
     for entry in state.producers.snapshot(state.wall_us):

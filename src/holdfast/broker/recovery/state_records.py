@@ -79,7 +79,7 @@ def group_positions(state: NodeState, group: Group) -> list[int]:
     those inflight at members whose own state would not survive a crash."""
     positions = group.resume_positions(state.delivered)
     waiting: list[object] = list(group.returned)
-    for messages in group.aside.values():
+    for messages in group.deferred.values():
         waiting.extend(messages)
     for message in waiting:
         # Message or Inflight; deque[object] keeps state.py free of the latter.
@@ -141,16 +141,16 @@ def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> N
             return
         positions = list(map(min, positions, group.logged_positions))
     changed = changed_positions(group.logged_positions, positions)
-    given = [place for place in group.given_changes if place[1] >= positions[place[0]]]
-    group.given_changes = []
+    given = [place for place in group.assigned_changes if place[1] >= positions[place[0]]]
+    group.assigned_changes = []
     if changed or given:
         append_state(
             state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, given)
         )
         group.logged_positions = positions
-    if group.given is not None:
-        ahead = {place for place in group.given if place[1] >= positions[place[0]]}
-        group.given = ahead or None
+    if group.assigned is not None:
+        ahead = {place for place in group.assigned if place[1] >= positions[place[0]]}
+        group.assigned = ahead or None
 
 
 def _log_session(state: NodeState, session: Session) -> None:

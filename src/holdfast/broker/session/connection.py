@@ -103,7 +103,7 @@ class Connection:
         # The socket takes no more data for now: the driver leaves `out` alone.
         self.congested = False
         # Input waits until the client has read its replies.
-        self.answers_wait = False
+        self.has_waiting_replies = False
         # The driver closes the socket once `out` is written.
         self.closing = False
         # The node accepts no input now; the driver stops reading the socket.

@@ -296,7 +296,7 @@ class Admission(Appender):
         else:
             table = self._images.state.producers
             producer = table.find(producer_id, self._state.wall_us)
-            place = None if producer is None else producer.place(record.partition)
+            place = None if producer is None else producer.position(record.partition)
             if place is not None:
                 stored_epoch = place.epoch
                 stored_sequence = place.sequence

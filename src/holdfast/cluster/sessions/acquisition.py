@@ -251,7 +251,7 @@ class SessionAcquisition:
         if asking.connection.state != OPENING:
             self._close_unused(asking)
             return
-        if not self._fabric.is_whole or (self._state.is_unsure and asking.is_recorded):
+        if not self._fabric.is_whole or (self._state.is_ownership_expired and asking.is_recorded):
             return
         if asking.barrier != NOTHING and not self._barriers.has_passed(asking.barrier):
             return
@@ -443,7 +443,7 @@ class SessionAcquisition:
     def _refuse_overdue(self, asking: PendingOpen) -> None:
         if not self._fabric.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
-        elif self._state.is_unsure and asking.answer is not None and asking.is_recorded:
+        elif self._state.is_ownership_expired and asking.answer is not None and asking.is_recorded:
             text = "this node cannot tell who owns the session"
         elif self._is_led_anew(self._homes.home(asking.client_id), REFUSED_AFTER_S):
             text = "this node does not know which node leads the session's home partition"

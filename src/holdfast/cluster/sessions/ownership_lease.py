@@ -4,7 +4,7 @@ The other nodes may reassign the sessions of this node after they have received 
 for `held_s`. The node may have been stopped or cut off. So a node acts as owner for `held_s` after
 it has sent a heartbeat whose receipt every other node that is not down has confirmed. After a
 longer gap with any of them it is *unsure of ownership*. It then delivers no message of QoS 1 or 2
-(`NodeState.is_unsure`), and begins no recorded session (`acquisition`).
+(`NodeState.is_ownership_expired`), and begins no recorded session (`acquisition`).
 
 The lease counts from when the heartbeat was sent, not from its confirmation. Counter-example: a
 confirmation is delayed by 3 s, and the other nodes' time for this node began 3 s earlier.
@@ -48,8 +48,8 @@ without this node: B and C of three."""
 class OwnershipLease:
     """The time until which this node may act as owner, and the way back when that time has passed.
 
-    Invariant: while `NodeState.is_unsure` is False, a recorded session of this node is reassigned
-    only after this node has released it.
+    Invariant: while `NodeState.is_ownership_expired` is False, a recorded session of this node is
+    reassigned only after this node has released it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class OwnershipLease:
         Counter-example: the process was stopped for 10 s. If it first processed a client's packets,
         it would deliver messages of a session that has another owner.
         """
-        is_unnoticed = self._is_ill and not self._state.is_unsure
+        is_unnoticed = self._is_ill and not self._state.is_ownership_expired
         if is_unnoticed or now > self._sure_until or now > self._ticked_at + self._held_s:
             self._lose(now)
         self._ticked_at = now
@@ -101,10 +101,10 @@ class OwnershipLease:
     def _lose(self, now: float) -> None:
         if not self._state.sessions and not self._is_asking():
             return
-        if not self._state.is_unsure:
+        if not self._state.is_ownership_expired:
             self.count += 1
             self._doubted_at = now
-            self._state.is_unsure = True
+            self._state.is_ownership_expired = True
         self._began_at = now
         self._barrier = NOTHING
         self._is_cut_off = True
@@ -180,7 +180,7 @@ class OwnershipLease:
 
         It runs at the end of a turn, after the barriers have advanced.
         """
-        if not self._state.is_unsure:
+        if not self._state.is_ownership_expired:
             return False
         now = self._state.now
         if now >= self._doubted_at + GIVE_UP_S and self._fabric.has_majority(now):
@@ -230,7 +230,7 @@ class OwnershipLease:
         self._barrier = NOTHING
         self._is_cut_off = False
         state = self._state
-        state.is_unsure = False
+        state.is_ownership_expired = False
         self._sure_until = self._heard_until()
         for session in list(state.sessions.values()):
             if session.connection is not None:
@@ -238,4 +238,4 @@ class OwnershipLease:
 
     def timer(self) -> float | None:
         """Returns the time of the next call of `advance` while this node is unsure, or None."""
-        return self._state.now + self._held_s if self._state.is_unsure else None
+        return self._state.now + self._held_s if self._state.is_ownership_expired else None

@@ -297,7 +297,7 @@ class NodeAgent:
             place = (message.partition, message.offset)
             if place in share.held:
                 continue
-            if group is None or not group.members or self._state.is_unsure:
+            if group is None or not group.members or self._state.is_ownership_expired:
                 share.returned.append(place)
             else:
                 share.held[place] = None
@@ -312,7 +312,7 @@ class NodeAgent:
         coordinator assigns later come from one that has this node's new report, or are returned
         too.
         """
-        self._was_unsure = self._state.is_unsure
+        self._was_unsure = self._state.is_ownership_expired
         for share in self.shares.values():
             self._touched[share] = None
             if self._was_unsure and share.group is not None:
@@ -434,9 +434,9 @@ class NodeAgent:
         share.queued_at = -1.0
         waiting: list[object] = list(group.returned)
         group.returned.clear()
-        for topic in list(group.aside):
-            while topic in group.aside:
-                waiting.append(group.take_aside(topic))
+        for topic in list(group.deferred):
+            while topic in group.deferred:
+                waiting.append(group.pop_deferred(topic))
         for message in waiting:
             assert isinstance(message, (Inflight, Message))
             place = (message.partition, message.offset)
@@ -452,7 +452,7 @@ class NodeAgent:
         """Sends TELLs and reports of what has changed."""
         if self._version != self._images.groups.version:
             self._settle_waiting()
-        if self._was_unsure != self._state.is_unsure:
+        if self._was_unsure != self._state.is_ownership_expired:
             self._doubt()
         if self._untold and self._tell_at <= self._state.now:
             self._tell()
@@ -461,7 +461,7 @@ class NodeAgent:
         for share in touched:
             self._drain_if_deserted(share)
             group = share.group
-            if group is not None and (group.returned or group.aside):
+            if group is not None and (group.returned or group.deferred):
                 if share.queued_at < 0:
                     share.queued_at = self._state.now
                 self._untidy[share] = None

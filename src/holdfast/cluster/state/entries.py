@@ -107,7 +107,7 @@ def _producers(images: ReplicatedState, partitions: Container[int]) -> Iterator[
     for number, (producer_id, producer) in enumerate(list(table.by_id.items())):
         if number % LOOKED_AT == 0:
             yield None
-        for place in producer.places():
+        for place in producer.positions():
             if place.partition in partitions:
                 alone = Producer(place)
                 alone.owner = producer.owner
@@ -165,7 +165,7 @@ def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
     for number, (producer_id, producer) in enumerate(list(state.producers.by_id.items())):
         if number % LOOKED_AT == 0:
             yield
-        for place in producer.places():
+        for place in producer.positions():
             if place.partition in partitions:
                 state.producers.remove(producer_id, place.partition)
     scan = state.retained.scan_all()

@@ -137,10 +137,10 @@ class ReplicatedState(Recovery):
             return first_starts(self.state, session)
         return super()._unlogged_positions(session)
 
-    def _settle(self, session: Session) -> None:
+    def _complete_session(self, session: Session) -> None:
         """Leaves positions that no record sets empty: the node that resumes the session sets them
         (`take_over`)."""
-        self._settle_inflight(session)
+        self._complete_inflight(session)
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
         super()._subscribe(session, fields, start)
@@ -335,14 +335,14 @@ class ReplicatedState(Recovery):
         if session not in self.touched:
             return True
         self.touched.discard(session)
-        self._settle(session)
+        self._complete_session(session)
         return session in self.open or self._rearm(session)
 
     def fields(self, session: Session) -> dict[str, object]:
         """Returns the session as fields of a snapshot entry, without the packet ids of its own
         messages."""
         if session in self.touched:
-            self._settle(session)
+            self._complete_session(session)
         fields = session_fields(self.state, session)
         fields["born"] = self.born.get(session.client_id, session.epoch)
         fields["requests"] = self._requests.get(session.client_id, [])

@@ -153,7 +153,7 @@ class Standby:
             node.tick(time.monotonic(), time.time_ns() // 1000)
             # The same values that a takeover would set.
             node.state.delivered[:] = node.state.journal.high_watermark
-            recovery.settle(SETTLE_SESSIONS)
+            recovery.precompute(SETTLE_SESSIONS)
 
     def _check_snapshots(self, directory: DataDirectory) -> None:
         present = directory.snapshots()

@@ -217,7 +217,7 @@ class Broker:
         if not state.memory:
             state.journal.commit(group)
         state.release_committed()
-        state.release_stalled()
+        state.resume_inputs()
         state.effects.extend(self.deferred)
         self.deferred.clear()
         self.wake_waiters()
