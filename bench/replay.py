@@ -50,7 +50,7 @@ def read_for_ever(admin_port: int, computes: bool, tell: Callable[[str], object]
     server = ("127.0.0.1", admin_port)
     bounds = Servers([server]).bounds()
     ends = {partition: bound.end for partition, bound in bounds.items()}
-    ranges = offsets.wanted({}, ends, bounds)
+    ranges = offsets.ranges_to_read({}, ends, bounds)
     read = _checking if computes else _discarding
     due = time.monotonic()
     while True:

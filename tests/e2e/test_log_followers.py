@@ -85,7 +85,7 @@ def check(found: list[tuple[int, int, bytes]]) -> None:
 
 def everything(servers: Servers) -> list[OffsetRange]:
     bounds = servers.bounds()
-    return offsets.wanted({}, {p: bound.end for p, bound in bounds.items()}, bounds)
+    return offsets.ranges_to_read({}, {p: bound.end for p, bound in bounds.items()}, bounds)
 
 
 def test_followers_are_read(cluster: ClusterProcesses, servers: Servers) -> None:

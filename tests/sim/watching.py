@@ -210,7 +210,7 @@ class OwnersWatch:
             if share.held.keys() <= found:
                 continue
             if share.group is not None:
-                aside = itertools.chain.from_iterable(share.group.aside.values())
+                aside = itertools.chain.from_iterable(share.group.deferred.values())
                 found |= {_place(each) for each in (*share.group.returned, *aside)}
             for session in process.state.sessions.values():
                 found |= {_place(e) for e in session.inflight.values() if e.group_tag == tag}

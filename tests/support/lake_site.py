@@ -52,7 +52,7 @@ class Site:
         engine = replace(lake.engine(), reached=lambda point: _crash(point, crash_at))
         source = {"path": str(self.journal.directory)}
         lake.runner(what, source=source)
-        return Runner(engine, lake.catalog, lake.catalog.chosen(list(what)), source).once()
+        return Runner(engine, lake.catalog, lake.catalog.chosen(list(what)), source).run_once()
 
     def rows(self, table: str) -> list[Any]:
         """As someone sees them who knows only the files: no Spark, no commits."""

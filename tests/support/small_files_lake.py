@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from holdfast.pipeline.lake.engine import finish, nowhere
+from holdfast.pipeline.lake.engine import do_nothing, finish
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog, Consumed, File
 from holdfast.pipeline.lake.files.compaction import Compaction
 from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec
@@ -47,7 +47,7 @@ class SmallFiles:
             writer.write(pa.RecordBatch.from_pydict(columns))
         files = []
         for at, file in enumerate(writer.close()):
-            place = self.store.place("rows", TABLE, version, at, file, replaced=False)
+            place = self.store.final_path("rows", TABLE, version, at, file, replaced=False)
             source = f"{staged}/{file.staged}"
             files.append(replace(file, path=place, version=version, staged=source))
         commit = Commit(
@@ -106,7 +106,7 @@ class SmallFiles:
         return upto
 
     def compaction(self) -> Compaction:
-        return Compaction(self.lake, self.store, self.log, {}, nowhere)
+        return Compaction(self.lake, self.store, self.log, {}, do_nothing)
 
     def recover(self) -> None:
         self.log = CommitLog(self.lake, TABLE)

@@ -21,8 +21,8 @@ from holdfast.pipeline.tables.stream import (
     StreamState,
     follow,
     is_late,
+    is_repeated,
     is_repetition,
-    was_said,
     was_seen,
 )
 from tests.support import sparkplug_wire as wire
@@ -107,7 +107,7 @@ def test_memory_has_bounds() -> None:
         follow(state, number, 0, 0)
     for number in range(3 * SEEN_MAX):
         was_seen(state, str(number))
-        was_said(state, number, 0)
+        is_repeated(state, number, 0)
         is_repetition(state, f"p{number}", 0, 1)
     for number in range(2 * DEVICES_MAX):
         is_late(state, f"d{number}", number, 0)

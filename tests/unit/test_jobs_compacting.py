@@ -353,11 +353,11 @@ def test_waits_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with (
         readers.reading(tmp_path, TABLE),
         pytest.raises(readers.BusyError, match="is being read"),
-        readers.alone(tmp_path, TABLE),
+        readers.exclusively(tmp_path, TABLE),
     ):
         pass
     with (
-        readers.alone(tmp_path, TABLE),
+        readers.exclusively(tmp_path, TABLE),
         pytest.raises(TimeoutError, match="have been replaced for"),
         readers.reading(tmp_path, TABLE),
     ):

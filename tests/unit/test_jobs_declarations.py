@@ -17,7 +17,7 @@ from holdfast.pipeline.lake import lake as lakes
 from holdfast.pipeline.lake.catalog import Catalog, load_catalog, load_file
 from holdfast.pipeline.lake.files.commits import File
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.gold import Touched, _known_units
+from holdfast.pipeline.lake.gold import AffectedGrains, _units_of_files
 from holdfast.pipeline.lake.lake import Lake, source_options
 from holdfast.pipeline.lake.silver import next_files
 from holdfast.pipeline.lake.table import Column, Grain, Table, TableError
@@ -70,7 +70,7 @@ def test_order_and_choice() -> None:
     assert catalog.chosen(["gold", "bronze"]) == ["records", "g", "g2"]
     assert catalog.chosen(["all"]) == catalog.names()
     assert catalog.chosen(["s2"]) == ["s2"]
-    assert catalog.made_from("g") == ["g", "g2"]
+    assert catalog.derived_from("g") == ["g", "g2"]
     with pytest.raises(TableError, match="'x' is neither a layer"):
         catalog.chosen(["x"])
     with pytest.raises(TableError, match="there is no table x; there are records, s"):
@@ -198,7 +198,7 @@ def test_files_of_touched_grains() -> None:
         times = {"event_time": (int(first * 3.6e9), int(last * 3.6e9))}
         return File(path="", rows=1, bytes=1, version=1, times=times)
 
-    touched = Touched(Grain.hours(before=1), [10, 20])
+    touched = AffectedGrains(Grain.hours(before=1), [10, 20])
     assert touched.of_source().values == [9, 10, 19, 20]
     cases = {
         (10, 10.5): True,
@@ -210,7 +210,7 @@ def test_files_of_touched_grains() -> None:
     for (first, last), expected in cases.items():
         assert touched.has_file(file(first, last)) is expected
     assert not touched.has_file(replace_times(file(1, 2)))
-    by = Touched(Grain.by("run"), [("a",), (7,)])
+    by = AffectedGrains(Grain.by("run"), [("a",), (7,)])
     for partition, expected in (({"run": "a"}, True), ({"run": "7"}, True), ({"run": "b"}, False)):
         one = File(path="", rows=1, bytes=1, version=1, partition=dict(partition))
         assert by.has_file(one) is expected
@@ -226,7 +226,7 @@ def test_grains_that_files_tell() -> None:
     two = file("two", {"event_time": (7 * hour, 8 * hour)})
     before_1970 = file("old", {"event_time": (-1, -1)})
     without = file("null", {"store_time": (0, 0)})
-    known, unknown = _known_units(Grain.hours(), [one, two, before_1970, without])
+    known, unknown = _units_of_files(Grain.hours(), [one, two, before_1970, without])
     assert known == {7, -1}
     assert unknown == [two]
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from holdfast.pipeline.source import scan
 from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.source.scan import Chunk, Coverage, ScanStop, find_in
+from holdfast.pipeline.source.scan import Chunk, Coverage, ScanStop, find_batch_in
 from holdfast.storage.record import HEADER_BYTES
 from tests.support.journal_files import build, record
 
@@ -152,6 +152,6 @@ def test_the_format_of_a_later_version_is_named() -> None:
 
 def test_a_batch_is_found_behind_damage() -> None:
     data = b"HFLB" * 6 + DATA + bytes(80)
-    assert find_in(memoryview(data), 0) == 24
-    assert find_in(memoryview(data), 32) == 24 + len(build(0, 10, ONE))
-    assert find_in(memoryview(data[: 24 + 30]), 0) is None
+    assert find_batch_in(memoryview(data), 0) == 24
+    assert find_batch_in(memoryview(data), 32) == 24 + len(build(0, 10, ONE))
+    assert find_batch_in(memoryview(data[: 24 + 30]), 0) is None

@@ -83,7 +83,7 @@ def test_everything_arrives_in_order(qos: int, level: int, chunk_bytes: int) -> 
         assert session.payloads == numbered(500)
         assert {publish.qos for publish in session.published} == {qos}
         assert isinstance(session.others[-1], Disconnect)
-        assert sender.publisher.window.settled == (500 if qos else 0)
+        assert sender.publisher.window.resolved == (500 if qos else 0)
 
 
 def test_acknowledgements_of_every_form() -> None:
@@ -98,7 +98,7 @@ def test_acknowledgements_of_every_form() -> None:
             sender = Sender(server)
             sender.send(numbered(300))
             assert server.payloads == numbered(300)
-            assert sender.publisher.window.settled == 300
+            assert sender.publisher.window.resolved == 300
 
 
 def test_receive_maximum_is_kept() -> None:

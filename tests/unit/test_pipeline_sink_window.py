@@ -40,7 +40,7 @@ def test_frames() -> None:
     assert long[3:8] == b"\0\1t\0\2"
     assert window.on_wire == 2
     window.acknowledged(1)
-    assert (window.on_wire, window.settled) == (1, 1)
+    assert (window.on_wire, window.resolved) == (1, 1)
 
 
 def test_a_full_window_has_no_room() -> None:
@@ -76,7 +76,7 @@ def test_an_acknowledgement_of_nothing(packet_id: int) -> None:
     with pytest.raises(UnknownPacket, match=f"packet id {packet_id}"):
         window.acknowledged(packet_id)
     with pytest.raises(UnknownPacket):
-        window.answered(PUBACK, packet_id, 0, "", 0.0)
+        window.handle_acknowledgement(PUBACK, packet_id, 0, "", 0.0)
 
 
 def test_acknowledged_while_it_waits_to_be_sent_again() -> None:
@@ -85,8 +85,8 @@ def test_acknowledged_while_it_waits_to_be_sent_again() -> None:
     window.connected(10)
     with pytest.raises(UnknownPacket):
         window.acknowledged(1)
-    window.take(0.0)
-    window.answered(PUBACK, 1, reasons.QUOTA_EXCEEDED, "", 0.0)
+    window.pop_due(0.0)
+    window.handle_acknowledgement(PUBACK, 1, reasons.QUOTA_EXCEEDED, "", 0.0)
     with pytest.raises(UnknownPacket):
         window.acknowledged(1)
 
@@ -97,13 +97,13 @@ def test_a_new_connection_gets_everything_again_in_order() -> None:
     window.acknowledged(id_of(frames[1]))
     window.connected(2)
     assert not window.has_room()
-    assert window.take(0.0) == [frames[0], frames[2]]
-    assert window.take(0.0) == []
+    assert window.pop_due(0.0) == [frames[0], frames[2]]
+    assert window.pop_due(0.0) == []
     window.acknowledged(id_of(frames[2]))
-    assert window.take(0.0) == [frames[3]]
+    assert window.pop_due(0.0) == [frames[3]]
     window.acknowledged(id_of(frames[0]))
     window.acknowledged(id_of(frames[3]))
-    assert window.take(0.0) == [frames[4]]
+    assert window.pop_due(0.0) == [frames[4]]
     window.acknowledged(id_of(frames[4]))
     assert window.has_room()
     assert window.resent == 4
@@ -115,20 +115,23 @@ def test_nothing_new_goes_out_while_there_is_no_connection() -> None:
     window.disconnected()
     assert not window.has_room()
     window.connected(10)
-    assert window.take(0.0) == [frame]
+    assert window.pop_due(0.0) == [frame]
     assert window.has_room()
 
 
 def test_qos_2() -> None:
     window = PublishWindow(10)
     window.add(0x34, b"\0\1t", b"")
-    assert window.answered(PUBREC, 1, 0, "", 0.0) == b"\x62\x02\0\1"
+    assert window.handle_acknowledgement(PUBREC, 1, 0, "", 0.0) == b"\x62\x02\0\1"
     assert window.unsettled
-    assert window.answered(PUBCOMP, 1, reasons.PACKET_IDENTIFIER_NOT_FOUND, "", 0.0) == b""
+    assert (
+        window.handle_acknowledgement(PUBCOMP, 1, reasons.PACKET_IDENTIFIER_NOT_FOUND, "", 0.0)
+        == b""
+    )
     assert not window.unsettled
     window.add(0x34, b"\0\1t", b"")
     with pytest.raises(RowRefused, match="Not authorized"):
-        window.answered(PUBREC, 2, reasons.NOT_AUTHORIZED, "", 0.0)
+        window.handle_acknowledgement(PUBREC, 2, reasons.NOT_AUTHORIZED, "", 0.0)
     assert not window.unsettled
 
 
@@ -137,7 +140,7 @@ def test_refused_for_good() -> None:
     frame = add(window, 1)
     add(window, 2)
     with pytest.raises(RowRefused, match="Topic Name invalid") as caught:
-        window.answered(PUBACK, 1, reasons.TOPIC_NAME_INVALID, "why", 0.0)
+        window.handle_acknowledgement(PUBACK, 1, reasons.TOPIC_NAME_INVALID, "why", 0.0)
     assert (caught.value.frame, caught.value.detail) == (frame, "why")
     assert window.on_wire == 1, "it holds nothing back"
     assert window.has_room()
@@ -147,25 +150,25 @@ def test_refused_for_now() -> None:
     window = PublishWindow(10)
     frames = [add(window, number) for number in range(4)]
     window.acknowledged(1)
-    window.answered(PUBACK, 2, reasons.QUOTA_EXCEEDED, "disk full", 5.0)
+    window.handle_acknowledgement(PUBACK, 2, reasons.QUOTA_EXCEEDED, "disk full", 5.0)
     assert not window.has_room()
-    assert window.take(99.0) == [], "3 and 4 are still on the wire"
+    assert window.pop_due(99.0) == [], "3 and 4 are still on the wire"
     assert window.timer() is None
-    window.answered(PUBACK, 3, reasons.QUOTA_EXCEEDED, "", 5.0)
+    window.handle_acknowledgement(PUBACK, 3, reasons.QUOTA_EXCEEDED, "", 5.0)
     window.acknowledged(4)
     resume_at = window.timer()
     assert resume_at is not None
-    assert window.take(resume_at - 0.001) == []
-    assert window.take(resume_at) == [frames[1]], "first that one alone"
-    assert window.take(resume_at) == []
-    window.answered(PUBACK, 2, reasons.QUOTA_EXCEEDED, "disk full", resume_at)
+    assert window.pop_due(resume_at - 0.001) == []
+    assert window.pop_due(resume_at) == [frames[1]], "first that one alone"
+    assert window.pop_due(resume_at) == []
+    window.handle_acknowledgement(PUBACK, 2, reasons.QUOTA_EXCEEDED, "disk full", resume_at)
     again_at = window.timer()
     assert again_at is not None
     assert again_at - resume_at > resume_at - 5.0, "longer each time"
     assert window.last_refusal == "Quota exceeded: disk full"
-    assert window.take(again_at) == [frames[1]]
+    assert window.pop_due(again_at) == [frames[1]]
     window.acknowledged(2)
-    assert window.take(again_at) == [frames[2]]
+    assert window.pop_due(again_at) == [frames[2]]
     window.acknowledged(3)
     assert window.has_room()
 
@@ -175,12 +178,12 @@ def test_pauses_are_bounded() -> None:
     add(window, 1)
     now = 0.0
     for _ in range(20):
-        window.answered(PUBACK, 1, reasons.SERVER_BUSY, "", now)
+        window.handle_acknowledgement(PUBACK, 1, reasons.SERVER_BUSY, "", now)
         resume_at = window.timer()
         assert resume_at is not None
         assert resume_at - now <= PAUSE_MAX_S + 0.001
         now = resume_at
-        window.take(now)
+        window.pop_due(now)
 
 
 class Connection:
@@ -246,16 +249,16 @@ def test_each_message_once_and_in_order(seed: int) -> None:
         if given < total and window.has_room() and choose.random() < 0.5:
             given += 1
             broker.current.incoming.append(add(window, given))
-        broker.current.incoming.extend(window.take(now))
+        broker.current.incoming.extend(window.pop_due(now))
         assert window.on_wire <= receive_maximum
         broker.step()
         if broker.current.answers and choose.random() < 0.7:
             packet_id, reason = broker.current.answers.popleft()
-            window.answered(PUBACK, packet_id, reason, "", now)
+            window.handle_acknowledgement(PUBACK, packet_id, reason, "", now)
         if choose.random() < 0.01:
             broker.reconnect()
             window.connected(receive_maximum)
         if given == total and not window.unsettled:
             break
     assert broker.stored == list(range(1, total + 1))
-    assert window.settled == total
+    assert window.resolved == total

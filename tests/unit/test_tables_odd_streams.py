@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.pipeline.tables import columns as declared
 from holdfast.pipeline.tables.columnar.parse import GROUP_ROWS_MIN, PARSED_ROWS
 from holdfast.pipeline.tables.fold import Folder
-from holdfast.pipeline.tables.readings import ReadingsFold, _slices, _taken, _weights
+from holdfast.pipeline.tables.readings import ReadingsFold, _copy_rows, _slices, _weights
 from holdfast.pipeline.tables.rules import Rule, with_defaults
 from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX
 from holdfast.pipeline.tables.topics import Topics, client_stream
@@ -248,7 +248,7 @@ def test_taken_rows_are_those_asked_for_in_that_order() -> None:
     parts.insert(3, parts[0].slice(0, 0))
     table = pa.Table.from_batches(parts)
     for wanted in ([5], [99, 0, 50], numbers[::-1], numbers, list(range(20, 40))):
-        assert _taken(table, np.array(wanted)).column("n").to_pylist() == wanted
+        assert _copy_rows(table, np.array(wanted)).column("n").to_pylist() == wanted
 
 
 def test_large_payloads_read_alone_make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:

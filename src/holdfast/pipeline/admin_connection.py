@@ -49,15 +49,15 @@ class AdminConnection:
         """
         is_used = self._connection is not None
         try:
-            self.ask("GET", path)
-            response = self.answer()
+            self.send_request("GET", path)
+            response = self.receive_response()
         except ConnectionFailed:
             if not is_used:
                 raise
             # Servers close connections that are idle for some seconds. So a used connection gets a
             # second attempt.
-            self.ask("GET", path)
-            response = self.answer()
+            self.send_request("GET", path)
+            response = self.receive_response()
         body = self.text_of(response)
         if response.status != 200:
             raise ServerError(self.complaint(path, response.status, body))
@@ -69,7 +69,7 @@ class AdminConnection:
             raise ServerError(f"{self.name}: the answer to {path} is no JSON object")
         return found
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> None:
+    def send_request(self, method: str, path: str, body: bytes | None = None) -> None:
         """Send a request. Raises ConnectionFailed."""
         try:
             if self._connection is None:
@@ -78,7 +78,7 @@ class AdminConnection:
         except (OSError, HTTPException) as error:
             raise self._failed(error) from error
 
-    def answer(self) -> HTTPResponse:
+    def receive_response(self) -> HTTPResponse:
         """Receive the response to the last request, with a status below 500. Raises
         ConnectionFailed."""
         assert self._connection is not None

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     )
     stop_on_signals(runner)
     try:
-        report = runner.continuously(args.trigger) if args.continuous else runner.once()
+        report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
     finally:
         end_session(lake.spark)
     progress.finished(report)

@@ -8,7 +8,7 @@ import io
 from typing import Final
 
 from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, utf8
-from holdfast.pipeline.decoders.json_payload import Fields, take_fields
+from holdfast.pipeline.decoders.json_payload import Fields, extract_fields
 from holdfast.pipeline.decoders.text_payload import boolean, number
 
 SKIPPED: Final = "_"
@@ -47,7 +47,7 @@ def decode_csv(
         }
         of_line = Decoded()
         try:
-            take_fields(row, fields, of_line)
+            extract_fields(row, fields, of_line)
         except DecodeError as error:
             decoded.refuse(f"line {at}: {error}")
             continue

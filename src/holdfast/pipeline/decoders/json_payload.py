@@ -50,7 +50,7 @@ def decode_json(payload: bytes, fields: Fields) -> Decoded:
     document = parse_json(payload)
     decoded = Decoded()
     if type(document) is dict:
-        take_fields(document, fields, decoded)
+        extract_fields(document, fields, decoded)
         flatten("", document, decoded, 1)
     elif type(document) is list and document and all(type(item) is dict for item in document):
         _decode_list(document, fields, decoded)
@@ -91,22 +91,22 @@ def _with_infinities(payload: bytes) -> Any:
     return document
 
 
-def take_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
+def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
     """Move the fields with a role out of `document`. Raises DecodeError if it has no usable
     device."""
     for name in fields.time:
         if name in document or "." in name:
-            decoded.time_us = _take_time("time", name, document, fields, decoded)
+            decoded.time_us = _extract_time("time", name, document, fields, decoded)
             if decoded.time_us is not None:
                 break
     for name in fields.sent:
         if name in document or "." in name:
-            decoded.sent_us = _take_time("sent", name, document, fields, decoded)
+            decoded.sent_us = _extract_time("sent", name, document, fields, decoded)
             if decoded.sent_us is not None:
                 break
     for name in fields.sequence:
         if name in document or "." in name:
-            _take_sequence(name, document, fields, decoded)
+            _extract_sequence(name, document, fields, decoded)
     for name in fields.id:
         if name in document or "." in name:
             found, holder, key = _find(document, name)
@@ -123,7 +123,7 @@ def take_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> N
         del holder[key]
 
 
-def _take_time(
+def _extract_time(
     role: str, name: str, document: dict[str, Any], fields: Fields, decoded: Decoded
 ) -> int | None:
     found, holder, key = _find(document, name)
@@ -137,7 +137,9 @@ def _take_time(
     return time_us
 
 
-def _take_sequence(name: str, document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
+def _extract_sequence(
+    name: str, document: dict[str, Any], fields: Fields, decoded: Decoded
+) -> None:
     found, holder, key = _find(document, name)
     if holder is None or decoded.sequence is not None:
         return
@@ -170,7 +172,7 @@ def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) 
     inner = Fields(time=fields.time, required=fields.required)
     for index, item in enumerate(items):
         of_item = Decoded()
-        take_fields(item, inner, of_item)
+        extract_fields(item, inner, of_item)
         for error in of_item.errors or ():
             decoded.refuse(f"{index}: {error}")
         prefix = "" if of_item.time_us is not None else f"{index}."

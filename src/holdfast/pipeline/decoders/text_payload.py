@@ -8,8 +8,8 @@ from holdfast.pipeline.decoders.json_payload import (
     VALUE,
     Fields,
     decode_json,
+    extract_fields,
     parse_json,
-    take_fields,
 )
 
 ONLINE: Final = "$online"
@@ -90,7 +90,7 @@ def decode_status(payload: bytes, fields: Fields) -> Decoded:
         document = parse_json(payload)
         decoded = Decoded()
         if type(document) is dict:
-            take_fields(document, fields, decoded)
+            extract_fields(document, fields, decoded)
             for name in _STATUS_FIELDS:
                 state = presence(str(document.get(name, "")))
                 if state is not None:

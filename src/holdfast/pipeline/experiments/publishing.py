@@ -98,14 +98,14 @@ async def _submit(client: Client, window: list[Message]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     settled = asyncio.Event()
 
-    def settle(at: int, outcome: Outcome) -> None:
+    def resolve(at: int, outcome: Outcome) -> None:
         outcomes[at] = outcome
         if len(outcomes) == len(window):
             settled.set()
 
     while True:
         try:
-            client.submit_batch(window, settle)
+            client.submit_batch(window, resolve)
             break
         except ClientError:
             # The client is reconnecting. `flush` raises if it has given up.

@@ -67,7 +67,7 @@ def count_topic(history: History) -> list[TopicCounts]:
         of_qos.sends += message.sends
         of_qos.confirmed += key in history.confirmed_us
     for subscription in history.subscriptions.values():
-        for key in owed(history, subscription):
+        for key in due_messages(history, subscription):
             counts[history.messages[key].qos].owed += 1
         for receipt in subscription.receipts:
             if receipt.key in history.messages:
@@ -86,7 +86,7 @@ def check_topic(history: History) -> Iterator[Finding]:
     """Yield everything that the history of a topic proves."""
     for subscription in history.subscriptions.values():
         yield from _check_missing(history, subscription)
-        yield from _check_known(history, subscription)
+        yield from _check_subscription(history, subscription)
         yield from _check_repetitions(history, subscription)
         if not subscription.is_group:
             yield from _check_order(history, subscription)
@@ -103,13 +103,13 @@ def _finding(
     return Finding(kind, who, key[0], history.topic, key[1], qos, effective_qos, text)
 
 
-def owed(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
+def due_messages(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
     """Yield the confirmed messages that must be delivered to a subscription."""
     if not subscription.granted_qos:
         return
     for key in history.confirmed_us:
         message = history.messages.get(key)
-        if message is not None and message.qos and subscription.is_owed(message):
+        if message is not None and message.qos and subscription.is_due(message):
             yield key
 
 
@@ -120,7 +120,7 @@ def _check_missing(history: History, subscription: JudgedSubscription) -> Iterat
         publisher, sequence = receipt.key
         seen.add(receipt.key)
         lowest[publisher] = min(lowest.get(publisher, sequence), sequence)
-    for key in owed(history, subscription):
+    for key in due_messages(history, subscription):
         if key not in seen:
             is_first = lowest.get(key[0], -1) >= key[1]
             took_us = history.confirmed_us[key] - history.messages[key].sent.time_us
@@ -128,7 +128,7 @@ def _check_missing(history: History, subscription: JudgedSubscription) -> Iterat
             yield _finding(history, LOST[is_first], subscription.name, key, text)
 
 
-def _check_known(history: History, subscription: JudgedSubscription) -> Iterator[Finding]:
+def _check_subscription(history: History, subscription: JudgedSubscription) -> Iterator[Finding]:
     for key in dict.fromkeys(receipt.key for receipt in subscription.receipts):
         withdrawn_us = history.withdrawn_us.get(key)
         if key not in history.messages:
@@ -193,7 +193,7 @@ def _in_order(history: History, subscription: JudgedSubscription) -> Iterator[Ke
     """
     for key in dict.fromkeys(receipt.key for receipt in subscription.receipts):
         message = history.messages.get(key)
-        if message is not None and subscription.is_owed(message):
+        if message is not None and subscription.is_due(message):
             yield key
 
 

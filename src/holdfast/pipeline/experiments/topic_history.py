@@ -105,7 +105,7 @@ class JudgedSubscription:
     writers: set[str] = field(default_factory=set)
     """The writers of the deliveries."""
 
-    def is_owed(self, message: JudgedMessage) -> bool:
+    def is_due(self, message: JudgedMessage) -> bool:
         """Return whether the message was published after the SUBACK."""
         return self.since is not None and message.sent.is_after(self.since)
 

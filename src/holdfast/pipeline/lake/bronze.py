@@ -150,7 +150,7 @@ class Bronze:
         options = self.options
         records = sum(each.records for each in ranges)
         tasks = min(self.tasks_max, -(-records // RECORDS_PER_TASK_MIN))
-        work = self._access.work(ranges, whole=False, tasks=tasks)
+        work = self._access.plan_tasks(ranges, whole=False, tasks=tasks)
 
         def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext

@@ -62,7 +62,7 @@ class Catalog:
                 )
         return [name for name in self.names() if name in result]
 
-    def made_from(self, name: str) -> list[str]:
+    def derived_from(self, name: str) -> list[str]:
         """Return a table and all tables made from it, directly or not, in order."""
         found = {name}
         for table in self.tables.values():

@@ -45,7 +45,7 @@ from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, pa
 from holdfast.pipeline.source.offsets import OffsetRange
 
 
-def nowhere(_: str) -> None:
+def do_nothing(_: str) -> None:
     """Do nothing: the default of `Engine.reached`."""
 
 
@@ -56,7 +56,7 @@ class Engine:
     spark: SparkSession
     lake: Path
     store: TableStore
-    reached: Callable[[str], None] = nowhere
+    reached: Callable[[str], None] = do_nothing
     """A function that is called with `<table> <point>` at the points above and at `began`. Tests
     crash there."""
     logs: dict[str, CommitLog] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Step:
         files = [msgspec.json.decode(text, type=File) for text in texts]
         files.sort(key=lambda file: (list(map(str, file.partition.values())), file.staged))
         for index, file in enumerate(files):
-            place = self.engine.store.place(
+            place = self.engine.store.final_path(
                 output, self.table, self.version, index, file, replaced=replaced
             )
             self._staged[output].append(

@@ -44,7 +44,7 @@ IN_LIST_MAX: Final = 500
 
 
 @dataclass(frozen=True)
-class Touched:
+class AffectedGrains:
     """The grains of a step, sorted: hours or days since 1970, or tuples of values. For a whole
     table it is empty."""
 
@@ -52,17 +52,17 @@ class Touched:
     values: list[Any]
 
     @property
-    def everything(self) -> bool:
+    def is_whole_table(self) -> bool:
         """True if the grain is the whole table."""
         return self.grain.unit == "all"
 
-    def of_source(self) -> "Touched":
+    def of_source(self) -> "AffectedGrains":
         """Return these grains and those before them that the build also reads."""
         before = self.grain.before
         if not before:
             return self
         wanted = {value - back for value in self.values for back in range(before + 1)}
-        return Touched(self.grain, sorted(wanted))
+        return AffectedGrains(self.grain, sorted(wanted))
 
     def has_file(self, file: File) -> bool:
         """Return whether a source file may have rows of these grains."""
@@ -77,7 +77,7 @@ class Touched:
         return index < len(self.values) and bool(self.values[index] <= last)
 
     def _has_partition(self, file: File) -> bool:
-        if self.everything or not set(self.grain.columns) <= set(file.partition):
+        if self.is_whole_table or not set(self.grain.columns) <= set(file.partition):
             return True
         own = tuple(file.partition[name] for name in self.grain.columns)
         return own in {tuple(map(partition_text, value)) for value in self.values}
@@ -126,18 +126,18 @@ def step_gold(engine: Engine, table: Table) -> Commit | None:
     )
 
 
-def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) -> Touched:
+def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) -> AffectedGrains:
     """Return the grains that the new files of the source touch."""
     grain = _grain(table)
     if grain.unit == "all":
-        return Touched(grain, [])
+        return AffectedGrains(grain, [])
     values: list[Any]
     if grain.unit == "value":
         found = _distinct(engine, table, source, new)
         values = [row for row in found if None not in row]
         values.sort(key=lambda value: tuple(map(str, value)))
     else:
-        hit, unknown = _known_units(grain, new)
+        hit, unknown = _units_of_files(grain, new)
         found = _distinct(engine, table, source, unknown)
         hit |= {row[0] for row in found if row[0] is not None}
         reached = {value + more for value in hit for more in range(grain.before + 1)}
@@ -148,10 +148,10 @@ def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) 
             f"table {table.name}: one step touches more than {GRAINS_MAX} grains ({grain.unit}): "
             f"are the times of {table.source} right?"
         )
-    return Touched(grain, values)
+    return AffectedGrains(grain, values)
 
 
-def _known_units(grain: Grain, files: Sequence[File]) -> tuple[set[int], list[File]]:
+def _units_of_files(grain: Grain, files: Sequence[File]) -> tuple[set[int], list[File]]:
     """Return the hours or days of files that lie within one, and the files that span several."""
     unit_us = UNIT_US[grain.unit]
     known: set[int] = set()
@@ -184,7 +184,7 @@ def _build(
     step: Step,
     source: Commit,
     live: Sequence[File],
-    touched: Touched,
+    touched: AffectedGrains,
 ) -> None:
     """Compute the touched grains and stage one file each."""
     grain = touched.grain
@@ -240,9 +240,9 @@ def _has_order(kind: DataType) -> bool:
     return not isinstance(kind, MapType | VariantType)
 
 
-def _replaced(table: Table, own: Sequence[File], touched: Touched, step: Step) -> list[str]:
+def _replaced(table: Table, own: Sequence[File], touched: AffectedGrains, step: Step) -> list[str]:
     """Return the table's files in the touched grains."""
-    if touched.everything:
+    if touched.is_whole_table:
         return [file.path for file in own]
     grain = touched.grain
     wanted = {partition_path(_partition(grain, value)) for value in touched.values}
@@ -298,10 +298,10 @@ def _grain_number(column: str, unit: str) -> SparkColumn:
 
 
 def _only(
-    engine: Engine, frame: DataFrame, keys: Sequence[SparkColumn], touched: Touched
+    engine: Engine, frame: DataFrame, keys: Sequence[SparkColumn], touched: AffectedGrains
 ) -> DataFrame:
     """Return the rows of a frame that are in some grains."""
-    if touched.everything:
+    if touched.is_whole_table:
         return frame
     if len(keys) == 1 and len(touched.values) <= IN_LIST_MAX:
         values = [value[0] if isinstance(value, tuple) else value for value in touched.values]

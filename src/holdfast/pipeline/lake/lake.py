@@ -19,11 +19,11 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.pipeline.lake.catalog import load_catalog
-from holdfast.pipeline.lake.engine import Engine, finish, locked, nowhere, usable
+from holdfast.pipeline.lake.engine import Engine, do_nothing, finish, locked, usable
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.compaction import Compaction
 from holdfast.pipeline.lake.files.encodings import encodings_of
-from holdfast.pipeline.lake.files.files import LakeError, write_whole
+from holdfast.pipeline.lake.files.files import LakeError, write_atomically
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.schema import names_of, quarantine_columns, stored_columns
 from holdfast.pipeline.lake.status import LakeStatus, lake_status
@@ -133,7 +133,7 @@ class Lake:
         directory, or options of the data source. The lake remembers it, so it need be given only
         once. Raises LakeError and TableError. Failures of single tables are in the report.
         """
-        return self.runner(what, source=source, listener=listener).once()
+        return self.runner(what, source=source, listener=listener).run_once()
 
     def runner(
         self,
@@ -160,14 +160,14 @@ class Lake:
                 "another directory for a new lake"
             )
         self.catalog.table(name)
-        names = self.catalog.made_from(name)
+        names = self.catalog.derived_from(name)
         engine = self._writing_engine()
         with locked(self.path, names):
             # The tables made from others are removed first, so that a crash leaves no table without
             # its source.
             for each in reversed(names):
                 engine.store.forget(each)
-        return Runner(engine, self.catalog, names, None, listener).once()
+        return Runner(engine, self.catalog, names, None, listener).run_once()
 
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
@@ -189,7 +189,7 @@ class Lake:
                 log = CommitLog(self.path, name)
                 finish(self.path, store, log)
                 encodings = encodings_of(self.catalog, name)
-                for commit in Compaction(self.path, store, log, encodings, nowhere).run():
+                for commit in Compaction(self.path, store, log, encodings, do_nothing).run():
                     saved[name] += len(commit.removed) - len(commit.files)
                     heard.committed(commit, None)
         return saved
@@ -217,7 +217,7 @@ class Lake:
 
     def engine(self) -> Engine:
         """Return an engine that can read and write the tables."""
-        return Engine(self.spark, self.path, self._store(), nowhere)
+        return Engine(self.spark, self.path, self._store(), do_nothing)
 
     def _writing_engine(self) -> Engine:
         """Return an engine for a session whose time zone is UTC.
@@ -256,7 +256,7 @@ class Lake:
         settings = {"format": LAKE_FORMAT, "store": self.store_name, "source": kept}
         if settings != self.settings:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
+            write_atomically(self.path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
             self.settings = settings
 
 

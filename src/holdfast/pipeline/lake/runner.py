@@ -114,7 +114,7 @@ class Runner:
         self.compact_at = compact_at
         self._small_files: dict[str, int] = {}
         """The number of small files per table that the last compaction left."""
-        self._unsure: set[str] = set()
+        self._uncertain: set[str] = set()
         """Tables whose last step failed. Its commit may be recorded and not applied."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -128,13 +128,13 @@ class Runner:
         """True after `stop`."""
         return self._stopping.is_set()
 
-    def once(self) -> RunReport:
+    def run_once(self) -> RunReport:
         """Process everything that exists at the start. Raises LakeError if another run has the
         tables."""
         with locked(self.engine.lake, self.chosen):
             self._recover()
             if RECORDS in self.chosen:
-                self._attempt(RECORDS, self._bronze_once)
+                self._attempt(RECORDS, self._run_bronze_once)
             for name in self.chosen:
                 if name != RECORDS:
                     self._attempt(name, partial(self._until_done, name))
@@ -169,7 +169,7 @@ class Runner:
         for name in self.chosen:
             recover(self.engine, name)
 
-    def _bronze_once(self) -> None:
+    def _run_bronze_once(self) -> None:
         bronze = Bronze(self.engine, self.source)
         try:
             target = bronze.target()
@@ -179,7 +179,7 @@ class Runner:
             bronze.close()
 
     def _bronze_step(self, bronze: Bronze, target: Offsets | None) -> bool:
-        self._make_sure(bronze.engine, RECORDS)
+        self._ensure_applied(bronze.engine, RECORDS)
         commit = bronze.step(target)
         if commit is not None:
             self._committed(commit, bronze.lag())
@@ -191,13 +191,13 @@ class Runner:
         while not self.stopping and self._table_step(table):
             pass
 
-    def _make_sure(self, engine: Engine, name: str) -> None:
-        if name in self._unsure:
+    def _ensure_applied(self, engine: Engine, name: str) -> None:
+        if name in self._uncertain:
             recover(engine, name)
-            self._unsure.discard(name)
+            self._uncertain.discard(name)
 
     def _table_step(self, table: Table) -> bool:
-        self._make_sure(self.engine, table.name)
+        self._ensure_applied(self.engine, table.name)
         step = step_silver if table.layer == "silver" else step_gold
         with reading(self.engine.lake, table.source):
             commit = step(self.engine, table)
@@ -221,7 +221,7 @@ class Runner:
         self._small_files[name] = compaction.small_files()
 
     def _attempt(self, name: str, work: Callable[[], None]) -> None:
-        failed = [each for each in self.report.errors if name in self.catalog.made_from(each)]
+        failed = [each for each in self.report.errors if name in self.catalog.derived_from(each)]
         if failed or self.stopping:
             return  # its source is not complete: a later run makes it, and nothing is lost
         try:
@@ -296,7 +296,7 @@ class Runner:
         self.listener.committed(commit, lag)
 
     def _failed(self, name: str, error: BaseException, retry_s: float | None) -> None:
-        self._unsure.add(name)
+        self._uncertain.add(name)
         if self.stopping and not isinstance(error, FATAL):
             return  # Ctrl-C also stops Spark's processes: the step had no effect
         if retry_s is None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from holdfast.pipeline.lake.files.files import LakeError, write_whole
+from holdfast.pipeline.lake.files.files import LakeError, write_atomically
 from holdfast.pipeline.lake.table import Table
 from holdfast.pipeline.report.data import Stored
 from holdfast.pipeline.report.devices import add_devices
@@ -25,7 +25,7 @@ def write_report(lake: Path, tables: Sequence[Table], output: Path, run: str | N
     `tables` are the declarations of the tables that the lake may have. With `run`, the report is
     only about that test run. Raises LakeError if there is nothing to show, and OSError.
     """
-    write_whole(output.absolute(), report(lake, tables, run).encode())
+    write_atomically(output.absolute(), report(lake, tables, run).encode())
 
 
 def report(lake: Path, tables: Sequence[Table], run: str | None = None) -> str:

@@ -56,7 +56,7 @@ class BrokerLink:
     def __init__(self, server: Server, connection: socket.socket, options: Options) -> None:
         self.server = server
         self.limits = ServerLimits()
-        self.knows_sequences = False
+        self.supports_sequences = False
         self._socket = connection
         self._is_tls = isinstance(connection, ssl.SSLSocket)
         self._level = options.level
@@ -70,7 +70,7 @@ class BrokerLink:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
-            raise self._lost(error) from None
+            raise self._connection_lost(error) from None
 
     def receive(self) -> bytes:
         """Return the bytes that have arrived, perhaps none."""
@@ -79,7 +79,7 @@ class BrokerLink:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return b""
         except OSError as error:
-            raise self._lost(error) from None
+            raise self._connection_lost(error) from None
         if not data:
             raise ConnectionLost(f"{self.server.address} closed the connection")
         return data
@@ -128,7 +128,7 @@ class BrokerLink:
         except OSError:
             pass
 
-    def _lost(self, error: OSError) -> ConnectionLost:
+    def _connection_lost(self, error: OSError) -> ConnectionLost:
         return ConnectionLost(f"connection to {self.server.address} lost: {error}")
 
 
@@ -189,7 +189,7 @@ def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) 
         )
     link.limits = ServerLimits.from_connack(connack.properties, options.keep_alive_s)
     pairs = connack.properties.get(USER_PROPERTY)
-    link.knows_sequences = isinstance(pairs, list) and KNOWS in pairs
+    link.supports_sequences = isinstance(pairs, list) and KNOWS in pairs
 
 
 def disconnected(server: Server, packet: Disconnect) -> ConnectionLost:

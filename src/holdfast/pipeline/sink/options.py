@@ -138,7 +138,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             given, "retryTimeout", RETRY_TIMEOUT_DEFAULT_S, RETRY_TIMEOUT_MAX_S
         ),
     )
-    _check_together(result, streaming=streaming)
+    _check_combinations(result, streaming=streaming)
     return result
 
 
@@ -161,7 +161,7 @@ def _check_names(given: Mapping[str, str]) -> None:
         raise OptionError('give option("mqttServers", "host:1883"), where to publish')
 
 
-def _check_together(options: SinkOptions, *, streaming: bool) -> None:
+def _check_combinations(options: SinkOptions, *, streaming: bool) -> None:
     if options.write_id is not None:
         if streaming:
             raise OptionError("writeId is for batch writes; a stream has its checkpoint")

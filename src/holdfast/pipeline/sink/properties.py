@@ -77,7 +77,7 @@ class PropertiesEncoder:
     """An encoder with a cache of the last blocks, because mostly many rows have the same."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, bytes] = {}
+        self._cache: dict[bytes, bytes] = {}
 
     def blocks(self, column: pa.Array) -> list[bytes | str]:
         """Return per row the block, empty for null, or a text that says why the row has none."""
@@ -94,7 +94,7 @@ class PropertiesEncoder:
     def _of_block(self, value: bytes) -> bytes | str:
         """Check a binary block, and remove the properties of its connection and its producer
         sequence."""
-        known = self._known.get(value)
+        known = self._cache.get(value)
         if known is not None:
             return known
         try:
@@ -108,9 +108,9 @@ class PropertiesEncoder:
             properties[USER_PROPERTY] = [pair for pair in pairs if pair[0] != IDENTITY_PROPERTY]  # type: ignore[index, assignment]
         block = _encoded(properties)
         if isinstance(block, bytes) and len(value) <= CACHED_BYTES_MAX:
-            if len(self._known) >= CACHE_MAX:
-                self._known.clear()
-            self._known[value] = block
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+            self._cache[value] = block
         return block
 
 

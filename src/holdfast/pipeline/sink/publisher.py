@@ -74,11 +74,11 @@ class Publisher:
         self._out_bytes = 0
         self._sending = memoryview(b"")
         """The bytes that the socket has not taken yet."""
-        self._settled_before = 0
+        self._resolved_before = 0
         self._fruitless = 0
         """The lost connections and transient refusals since the last acknowledgement."""
         self._progress_at = 0.0
-        self._heard_at = 0.0
+        self._received_at = 0.0
         # The time at which the last call returned to the caller.
         self._away_at = 0.0
         self._has_pinged = False
@@ -91,7 +91,7 @@ class Publisher:
         """
         window = self.window
         if not window.unsettled and not self._out and not self._sending:
-            self._progress_at = self._heard_at = self._away_at = time.monotonic()
+            self._progress_at = self._received_at = self._away_at = time.monotonic()
             if self._link is None:
                 self._connect()
         if self._limits_are_tight and not self._is_allowed(first, topic, tail):
@@ -156,10 +156,10 @@ class Publisher:
         # nothing was read meanwhile.
         away_s = time.monotonic() - self._away_at
         self._progress_at += away_s
-        self._heard_at += away_s
+        self._received_at += away_s
         try:
             link = self._connect() if self._link is None else self._link
-            for frame in self.window.take(time.monotonic()):
+            for frame in self.window.pop_due(time.monotonic()):
                 self._out.append(frame)
                 self._out_bytes += len(frame)
             sent = self._send(link)
@@ -169,9 +169,9 @@ class Publisher:
             now = time.monotonic()
             if data:
                 self._has_pinged = False
-                self._take(link, data, now)
+                self._receive(link, data, now)
             if data or sent:
-                self._heard_at = now
+                self._received_at = now
             self._note_progress(sent, now)
             self._check_silence(link, now)
         except (ClientError, UnknownPacket) as error:
@@ -182,8 +182,8 @@ class Publisher:
     def _note_progress(self, sent: int, now: float) -> None:
         """Note acknowledgements as progress, and sent bytes as well while few attempts have
         failed."""
-        if self.window.settled != self._settled_before:
-            self._settled_before = self.window.settled
+        if self.window.resolved != self._resolved_before:
+            self._resolved_before = self.window.resolved
             self._progress_at = now
             self._fruitless = 0
             self._last_error = ""
@@ -206,7 +206,7 @@ class Publisher:
             sent += taken
         return sent
 
-    def _take(self, link: BrokerLink, data: bytes, now: float) -> None:
+    def _receive(self, link: BrokerLink, data: bytes, now: float) -> None:
         if link.rest:
             data = link.rest + data
             link.rest = b""
@@ -215,7 +215,7 @@ class Publisher:
             return
         for packet in link.packets(data[position:]):
             if isinstance(packet, Ack):
-                self._answered(packet, now)
+                self._handle_acknowledgement(packet, now)
             elif isinstance(packet, Disconnect):
                 raise disconnected(link.server, packet)
 
@@ -239,11 +239,13 @@ class Publisher:
             position = end
         return position
 
-    def _answered(self, packet: Ack, now: float) -> None:
+    def _handle_acknowledgement(self, packet: Ack, now: float) -> None:
         """Process an acknowledgement with a reason code, or one of QoS 2."""
         detail = reason_string(packet.properties)
         try:
-            reply = self.window.answered(packet.kind, packet.packet_id, packet.reason, detail, now)
+            reply = self.window.handle_acknowledgement(
+                packet.kind, packet.packet_id, packet.reason, detail, now
+            )
         except RowRefused as error:
             text = f"{error}: {detail}" if detail else str(error)
             if detail.startswith(_IDENTITY_REFUSED):
@@ -262,9 +264,9 @@ class Publisher:
     def _check_silence(self, link: BrokerLink, now: float) -> None:
         """Check that the server is not silent for too long. Raises TimedOut."""
         if not self.window.on_wire:
-            self._heard_at = now
+            self._received_at = now
             return
-        silence_s = now - self._heard_at
+        silence_s = now - self._received_at
         if silence_s > RESPONSE_TIMEOUT_S:
             raise TimedOut(f"{link.server.address} has not answered for {silence_s:.0f} s")
         if silence_s > RESPONSE_TIMEOUT_S / 2 and not self._has_pinged:
@@ -309,7 +311,7 @@ class Publisher:
         self.connections += 1
         self._limits = link.limits
         self._limits_are_tight = link.limits.are_tight()
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._has_pinged = False
         self.window.connected(link.limits.receive_maximum)
         self._on_connected(link)

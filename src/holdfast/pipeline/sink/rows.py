@@ -172,8 +172,8 @@ class RowEncoder:
         rows = zip(
             places,
             _payloads(batch.column("payload")),
-            _given(batch, "qos", options.qos),
-            _given(batch, "retain", options.retain),
+            _column_or_default(batch, "qos", options.qos),
+            _column_or_default(batch, "retain", options.retain),
             self._blocks(batch),
             self._stamps(batch),
             strict=False,
@@ -243,7 +243,7 @@ class RowEncoder:
         return map(numbering.block, partitions, batch.column("offset").to_pylist())
 
 
-def _given(batch: pa.RecordBatch, name: str, default: Any) -> Iterable[Any]:
+def _column_or_default(batch: pa.RecordBatch, name: str, default: Any) -> Iterable[Any]:
     if name not in batch.schema.names:
         return repeat(default)
     return [default if value is None else value for value in batch.column(name).to_pylist()]

@@ -31,7 +31,7 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 """The local properties in which Spark gives the tasks of a stream their query and batch."""
 
-_told: set[str] = set()
+_warned: set[str] = set()
 """The warnings that this process has logged."""
 TOLD_MAX: Final = 100
 """The most different warnings that this process logs."""
@@ -121,8 +121,8 @@ def report_abort(messages: Sequence[WriterCommitMessage | None]) -> None:
 
 
 def _warn_once(text: str) -> None:
-    if text not in _told and len(_told) < TOLD_MAX:
-        _told.add(text)
+    if text not in _warned and len(_warned) < TOLD_MAX:
+        _warned.add(text)
         logger.warning("%s", text)
 
 

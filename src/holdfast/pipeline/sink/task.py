@@ -122,7 +122,7 @@ class TaskWriter:
         )
 
     def _connected(self, link: BrokerLink) -> None:
-        if link.knows_sequences or self._options.exactly_once == OFF:
+        if link.supports_sequences or self._options.exactly_once == OFF:
             return
         text = f"{link.server.address} does not say that it knows producer sequences"
         if self._options.exactly_once == REQUIRE:

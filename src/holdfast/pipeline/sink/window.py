@@ -58,11 +58,11 @@ class RowRefused(Exception):
 
 
 class PublishWindow:
-    """The window of one task. `settled` counts the messages that the server has accepted or refused
-    permanently."""
+    """The window of one task. `resolved` counts the messages that the server has accepted or
+    refused permanently."""
 
     def __init__(self, messages_max: int) -> None:
-        self.settled = 0
+        self.resolved = 0
         self.resent = 0
         self.unsettled: dict[int, bytes] = {}
         """The PUBLISH per packet id, in the order of publishing."""
@@ -128,7 +128,7 @@ class PublishWindow:
         self._released.clear()
         self._is_probing = False
 
-    def take(self, now: float) -> list[bytes]:
+    def pop_due(self, now: float) -> list[bytes]:
         """Return the messages to send again now."""
         if self._refused and not self.on_wire and now >= self._resume_at:
             self._refused.clear()
@@ -143,7 +143,7 @@ class PublishWindow:
         return frames
 
     def timer(self) -> float | None:
-        """Return the time at which `take` may return messages without another answer. None: it
+        """Return the time at which `pop_due` may return messages without another answer. None: it
         depends on answers."""
         return self._resume_at if self._refused and not self.on_wire else None
 
@@ -155,12 +155,14 @@ class PublishWindow:
         if frame is None:
             raise UnknownPacket(packet_id)
         self._bytes -= len(frame)
-        self.settled += 1
+        self.resolved += 1
         if self._is_probing:
             self._is_probing = False
             self._pause_s = PAUSE_FIRST_S
 
-    def answered(self, kind: int, packet_id: int, reason: int, detail: str, now: float) -> bytes:
+    def handle_acknowledgement(
+        self, kind: int, packet_id: int, reason: int, detail: str, now: float
+    ) -> bytes:
         """Process any PUBACK, PUBREC or PUBCOMP, and return the bytes to send for it.
 
         Raises UnknownPacket, and RowRefused for a message that the server refused permanently.

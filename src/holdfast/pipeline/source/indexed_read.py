@@ -30,7 +30,7 @@ def chosen_pieces(
     It returns None if the postings are missing or do not pay off; the caller then reads the whole
     stretch. A missing file raises FileNotFoundError.
     """
-    if not segment.here(ranges):
+    if not segment.intersect(ranges):
         return []
     path, inode = str(segment.path), os.stat(segment.path).st_ino
     index = _index(directory, segment)

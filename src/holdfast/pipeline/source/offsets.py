@@ -91,9 +91,9 @@ def parse_position(option: str, text: str) -> str | Offsets:
 def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> Offsets:
     """Resolve a position to one offset per partition.
 
-    Offsets that the user gave stay as they are, even if the log lacks them: `held` decides about
-    those. Partitions that the user left out begin at their first offset. A partition that the log
-    does not have raises OffsetError.
+    Offsets that the user gave stay as they are, even if the log lacks them: `divide`
+    decides about those. Partitions that the user left out begin at their first offset. A partition
+    that the log does not have raises OffsetError.
     """
     if isinstance(position, str):
         latest = position == LATEST
@@ -107,7 +107,7 @@ def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> O
     return {p: position.get(p, bound.first) for p, bound in bounds.items()}
 
 
-def held(
+def divide(
     ranges: Iterable[OffsetRange], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """Divide ranges into those that the log has and those that it lacks, ordered by partition.
@@ -156,11 +156,14 @@ def ranges_between(
     *,
     fail_on_data_loss: bool,
 ) -> list[OffsetRange]:
-    """Return the non-empty ranges between two positions that the log has, as `held` finds them."""
-    return held(wanted(start, end, bounds), bounds, fail_on_data_loss=fail_on_data_loss)[0]
+    """Return the non-empty ranges between two positions that the log has, as `divide`
+    finds them."""
+    return divide(ranges_to_read(start, end, bounds), bounds, fail_on_data_loss=fail_on_data_loss)[
+        0
+    ]
 
 
-def wanted(
+def ranges_to_read(
     start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, PartitionBounds]
 ) -> list[OffsetRange]:
     """Return the ranges between two positions. A partition missing from `start` begins at its first

@@ -19,7 +19,7 @@ from holdfast.pipeline.admin_connection import (
     ServerError,
 )
 from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.scan import Chunk, Coverage, find_in
+from holdfast.pipeline.source.scan import Chunk, Coverage, find_batch_in
 from holdfast.pipeline.source.topic_filter import TopicFilter
 from holdfast.storage.record import BATCH_BYTES_MAX
 
@@ -62,7 +62,7 @@ class LogStream:
     def __init__(self, server: Server, topics: TopicFilter) -> None:
         self._connection = AdminConnection(server)
         self._clause = topics.narrowest() if topics else None
-        self._asked: list[tuple[int, int, int]] | None = None
+        self._requested: list[tuple[int, int, int]] | None = None
         self._buffer = bytearray()
 
     @property
@@ -73,7 +73,7 @@ class LogStream:
     def close(self) -> None:
         """Close the connection and forget the request that was sent ahead."""
         self._connection.close()
-        self._asked = None
+        self._requested = None
 
     def read(self, wanted: list[tuple[int, int, int]]) -> ReadResponse:
         """Read the next response for the wanted ranges (partition, start, end).
@@ -81,18 +81,18 @@ class LogStream:
         If the request sent ahead does not fit them, the connection is closed, because its response
         would come first. Raises ConnectionFailed, LogMovedError or ServerError.
         """
-        if self._asked != wanted:
-            if self._asked is not None:
+        if self._requested != wanted:
+            if self._requested is not None:
                 self.close()
-            self._ask(wanted)
-        self._asked = None
-        response = self._connection.answer()
+            self._request(wanted)
+        self._requested = None
+        response = self._connection.receive_response()
         if response.status != 200:
             raise self._refusal(response)
         length = response.length
         if length is None:
             raise ServerError(f"{self.name}: an answer that does not say how long it is")
-        told, passed = self._told(response)
+        told, passed = self._parse_log_header(response)
         if length > BATCH_BYTES_MAX + FETCH_BYTES:
             raise ServerError(f"{self.name}: an answer of {length} bytes is longer than any batch")
         if len(self._buffer) < length or len(self._buffer) > max(8 * FETCH_BYTES, 4 * length):
@@ -102,18 +102,20 @@ class LogStream:
         ahead = [(p, max(start, told.get(p, start)), end) for p, start, end in wanted]
         ahead = [item for item in ahead if item[1] < item[2]]
         if length and ahead:
-            self._ask(ahead)
+            self._request(ahead)
         return ReadResponse(data, told, passed)
 
-    def _ask(self, wanted: list[tuple[int, int, int]]) -> None:
+    def _request(self, wanted: list[tuple[int, int, int]]) -> None:
         request: dict[str, object] = {"ranges": wanted, "bytes": FETCH_BYTES}
         if self._clause is not None:
             request["filters"] = self._clause.filters
             request["prefixes"] = self._clause.prefixes
-        self._connection.ask("POST", PATH, json.dumps(request).encode())
-        self._asked = wanted
+        self._connection.send_request("POST", PATH, json.dumps(request).encode())
+        self._requested = wanted
 
-    def _told(self, response: HTTPResponse) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+    def _parse_log_header(
+        self, response: HTTPResponse
+    ) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
         try:
             told = json.loads(response.headers["holdfast-log"])
             following = {int(p): int(offset) for p, offset in told["next"]}
@@ -250,7 +252,7 @@ class _Reading:
                 break
             if not is_last_word:
                 return f"damaged at {stop.position} of {length} bytes: {damage}"
-            following = find_in(answer.data, stop.position + 8)
+            following = find_batch_in(answer.data, stop.position + 8)
             if following is None:
                 break
             position = following

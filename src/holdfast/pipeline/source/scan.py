@@ -170,7 +170,7 @@ class Coverage:
         if limits is not None:
             ends = {p: min(end, limits.get(p, end)) for p, end in ends.items()}
         if not cuts:
-            position = self._scan_at_once(chunk, position, data_end, ends)
+            position = self._scan_vectorised(chunk, position, data_end, ends)
         view = memoryview(chunk.data)
         while position + HEADER_BYTES <= data_end:
             magic, length, crc, layout, _, partition, base, _, count, _, body, _ = (
@@ -229,7 +229,7 @@ class Coverage:
         self.next[partition] = start
         return start
 
-    def _scan_at_once(
+    def _scan_vectorised(
         self, chunk: Chunk, position: int, data_end: int, ends: Mapping[int, int]
     ) -> int:
         """Scan a stretch in which everything is in order, vectorised.
@@ -301,7 +301,7 @@ def walk(data: Data, position: int, data_end: int) -> list[int]:
     return found
 
 
-def find_in(data: memoryview, position: int) -> int | None:
+def find_batch_in(data: memoryview, position: int) -> int | None:
     """Return the position of the first valid batch at or after `position`, a multiple of 8."""
     place = bytes(data[position:]).find(MAGIC)
     while place >= 0:

@@ -178,7 +178,7 @@ class SegmentMap:
         offsets = [offset for place, offset in self.cuts.get(partition, ()) if position < place]
         return min(offsets, default=sys.maxsize)
 
-    def here(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def intersect(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges of which this segment has at least one record."""
         return [
             item
@@ -191,7 +191,7 @@ class SegmentMap:
 
         It returns None if the segment has none. A missing file raises FileNotFoundError.
         """
-        here = self.here(ranges)
+        here = self.intersect(ranges)
         if not here:
             return None
         self._bring_up_to_date()

@@ -85,8 +85,8 @@ class Servers:
         """
         deadline = time.monotonic() + LAG_WAIT_S
         while True:
-            self._states = self._ask_all(_log_of)
-            found = self._together()
+            self._states = self._request_all(_log_of)
+            found = self._merged_status()
             behind = [
                 p for p, end in (at_least or {}).items() if p not in found or found[p].end < end
             ]
@@ -107,7 +107,7 @@ class Servers:
             except (KeyError, TypeError, ValueError):
                 raise ServerError(f"{connection.name}: no usable offsets at {path}") from None
 
-        answers = self._ask_all(of)
+        answers = self._request_all(of)
         return {p: min(each) for p, each in enumerate(zip(*answers, strict=False))}
 
     def assign(
@@ -165,7 +165,7 @@ class Servers:
             len(state.leads) < len(state.bounds) for state in self._states
         )
 
-    def _together(self) -> dict[int, PartitionBounds]:
+    def _merged_status(self) -> dict[int, PartitionBounds]:
         names = {state.log: state for state in self._states if state.log}
         if len(names) > 1:
             listing = ", ".join(
@@ -179,7 +179,7 @@ class Servers:
             )
         }
 
-    def _ask_all(self, question: Callable[[AdminConnection], T]) -> list[T]:
+    def _request_all(self, question: Callable[[AdminConnection], T]) -> list[T]:
         """Return the replies of all servers that respond, at least one. Raises ServerError."""
         pause_s = PAUSE_S
         failure = ""

@@ -131,9 +131,9 @@ class LogAccess:
         options = self.options
         narrowing = narrowing or PushedFilters()
         topics = options.topics.plus(narrowing.topics)
-        wanted = offsets.wanted(start, end, bounds)
+        wanted = offsets.ranges_to_read(start, end, bounds)
         wanted = narrowing.ranges(wanted, self.partitions(), topics)
-        found, lost = offsets.held(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
+        found, lost = offsets.divide(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
         if lost:
             logger.warning(
                 "%d offsets are not in the log and were skipped: %s",
@@ -147,7 +147,7 @@ class LogAccess:
             skipped += lost
         return found
 
-    def work(
+    def plan_tasks(
         self,
         ranges: Sequence[OffsetRange],
         topics: TopicFilter | None = None,
@@ -300,7 +300,7 @@ class HoldfastReader(DataSourceReader):
                 start = {p: max(offset, first.get(p, offset)) for p, offset in start.items()}
             ranges = access.ranges(start, end, bounds, self.narrowing)
             topics = options.topics.plus(self.narrowing.topics)
-            return [*access.work(ranges, topics, whole=False)]
+            return [*access.plan_tasks(ranges, topics, whole=False)]
         finally:
             access.close()
 
@@ -385,7 +385,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The number of tasks depends on the range only. So a micro-batch that Spark repeats has the
         # same tasks.
         tasks = min(self.options.tasks, max(1, records // TASK_RECORDS))
-        return [*access.work(ranges, tasks=tasks)]
+        return [*access.plan_tasks(ranges, tasks=tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read the rows of one task."""

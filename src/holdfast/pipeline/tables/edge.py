@@ -62,13 +62,13 @@ def read_edge(
     found = parse_payload(payload)
     if kind == "NDEATH":
         return _node_death(state, node, found, at), NOWHERE
-    place = _place(state, kind, found, at)
+    place = _continue_number(state, kind, found, at)
     birth = _birth_at(state, at)
     if kind == "NBIRTH" or (kind == "DBIRTH" and birth is None):
         birth = _add_birth(state, found, at)
     if kind.endswith("BIRTH"):
         assert birth is not None
-        _learn(birth, device, found)
+        _learn_names(birth, device, found)
     decoded = Decoded()
     decoded.time_us = decoded.sent_us = _time_us(found.time_ms, "the message", decoded)
     if kind.endswith("BIRTH"):
@@ -83,7 +83,7 @@ def _host_state(payload: bytes) -> Decoded:
     return decode_status(payload, Fields(time=("timestamp",), sent=("timestamp",)))
 
 
-def _place(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosition:
+def _continue_number(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosition:
     """Return the position of a message by its number from 0 to 255, continued without end.
 
     The numbers begin again with each NBIRTH.
@@ -130,7 +130,7 @@ def _bd_sequence(found: Payload) -> int | None:
     return None
 
 
-def _learn(birth: Birth, device: str, found: Payload) -> None:
+def _learn_names(birth: Birth, device: str, found: Payload) -> None:
     for metric in found.metrics:
         if metric.name is None or len(metric.name) > NAME_LENGTH_MAX:
             continue

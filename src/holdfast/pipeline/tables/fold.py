@@ -32,9 +32,9 @@ from holdfast.pipeline.tables.stream import (
     StreamState,
     follow,
     is_late,
+    is_repeated,
     is_repetition,
     producer_key,
-    was_said,
     was_seen,
 )
 from holdfast.pipeline.tables.topics import Reader, Topics
@@ -83,22 +83,22 @@ class Folder:
             if self.output.is_full():
                 yield from self.output.batches(least=False)
             store_us = alike.marks.store_us[begin:end]
-            self._forget_what_is_old(int(store_us[0]))
+            self._drop_old_state(int(store_us[0]))
             self.last_us = max(self.last_us, int(store_us.max()))
             if alike.is_group(begin):
-                yield from self._take_alike(alike, begin, end)
+                yield from self._read_together(alike, begin, end)
             else:
-                yield from self._take_alone(rows, begin, end)
+                yield from self._read_one_by_one(rows, begin, end)
         for batch in alike.readings():
             yield ROWS, batch
 
-    def _take_alone(self, rows: Rows, begin: int, end: int) -> Iterator[Piece]:
+    def _read_one_by_one(self, rows: Rows, begin: int, end: int) -> Iterator[Piece]:
         for row in range(begin, end):
-            self._take(rows.message(row))
+            self._read_message(rows.message(row))
             if self.output.is_full():
                 yield from self.output.batches(least=False)
 
-    def _take_alike(self, alike: ColumnBatch, begin: int, end: int) -> Iterator[Piece]:
+    def _read_together(self, alike: ColumnBatch, begin: int, end: int) -> Iterator[Piece]:
         """Read a span together where nothing special happens, and one by one around the exceptions.
 
         After each exception twice as many messages are read alone, so that a span with many
@@ -106,16 +106,16 @@ class Folder:
         """
         alone = 1
         while end - begin >= SPAN_MIN:
-            length = alike.length_in_order(self._known(), begin, end)
+            length = alike.length_in_order(self._loaded_state(), begin, end)
             if length >= SPAN_MIN:
-                alike.mark(self._known(), begin, begin + length)
+                alike.mark(self._loaded_state(), begin, begin + length)
                 begin += length
                 alone = 1
             next_look = min(end, begin + alone)
-            yield from self._take_alone(alike.rows, begin, next_look)
+            yield from self._read_one_by_one(alike.rows, begin, next_look)
             begin = next_look
             alone *= 2
-        yield from self._take_alone(alike.rows, begin, end)
+        yield from self._read_one_by_one(alike.rows, begin, end)
 
     def _groups(self, rows: Rows) -> list[FieldGroup]:
         if len(rows.streams.names) * SPAN_MIN > rows.count:
@@ -133,7 +133,7 @@ class Folder:
         self.stream = stream
         self.text, self.last_us = self.states.get(stream, (None, 0))
 
-    def _forget_what_is_old(self, store_us: int) -> None:
+    def _drop_old_state(self, store_us: int) -> None:
         """Drop a state that is too old for a message stored at `store_us`.
 
         A step without messages of the stream may have dropped it already, or not. Dropping it here
@@ -153,7 +153,7 @@ class Folder:
         self.stream = self.text = self.state = None
         self.last_us = 0
 
-    def _known(self) -> StreamState:
+    def _loaded_state(self) -> StreamState:
         if self.state is None:
             if self.text is not None:
                 self.state = msgspec.json.decode(self.text, type=StreamState)
@@ -161,7 +161,7 @@ class Folder:
                 self.state = StreamState()
         return self.state
 
-    def _take(self, message: TableMessage) -> None:
+    def _read_message(self, message: TableMessage) -> None:
         """Read one message, unless its producer sequence shows that it is a repetition."""
         reader = self.topics[message.topic].reader
         if reader is None or self._was_sent_before(message):
@@ -189,7 +189,7 @@ class Folder:
         is_topic = message.stream == message.topic
         producer = producer_key(producer_id, message.partition, is_topic=is_topic)
         return is_repetition(
-            self._known(), producer, message.producer_epoch, message.producer_sequence
+            self._loaded_state(), producer, message.producer_epoch, message.producer_sequence
         )
 
     def _read(self, message: TableMessage, reader: Reader) -> tuple[list[Emission], StreamPosition]:
@@ -201,17 +201,17 @@ class Folder:
             )
         if reader.rule.decode == "sparkplug":
             at = (message.store_us, message.rank, message.partition, message.offset)
-            return read_edge(self._known(), message.topic, payload, at)
+            return read_edge(self._loaded_state(), message.topic, payload, at)
         emission = reader.read(message, payload)
         decoded = emission.decoded
         number = decoded.sequence
         if decoded.id is not None:
-            if was_seen(self._known(), decoded.id):
+            if was_seen(self._loaded_state(), decoded.id):
                 return [], NOWHERE
         elif (
             number is not None
             and message.producer_id is None
-            and was_said(self._known(), number, crc32(payload))
+            and is_repeated(self._loaded_state(), number, crc32(payload))
         ):
             return [], NOWHERE
         if number is None:
@@ -219,7 +219,7 @@ class Folder:
         # An offset identifies a run of one topic. Offsets of several partitions may be equal, so
         # streams of several topics use the time.
         begun = message.offset if message.stream == message.topic else message.store_us
-        return [emission], follow(self._known(), number, begun, message.store_us)
+        return [emission], follow(self._loaded_state(), number, begun, message.store_us)
 
     def _emit(
         self,
@@ -234,7 +234,9 @@ class Folder:
         store_us, time_us = message.store_us, decoded.time_us
         event_us, claimed_us = _believed(time_us, store_us, reader.future_us)
         believed = time_us is not None and claimed_us is None
-        late = believed and is_late(self._known(), emission.device, event_us, reader.lateness_us)
+        late = believed and is_late(
+            self._loaded_state(), emission.device, event_us, reader.lateness_us
+        )
         head = (
             message.stream, message.topic, message.partition, message.offset, store_us,
             decoded.id, place.run, place.sequence, place.gap_before, place.gap_opened_us,

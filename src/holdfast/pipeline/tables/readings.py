@@ -146,7 +146,7 @@ class ReadingsFold:
 
         `oldest_us` is the time of the oldest message in the step, over all tasks.
         """
-        states = _kept(states, oldest_us)
+        states = _recent_states(states, oldest_us)
         if not rows.num_rows:
             yield from _unchanged(states)
             return
@@ -190,7 +190,7 @@ def _with_short_payloads(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(1, "payload", pc.if_else(too_long, cut, rows["payload"]))
 
 
-def _kept(states: pa.Table, oldest_us: int | None) -> pa.Table:
+def _recent_states(states: pa.Table, oldest_us: int | None) -> pa.Table:
     """Return the states without those that are too old for every message of the step."""
     if oldest_us is None:
         return states
@@ -232,7 +232,7 @@ def _in_order(
     found = [pa.array(each.names, pa.string()) for each in (streams, names)]
     for cuts in _slices(_cuts(sizes, streams.codes[order]), _weights(rows)[order]):
         first = cuts[0][0]
-        taken = _taken(wanted, order[first : cuts[-1][1]])
+        taken = _copy_rows(wanted, order[first : cuts[-1][1]])
         for begin, end in cuts:
             part = taken.slice(begin - first, end - begin)
             at = order[begin:end]
@@ -289,7 +289,7 @@ def _slices(cuts: Iterable[tuple[int, int]], sizes: Integers) -> Iterator[list[t
         yield found
 
 
-def _taken(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
+def _copy_rows(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
     """Return some rows in some order, copied.
 
     Rows are taken chunk by chunk, because all rows together may be more than one array can have.

@@ -122,7 +122,7 @@ def was_seen(state: StreamState, id: str) -> bool:
     return False
 
 
-def was_said(state: StreamState, number: int, checksum: int) -> bool:
+def is_repeated(state: StreamState, number: int, checksum: int) -> bool:
     """Return whether a message with this number had this content, and note it.
 
     The number alone is not enough: a device that has restarted uses its numbers again, with other

@@ -87,16 +87,16 @@ class Topics:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.readers = [Reader(rule) for rule in rules]
         self.with_dollar = any(rule.filter.startswith("$") for rule in rules)
-        self._known: dict[str, Topic] = {}
+        self._cache: dict[str, Topic] = {}
         self._ways: dict[tuple[int, str | None], Way] = {}
 
     def __getitem__(self, name: str) -> Topic:
-        found = self._known.get(name)
+        found = self._cache.get(name)
         if found is None:
-            if len(self._known) >= TOPICS_KNOWN_MAX:
-                self._known.clear()
+            if len(self._cache) >= TOPICS_KNOWN_MAX:
+                self._cache.clear()
                 self._ways.clear()
-            found = self._known[name] = self._find(name)
+            found = self._cache[name] = self._find(name)
         return found
 
     def _find(self, name: str) -> Topic:
@@ -106,11 +106,13 @@ class Topics:
                 stream, by_clock = _stream(rule, name)
                 if rule.decode == "ignore":
                     return Topic(None, stream, by_clock, OTHERS_RANK)
-                way, device = self._together(index, reader, name)
+                way, device = self._common_reading(index, reader, name)
                 return Topic(reader, stream, by_clock, _rank(name), way, device)
         return Topic(None, name, False, OTHERS_RANK)
 
-    def _together(self, index: int, reader: Reader, name: str) -> tuple[Way | None, str | None]:
+    def _common_reading(
+        self, index: int, reader: Reader, name: str
+    ) -> tuple[Way | None, str | None]:
         """Return the way in which the messages are read together, and the device of all of them."""
         decode = reader.rule.decode
         if decode not in ("auto", "json", "number"):

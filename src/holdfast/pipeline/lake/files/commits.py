@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from holdfast.pipeline.lake.files.files import LakeError, write_new, write_whole
+from holdfast.pipeline.lake.files.files import LakeError, write_atomically, write_new
 
 COMMITS: Final = "_commits"
 FORMAT: Final = 1
@@ -200,7 +200,7 @@ class CommitLog:
         if last is None or last.version % LIVE_EVERY:
             return
         path = self.directory / f"{last.version:08}.live"
-        write_whole(path, msgspec.json.encode(self.live(last.version)))
+        write_atomically(path, msgspec.json.encode(self.live(last.version)))
         for old in range(last.version - COMMITS_KEPT - LIVE_EVERY, last.version - COMMITS_KEPT):
             if old > 0:
                 self._path(old).unlink(missing_ok=True)

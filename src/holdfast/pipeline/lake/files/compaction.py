@@ -29,7 +29,7 @@ from holdfast.pipeline.lake.files.commits import (
     spans,
 )
 from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
-from holdfast.pipeline.lake.files.readers import alone
+from holdfast.pipeline.lake.files.readers import exclusively
 from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
 from holdfast.pipeline.lake.stores.store import WORK, TableStore
 
@@ -178,7 +178,7 @@ class Compaction:
         jobs = [(merge, f"{staged}/{at:04}.parquet") for at, merge in enumerate(merges)]
         written = threads.map(lambda job: self._merge(job[0], self.lake / job[1], names), jobs)
         for at, (file, (merge, path)) in enumerate(zip(written, jobs, strict=True)):
-            place = self.store.place(ROWS, last.table, version, at, file, replaced=False)
+            place = self.store.final_path(ROWS, last.table, version, at, file, replaced=False)
             files.append(
                 msgspec.structs.replace(
                     file, path=place, staged=path, version=merge.version, since=merge.since
@@ -200,7 +200,7 @@ class Compaction:
         )
         sync_names(self.lake, staged)
         self.reached(f"{last.table} staged")
-        with alone(self.lake, last.table):
+        with exclusively(self.lake, last.table):
             if read_by_all(self.lake, last) < max(merge.version for merge in merges):
                 remove_tree(self.lake / staged)
                 return None

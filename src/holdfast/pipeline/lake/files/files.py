@@ -15,7 +15,7 @@ class LakeError(Exception):
     """The lake, or a request to it, is not valid. The text says what is wrong and what to do."""
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file durably and atomically: readers see the old or the new content."""
     os.replace(_written(path, data), path)
     sync_directory(path.parent)
@@ -87,7 +87,7 @@ def move_all(moves: Iterable[tuple[Path, Path]]) -> None:
             os.replace(source, target)
         except FileNotFoundError:
             if source.exists():
-                _make_durably(target.parent)
+                _make_durable_directory(target.parent)
                 os.replace(source, target)
             elif target.exists():
                 continue
@@ -101,7 +101,7 @@ def move_all(moves: Iterable[tuple[Path, Path]]) -> None:
         sync_directory(directory)
 
 
-def _make_durably(directory: Path) -> None:
+def _make_durable_directory(directory: Path) -> None:
     missing = []
     while not directory.exists():
         missing.append(directory)

@@ -42,7 +42,7 @@ def reading(lake: Path, table: str) -> Iterator[None]:
 
 
 @contextmanager
-def alone(lake: Path, table: str) -> Iterator[None]:
+def exclusively(lake: Path, table: str) -> Iterator[None]:
     """Hold the exclusive lock while replacing a table's files.
 
     Raises BusyError if steps read the table without a pause.

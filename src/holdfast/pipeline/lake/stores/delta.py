@@ -20,7 +20,7 @@ from holdfast.pipeline.lake.stores.store import (
     StorePart,
     forget_files,
     move_staged,
-    numbered_place,
+    numbered_path,
     partition_of,
     parts_of,
     remove_old_state,
@@ -41,11 +41,11 @@ class DeltaStore:
     def check(self) -> None:
         pass
 
-    def place(
+    def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
         """Return the final path of a staged file."""
-        return numbered_place(output, table, version, index, file)
+        return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Move the files of a commit and add them to the Delta tables."""

@@ -19,13 +19,13 @@ from pyspark.sql import SparkSession
 
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, CommitLog, File
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.files.readers import alone
+from holdfast.pipeline.lake.files.readers import exclusively
 from holdfast.pipeline.lake.stores.iceberg_schema import schema_json
 from holdfast.pipeline.lake.stores.store import (
     StorePart,
     forget_files,
     move_staged,
-    numbered_place,
+    numbered_path,
     partition_of,
     parts_of,
     remove_old_state,
@@ -63,11 +63,11 @@ class IcebergStore:
         """Check that the session has Iceberg's library. Raises LakeError."""
         _ = self._java
 
-    def place(
+    def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
         """Return the final path of a staged file."""
-        return numbered_place(output, table, version, index, file)
+        return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Move the files of a commit and add them to the Iceberg tables."""
@@ -96,7 +96,7 @@ class IcebergStore:
         Several processes write to the quarantine, and Iceberg cannot detect a concurrent rename on
         a plain file system. Each other table has only one writer, by the table's lock.
         """
-        return alone(self.lake, name) if name == QUARANTINE else nullcontext()
+        return exclusively(self.lake, name) if name == QUARANTINE else nullcontext()
 
     @cached_property
     def _java(self) -> Any:

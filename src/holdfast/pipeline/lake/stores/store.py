@@ -42,7 +42,7 @@ class TableStore(Protocol):
         """Check that the store can write here. Raises LakeError, which says what is missing."""
         ...
 
-    def place(
+    def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
         """Return the final path of a staged file, below the lake.
@@ -71,13 +71,13 @@ class ParquetStore:
     def check(self) -> None:
         pass
 
-    def place(
+    def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
         """Return the final path of a staged file."""
         if replaced and output == ROWS:
             return f"{table}/{partition_path(file.partition)}data.parquet"
-        return numbered_place(output, table, version, index, file)
+        return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Move the files of a commit to their places and remove the replaced ones."""
@@ -151,7 +151,7 @@ def forget_files(lake: Path, table: str) -> None:
     remove_tree(lake / STATES / table)
 
 
-def numbered_place(output: str, table: str, version: int, index: int, file: File) -> str:
+def numbered_path(output: str, table: str, version: int, index: int, file: File) -> str:
     """Return a path that no other file has or had.
 
     A quarantine file gets a random part, because the quarantine outlives its table: the versions of

@@ -12,8 +12,8 @@ from holdfast.pipeline.tables.columnar.emit import NONE, Marks, readings
 from holdfast.pipeline.tables.columnar.marks import (
     MarkedProducer,
     follow_all,
-    late_ones,
     length_in_order,
+    mark_late,
     remember,
 )
 from holdfast.pipeline.tables.columnar.parse import FieldGroup, Integers
@@ -37,17 +37,17 @@ class ColumnBatch:
         self.rows = rows
         self.groups = groups
         self._group = np.full(rows.count, -1, np.int32)
-        self._place = np.zeros(rows.count, np.int64)
+        self._position = np.zeros(rows.count, np.int64)
         """The index of each message in its group."""
         self._readers: list[Reader] = []
         self.marks = Marks(rows.integers("store_us"))
         for number, group in enumerate(groups):
             self._group[group.rows] = number
-            self._place[group.rows] = np.arange(len(group.rows))
+            self._position[group.rows] = np.arange(len(group.rows))
             reader = topics[rows.topics.names[rows.topics.codes[group.rows[0]]]].reader
             assert reader is not None
             self._readers.append(reader)
-            self._take_times(group, reader)
+            self._extract_times(group, reader)
         if groups:
             self._devices = self._find_devices(topics)
             self._epochs = rows.integers("producer_epoch")
@@ -55,7 +55,7 @@ class ColumnBatch:
             self._offsets = rows.integers("offset")
             self._partitions = rows.integers("partition")
 
-    def _take_times(self, group: FieldGroup, reader: Reader) -> None:
+    def _extract_times(self, group: FieldGroup, reader: Reader) -> None:
         marks = self.marks
         time_us, sent_us = group.time_us, group.sent_us
         if time_us is not None:
@@ -110,13 +110,13 @@ class ColumnBatch:
 
     def length_in_order(self, state: StreamState, begin: int, end: int) -> int:
         """Return how many messages of a span, from `begin` on, can be marked together."""
-        producer, ids, numbers = self._told(begin, end)
+        producer, ids, numbers = self._numbers(begin, end)
         return length_in_order(state, producer, ids, numbers, end - begin)
 
     def mark(self, state: StreamState, begin: int, end: int) -> None:
         """Mark messages for which `length_in_order` holds."""
         group = self.groups[self._group[begin]]
-        producer, ids, numbers = self._told(begin, end)
+        producer, ids, numbers = self._numbers(begin, end)
         payloads = self.rows.payloads[begin:end]
         remember(state, producer, ids, numbers, payloads)  # type: ignore[arg-type]
         marks = self.marks
@@ -146,14 +146,14 @@ class ColumnBatch:
         if len(believed):
             device = self._devices.names[self._devices.codes[begin]]
             lateness_us = self._readers[self._group[begin]].lateness_us
-            marks.late[believed] = late_ones(state, device, marks.event_us[believed], lateness_us)
+            marks.late[believed] = mark_late(state, device, marks.event_us[believed], lateness_us)
 
-    def _told(
+    def _numbers(
         self, begin: int, end: int
     ) -> tuple[MarkedProducer | None, Sequence[str] | None, Integers | None]:
         """Return the producer, ids and numbers of messages of a span."""
         group = self.groups[self._group[begin]]
-        at = slice(int(self._place[begin]), int(self._place[end - 1]) + 1)
+        at = slice(int(self._position[begin]), int(self._position[end - 1]) + 1)
         producers = self.rows.producers
         producer = None
         if producers.codes[begin] >= 0:

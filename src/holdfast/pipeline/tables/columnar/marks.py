@@ -59,7 +59,7 @@ def length_in_order(
     if numbers is not None:
         length = min(length, _growing(state, numbers))
         if ids is None and producer is None and length >= SPAN_MIN:
-            length = _not_said(state, numbers[:length])
+            length = _are_new_numbers(state, numbers[:length])
     if ids is not None and length >= SPAN_MIN:
         length = _new_ids(state, ids[:length])
     return length
@@ -93,7 +93,7 @@ def _before(state: StreamState, numbers: Integers) -> int:
     return state.high if state.run is not None else int(numbers[0]) - 1
 
 
-def _not_said(state: StreamState, numbers: Integers) -> int:
+def _are_new_numbers(state: StreamState, numbers: Integers) -> int:
     known = state.contents
     if not known or max(known) < numbers[0]:
         return len(numbers)
@@ -141,7 +141,7 @@ def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Inte
     return Places(state.run, gaps)
 
 
-def late_ones(state: StreamState, device: str, event_us: Integers, lateness_us: int) -> Mask:
+def mark_late(state: StreamState, device: str, event_us: Integers, lateness_us: int) -> Mask:
     """Apply `stream.is_late` to each event time of a device in turn."""
     newest = state.latest.get(device)
     least = np.iinfo(np.int64).min

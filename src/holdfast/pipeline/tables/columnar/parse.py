@@ -210,7 +210,7 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
     way = alike.way
     group = FieldGroup(np.array(rows, np.int64), (), ())
     good = np.ones(len(rows), np.bool_)
-    if not _take_fields(way.fields, columns, group, good) or not columns:
+    if not _extract_fields(way.fields, columns, group, good) or not columns:
         return None  # a number without readings needs the metric SEQUENCE
     group.names = list(columns)
     values = []
@@ -224,14 +224,14 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
     return _chosen(group, good)
 
 
-def _take_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, good: Mask) -> bool:
-    """Apply `decoders.json_payload.take_fields` to all messages.
+def _extract_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, good: Mask) -> bool:
+    """Apply `decoders.json_payload.extract_fields` to all messages.
 
     It clears `good` for a message whose field differs in kind from the others. It returns False if
     no message can be read together.
     """
-    group.time_us = _take_time(fields.time, columns, good, "time" in fields.required)
-    group.sent_us = _take_time(fields.sent, columns, good, "sent" in fields.required)
+    group.time_us = _extract_time(fields.time, columns, good, "time" in fields.required)
+    group.sent_us = _extract_time(fields.sent, columns, good, "sent" in fields.required)
     for name in fields.sequence:
         if name in columns and group.sequences is None:
             group.sequences = _sequences(columns[name])
@@ -259,7 +259,7 @@ def _take_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, goo
     return bool(good.any())
 
 
-def _take_time(
+def _extract_time(
     names: Sequence[str], columns: dict[str, Any], good: Mask, required: bool
 ) -> Integers | None:
     for name in names:
