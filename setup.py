@@ -116,8 +116,10 @@ HOT = [
     "server/peers/frames.py",
     "server/peers/link.py",
     "server/peers/links.py",
+    "server/peers/mesh.py",
     "server/sockets/tcp.py",
     "server/sockets/transport.py",
+    "federation/sidecar/links.py",
     "protocol/websocket/frames.py",
 ]
 

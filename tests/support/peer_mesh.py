@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import uvloop
 
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.server.peers.links import PeerAuth, PeerIdentity, PeerLinks
+from holdfast.server.peers.links import BOUNDS, PeerAuth, PeerIdentity, PeerLinks
 from tests.support.ports import free_port
 
 SECRET = b"a secret of the nodes, 32 or more"
@@ -41,8 +42,8 @@ class PeerNode:
     def __init__(
         self, node_id: str, auth: PeerAuth | None = None, port: int = 0, **changes: Any
     ) -> None:
-        """`changes` are fields of the identity or arguments of PeerLinks."""
-        arguments = {
+        """`changes` are fields of the identity or of the bounds."""
+        bounds = {
             name: changes.pop(name)
             for name in ("frame_bytes_max", "send_bytes_max", "handshake_timeout_s")
             if name in changes
@@ -64,7 +65,7 @@ class PeerNode:
             self,
             "127.0.0.1",
             port,
-            **arguments,
+            replace(BOUNDS, **bounds),
         )
 
     def on_connected(self, identity: PeerIdentity) -> None:

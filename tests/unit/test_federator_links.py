@@ -5,16 +5,16 @@ import logging
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trustme
 
-from holdfast.federation.sidecar import links as links_module
-from holdfast.federation.sidecar.link import BUSY_BYTES
-from holdfast.federation.sidecar.links import LinkBounds, MemberLinks, identity_of
+from holdfast.federation.sidecar.links import BOUNDS, PING_S, MemberLinks, identity_of
 from holdfast.security.peer_handshake import MAGIC, PeerIdentity
 from holdfast.server.peers.authentication import PeerAuth
+from holdfast.server.peers.link import BUSY_BYTES, LinkBounds
 from holdfast.server.peers.listener import GREETINGS_MAX
 from tests.support import peer_mesh
 from tests.support.ports import free_port
@@ -47,9 +47,10 @@ class Member:
         node: bytes,
         auth: PeerAuth | None = None,
         federation: str = "f",
-        bounds: LinkBounds | None = None,
+        bounds: LinkBounds = BOUNDS,
         identity: PeerIdentity | None = None,
         port: int = 0,
+        ping_s: float = PING_S,
     ) -> None:
         self.node = node
         self.address = f"127.0.0.1:{port or free_port()}"
@@ -63,6 +64,7 @@ class Member:
             identity or identity_of(node, federation, self.address),
             PeerAuth(SECRET) if auth is None else auth,
             bounds,
+            ping_s,
         )
 
     async def start(self) -> "Member":
@@ -110,12 +112,12 @@ def test_both_dial_and_one_link_stays(loop: str) -> None:
             other.links.dial(A, one.address)
             await linked(one, other)
             for number in range(50):
-                assert one.links.send(B, b"%d" % number)
-                assert other.links.send(A, b"%d" % number)
+                assert one.links.forward(B, b"%d" % number)
+                assert other.links.forward(A, b"%d" % number)
             await until(lambda: len(one.frames) == len(other.frames) == 50, "frames")
             assert one.frames == [(B, b"%d" % number) for number in range(50)]
             assert other.frames == [(A, b"%d" % number) for number in range(50)]
-            one.links.close(B, "enough")
+            one.links.disconnect(B, "enough")
             await until(lambda: not other.links.linked(), "the end")
             assert one.events == [("up", B)]
             assert other.events == [("up", A), ("down", A)]
@@ -123,7 +125,7 @@ def test_both_dial_and_one_link_stays(loop: str) -> None:
             await until(lambda: not one.links._dials and not other.links._dials, "dials")
             for member in (one, other):
                 for peer in list(member.links.linked()):
-                    member.links.close(peer, "late")
+                    member.links.disconnect(peer, "late")
             await until(lambda: not one.links.linked() and not other.links.linked(), "the end")
             for member in (one, other):
                 member.events.clear()
@@ -207,7 +209,7 @@ def test_another_version_and_another_kind_of_port(caplog: pytest.LogCaptureFixtu
 
 def test_strangers_that_hold_connections_do_not_keep_members_out() -> None:
     async def test() -> None:
-        member = await Member(A, bounds=LinkBounds(handshake_timeout_s=30)).start()
+        member = await Member(A, bounds=replace(BOUNDS, handshake_timeout_s=30)).start()
         held = []
         for _ in range(GREETINGS_MAX + 30):
             _, writer = await asyncio.open_connection(*member.address.split(":"))
@@ -225,7 +227,7 @@ def test_strangers_that_hold_connections_do_not_keep_members_out() -> None:
 
 def test_silence_is_given_up() -> None:
     async def test() -> None:
-        member = await Member(A, bounds=LinkBounds(handshake_timeout_s=0.2)).start()
+        member = await Member(A, bounds=replace(BOUNDS, handshake_timeout_s=0.2)).start()
         reader, writer = await asyncio.open_connection(*member.address.split(":"))
         assert await asyncio.wait_for(reader.read(), 30) == b""
         await until(lambda: member.refused("timeout") == 1, "timeout")
@@ -236,11 +238,11 @@ def test_silence_is_given_up() -> None:
 
 def test_garbage_behind_a_proper_handshake(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        member = await Member(A, bounds=LinkBounds(frame_bytes_max=1000)).start()
+        member = await Member(A, bounds=replace(BOUNDS, frame_bytes_max=1000)).start()
         other = await Member(B).start()
         other.links.dial(A, member.address)
         await linked(member, other)
-        other.links.send(A, bytes(1001))
+        other.links.forward(A, bytes(1001))
         await until(lambda: member.events[-1:] == [("down", B)], "the end")
         assert "sent a frame of kind 0 with 1001 bytes, more than 1000" in caplog.text
         other.links.dial(A, member.address)
@@ -248,8 +250,8 @@ def test_garbage_behind_a_proper_handshake(caplog: pytest.LogCaptureFixture) -> 
         # Kinds that nobody knows yet are passed over; so are tokens that are none.
         link = other.links.linked()[A]
         for kind in (1, 2, 77):
-            link.inner.send(kind, b"what")
-        other.links.send(A, b"good")
+            link.send(kind, b"what")
+        other.links.forward(A, b"good")
         await until(lambda: member.frames == [(B, b"good")], "the frame behind them")
         assert member.links.linked()
 
@@ -281,8 +283,8 @@ def test_a_member_that_was_restarted_takes_the_place_of_its_last_life() -> None:
         new_life.links.dial(A, member.address)
         await until(lambda: len(member.events) == 3, "the new life")
         assert member.events == [("up", B), ("down", B), ("up", B)]
-        assert member.links.linked()[B].inner.remote != last_life.address
-        new_life.links.send(A, b"new")
+        assert member.links.linked()[B].remote != last_life.address
+        new_life.links.forward(A, b"new")
         await until(lambda: member.frames == [(B, b"new")], "the frame")
 
     run(test)
@@ -293,23 +295,23 @@ def test_a_peer_that_does_not_read(loop: str) -> None:
     """It counts as busy, costs a bounded buffer, and loses what is beyond it, not the link."""
 
     async def test() -> None:
-        bounds = LinkBounds(buffer_bytes_max=4 << 20)
+        bounds = replace(BOUNDS, send_bytes_max=4 << 20)
         member = await Member(A, bounds=bounds).start()
         slow = await Member(B).start()
         slow.links.dial(A, member.address)
         await linked(member, slow)
-        transport = slow.links.linked()[A].inner._transport
+        transport = slow.links.linked()[A]._transport
         assert transport is not None
         transport.pause_reading()
         sent = 0
         frame = bytes(100_000)
         while not member.links.dropped["buffer full"]:
-            sent += member.links.send(B, frame)
+            sent += member.links.forward(B, frame)
             assert sent < 2000
             await asyncio.sleep(0)
         assert member.busy == [True]
-        assert member.links.pending_bytes(B) > BUSY_BYTES
-        assert member.links.pending_bytes(B) <= (4 << 20) + 2 * len(frame)
+        assert member.links.pending_bytes(B.hex()) > BUSY_BYTES
+        assert member.links.pending_bytes(B.hex()) <= (4 << 20) + 2 * len(frame)
         transport.resume_reading()
         await until(lambda: len(slow.frames) == sent, "what was sent")
         await until(lambda: member.busy == [True, False], "not busy any more")
@@ -325,7 +327,7 @@ def test_bytes_of_a_large_frame_are_a_sign_of_life() -> None:
         other.links.dial(A, member.address)
         await linked(member, other)
         # The beginning of a frame that never ends.
-        transport = other.links.linked()[A].inner._transport
+        transport = other.links.linked()[A]._transport
         assert transport is not None
         transport.write(struct.pack(">IB", 1 << 20, 0))
         before = member.stirred
@@ -342,12 +344,12 @@ def test_bytes_of_a_large_frame_are_a_sign_of_life() -> None:
 
 def test_frames_that_have_nowhere_to_go() -> None:
     async def test() -> None:
-        member = await Member(A, bounds=LinkBounds(frame_bytes_max=10)).start()
-        assert not member.links.send(B, b"x")
+        member = await Member(A, bounds=replace(BOUNDS, frame_bytes_max=10)).start()
+        assert not member.links.forward(B, b"x")
         other = await Member(B).start()
         other.links.dial(A, member.address)
         await linked(member, other)
-        assert not member.links.send(B, bytes(11))
+        assert not member.links.forward(B, bytes(11))
         assert member.links.dropped == {"not linked": 1, "too large": 1}
 
     run(test)
@@ -402,11 +404,9 @@ def test_who_answers_at_an_address() -> None:
     run(test)
 
 
-def test_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "PING_S", 0.02)
-
+def test_round_trips() -> None:
     async def test() -> None:
-        member, other = await Member(A).start(), await Member(B).start()
+        member, other = await Member(A, ping_s=0.02).start(), await Member(B).start()
         other.links.dial(A, member.address)
         await linked(member, other)
         link = member.links.linked()[B]
@@ -444,10 +444,10 @@ def test_certificates_are_for_ids(
         other = await Member(B, certified(ca, tmp_path / "b", B)).start()
         other.links.dial(A, one.address)
         await linked(one, other)
-        transport = one.links.linked()[B].inner._transport
+        transport = one.links.linked()[B]._transport
         assert transport is not None
         assert transport.get_extra_info("ssl_object").version() == "TLSv1.3"
-        other.links.send(A, bytes(3 << 20))
+        other.links.forward(A, bytes(3 << 20))
         await until(lambda: one.frames == [(B, bytes(3 << 20))], "a large frame")
 
         false = await Member(C, certified(ca, tmp_path / "c", B)).start()

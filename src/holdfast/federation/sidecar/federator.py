@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -33,7 +34,7 @@ from holdfast.federation.sidecar.counters import Counters
 from holdfast.federation.sidecar.deliveries import Deliveries
 from holdfast.federation.sidecar.edge import Edge, RetainingEdge
 from holdfast.federation.sidecar.interest_persister import InterestPersister
-from holdfast.federation.sidecar.links import LinkBounds, MemberLinks, identity_of
+from holdfast.federation.sidecar.links import BOUNDS, MemberLinks, identity_of
 from holdfast.federation.sidecar.neighbour_sources import NeighbourSources
 from holdfast.federation.sidecar.publications import Publications
 from holdfast.federation.sidecar.retained_sync import RetainedSync
@@ -180,12 +181,9 @@ class Federator:
         assert kept is not None
         auth = await asyncio.to_thread(PeerAuth.load, settings)
         signing = await asyncio.to_thread(signing_of, settings)
-        self._links = MemberLinks(
-            self,
-            identity_of(identity.node, settings.name, settings.address),
-            auth,
-            LinkBounds(buffer_bytes_max=settings.link_buffer_bytes),
-        )
+        announced = identity_of(identity.node, settings.name, settings.address)
+        bounds = replace(BOUNDS, send_bytes_max=settings.link_buffer_bytes)
+        self._links = MemberLinks(self, announced, auth, bounds)
         self._managing = NeighbourSources(self, self._directory)
         self._has_edge = True
         # First, so that the interest it reports at once is part of the first announcement.
@@ -392,7 +390,7 @@ class Federator:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self.counters.sent(effect.data)
-            self.links.send(effect.peer, effect.data)
+            self.links.forward(effect.peer, effect.data)
         elif isinstance(effect, DeliverLocally):
             self.counters.delivered += 1
             self.counters.hops[effect.hops] += 1
@@ -408,7 +406,7 @@ class Federator:
         elif isinstance(effect, Dial):
             self.links.dial(effect.node, effect.address)
         elif isinstance(effect, CloseLink):
-            self.links.close(effect.peer, effect.reason)
+            self.links.disconnect(effect.peer, effect.reason)
         elif isinstance(effect, Dropped):
             self.counters.lost(effect, self._complaints)
         elif isinstance(effect, IdentityConflict):

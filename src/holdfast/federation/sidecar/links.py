@@ -1,49 +1,50 @@
 """The links of a member to others: one TCP connection per pair, which either end may dial.
 
-`holdfast.security.peer_handshake` authenticates the peer. When both ends have dialled, the member
-with the lower id keeps the first of the two connections. A peer knows the federation's secret, has
-a certificate for its id, or both, as configured. Before it has proved that, it occupies one of
-GREETINGS_MAX connections for at most HANDSHAKE_TIMEOUT_S, and receives nothing.
+When both ends have dialled, the member with the lower id keeps the first of the two connections. A
+peer knows the federation's secret, has a certificate for its id, or both, as configured.
 """
 
 import asyncio
 import logging
 import os
-import socket
+import struct
+import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from re import fullmatch
 from typing import Final, Protocol
 
 from holdfast.addresses import ADDRESS, join_address, split_address
 from holdfast.federation.core.frames import FRAME_BYTES_MAX, VERSION
-from holdfast.federation.sidecar.link import FRAME, PING, PONG, TOKEN, MemberLink
-from holdfast.security.peer_handshake import FEDERATION, NONCE_BYTES, PeerIdentity, Refusal
+from holdfast.security.peer_handshake import FEDERATION, PeerIdentity, Refusal
 from holdfast.server.event_loop.failures import report
 from holdfast.server.peers.authentication import PeerAuth
-from holdfast.server.peers.complaints import Complaints
-from holdfast.server.peers.dialer import PeerDialer, connect
-from holdfast.server.peers.link import CLOSE_TIMEOUT_S, PeerLink, PeerMetrics, failure
-from holdfast.server.peers.listener import PeerListener
+from holdfast.server.peers.dialer import PeerDialer
+from holdfast.server.peers.link import LinkBounds, PeerLink
+from holdfast.server.peers.mesh import LogLines, PeerMesh
 
-logger = logging.getLogger("holdfast")
+FRAME: Final = 0
+"""The kind of a frame on a link: a frame of `holdfast.federation.core.frames`.
 
-HANDSHAKE_TIMEOUT_S: Final = 5.0
-STOP_TIMEOUT_S: Final = 2 * CLOSE_TIMEOUT_S
+PING and PONG measure round trips. Other kinds are ignored.
+"""
+PING: Final = 1
+PONG: Final = 2
+TOKEN: Final = struct.Struct(">d")
+"""The layout of a PING's token: the sender's clock. The PONG returns it unchanged."""
+PING_S: Final = 5.0
+STIR_S: Final = 0.25
+"""The shortest time in seconds between two reports of a sign of life other than a frame."""
 DIALS_MAX: Final = 64
 """The most simultaneous dials. The member repeats its request for those that were skipped."""
-PING_S: Final = 5.0
-
-
-@dataclass(frozen=True)
-class LinkBounds:
-    """The limits of one link."""
-
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    buffer_bytes_max: int = 64 << 20
-    """The most unsent bytes for one peer. Frames beyond are dropped, which the core expects."""
-    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+BOUNDS: Final = LinkBounds(FRAME_BYTES_MAX, send_bytes_max=64 << 20)
+LINES: Final = LogLines(
+    "federation:",
+    "federation: linked with %s at %s dialled=%s",
+    "federation: %s at %s was restarted",
+    "federation: lost %s at %s",
+    "federation: closed %s at %s: %s",
+)
 
 
 class LinksOwner(Protocol):
@@ -52,7 +53,7 @@ class LinksOwner(Protocol):
     def link_up(self, peer: bytes) -> None: ...
 
     def link_down(self, peer: bytes) -> None:
-        """Report the end of a link, once per `link_up`, unless `MemberLinks.close` closed it."""
+        """Report the end of a link, once per `link_up`, unless `MemberLinks.disconnect` did it."""
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None: ...
 
@@ -65,44 +66,27 @@ class LinksOwner(Protocol):
         """Report the id of the peer that serves an address configured without an id."""
 
 
-class MemberLinks:
-    """All links of one member: at most one per peer, which the handshake chooses."""
+class MemberLinks(PeerMesh):
+    """The mesh of one member."""
 
     def __init__(
         self,
         owner: LinksOwner,
         identity: PeerIdentity,
         auth: PeerAuth,
-        bounds: LinkBounds | None = None,
+        bounds: LinkBounds = BOUNDS,
+        ping_s: float = PING_S,
     ) -> None:
         """`identity`: the member's id in hexadecimal digits, the federation as cluster id."""
-        self.metrics = PeerMetrics()
+        super().__init__(asyncio.get_running_loop(), identity, auth, FEDERATION, bounds, LINES)
         self.dropped: Counter[str] = Counter()
         """Frames that were not sent, by reason."""
         self.address = ""
-        self.identity = identity
         self._owner = owner
-        self._auth = auth
-        self._bounds = bounds or LinkBounds()
-        self._loop = asyncio.get_running_loop()
-        self._links: dict[bytes, MemberLink] = {}
-        # All connections, including those still in the handshake.
-        self._open: dict[PeerLink, MemberLink] = {}
-        self._all_closed = asyncio.Event()
-        self._unflushed: list[MemberLink] = []
         self._dials: dict[bytes, asyncio.Task[None]] = {}
         self._finders: dict[str, PeerDialer] = {}
-        self._complaints = Complaints(self._loop.time, "federation:")
-        self._listener = PeerListener(
-            self._loop,
-            self._greet,
-            lambda: self._count("crowded"),
-            lambda error: self._complaints.say(
-                "accept", str(error), f"cannot be accepted: {error}"
-            ),
-        )
+        self._ping_s = ping_s
         self._pings: asyncio.TimerHandle | None = None
-        self._is_stopped = False
 
     async def start(self, listen: str) -> None:
         """Begin. `listen`: host:port, port 0 for any, empty for none. Raises `OSError`."""
@@ -111,31 +95,11 @@ class MemberLinks:
             self.address = join_address(host, await self._listener.start(host, port))
         self._ping()
 
-    async def stop(self) -> None:
-        """Send queued frames and close all connections. The owner receives no more calls."""
-        self._is_stopped = True
-        if self._pings is not None:
-            self._pings.cancel()
-        tasks = [*self._dials.values(), *(finder.stop() for finder in self._finders.values())]
-        for task in tasks:
-            task.cancel()
-        await self._listener.stop()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for link in self._links.values():
-            link.inner.close()
-        self._links.clear()
-        if self._open:
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await self._all_closed.wait()
-            except TimeoutError:
-                logger.warning("federation: %d connections do not close", len(self._open))
-
     # Dials
 
     def dial(self, node: bytes, address: str) -> None:
         """Dial a member unless it is linked or a dial to it is in progress."""
-        if node in self._links or node in self._dials or self._is_stopped:
+        if node.hex() in self._links or node in self._dials or self._is_stopped:
             return
         if len(self._dials) >= DIALS_MAX:
             self._count("too many dials")
@@ -157,165 +121,15 @@ class MemberLinks:
                 self._finders[address] = finder
                 finder.needed.set()
 
-    # Frames
-
-    def send(self, peer: bytes, data: bytes) -> bool:
-        """Queue a frame for a peer; False if it was dropped. Frames of one turn share one write."""
-        link = self._links.get(peer)
-        if link is None:
-            self.dropped["not linked"] += 1
-            return False
-        if len(data) > self._bounds.frame_bytes_max:
-            self.dropped["too large"] += 1
-            return False
-        if link.inner.pending_bytes() > self._bounds.buffer_bytes_max:
-            self.dropped["buffer full"] += 1
-            return False
-        return self._queue(link, FRAME, data)
-
-    def close(self, peer: bytes, reason: str) -> None:
-        """Close the link to a peer. The owner is not called back."""
-        link = self._links.pop(peer, None)
-        if link is not None:
-            self.metrics.disconnects += 1
-            logger.info("federation: closed %s at %s: %s", peer.hex(), link.inner.remote, reason)
-            link.inner.close()
-
-    def linked(self) -> dict[bytes, MemberLink]:
-        """The established links by peer, not to be modified."""
-        return self._links
-
-    def pending_bytes(self, peer: bytes) -> int:
-        link = self._links.get(peer)
-        return 0 if link is None else link.inner.pending_bytes()
-
-    def _queue(self, link: MemberLink, kind: int, payload: bytes) -> bool:
-        if not link.inner.send(kind, payload):
-            return False
-        if not link.inner.queued:
-            link.inner.queued = True
-            if not self._unflushed:
-                self._loop.call_soon(self._flush)
-            self._unflushed.append(link)
-        return True
-
-    def _flush(self) -> None:
-        unflushed, self._unflushed = self._unflushed, []
-        for link in unflushed:
-            link.inner.queued = False
-            link.inner.flush()
-
-    def _ping(self) -> None:
-        for link in self._links.values():
-            # On a busy link a ping would measure the queue, and make it longer.
-            if not link.is_busy:
-                self._queue(link, PING, link.token())
-        self._pings = self._loop.call_later(PING_S, self._ping)
-
-    # PeerLinkOwner and LinkWatcher
-
-    def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
-        own = self.identity
-        if fullmatch("[0-9a-f]{32}", peer.node_id) is None:
-            return Refusal("handshake", f"{peer.node_id!r} is no id of a member")
-        if peer.cluster_id != own.cluster_id:
-            return Refusal(
-                "federation",
-                f"{peer.node_id} belongs to the federation {peer.cluster_id!r}, {own.node_id} to"
-                f" {own.cluster_id!r}: see federation.name",
-            )
-        if peer.node_id == own.node_id:
-            if peer.process == own.process:
-                return Refusal("self", "is this federator", quiet=True)
-            return Refusal(
-                "same_id", f"two members have the id {peer.node_id}: give one another directory"
-            )
-        if self._is_stopped:
-            return Refusal("stopping", f"{own.node_id} is stopping", quiet=True)
-        known = self._links.get(bytes.fromhex(peer.node_id))
-        if known is None or known.inner.closing or not last:
-            return None
-        assert known.inner.peer is not None
-        if known.inner.peer.process == peer.process:
-            return Refusal("linked", f"{peer.node_id} is connected", quiet=True)
-        return None
-
-    def established(self, link: PeerLink) -> None:
-        wrapper = self._open[link]
-        node = wrapper.node
-        known = self._links.get(node)
-        if known is not None:
-            self._unlink(known)
-            known.inner.abort()
-        self._links[node] = wrapper
-        self.metrics.connects += 1
-        self._complaints.forget(node.hex())
-        logger.info(
-            "federation: linked with %s at %s dialled=%s", node.hex(), link.remote, link.dials
-        )
-        self._owner.link_up(node)
-        if wrapper.is_busy and self._links.get(node) is wrapper:
-            self._owner.link_busy(node, True)
-
-    def received(self, link: PeerLink, kind: int, payload: bytes) -> None:
-        wrapper = self._open[link]
-        if self._links.get(wrapper.node) is not wrapper:
-            return
-        if kind == FRAME:
-            self._owner.link_frame(wrapper.node, payload)
-        elif kind == PING and len(payload) == TOKEN.size:
-            self._queue(wrapper, PONG, payload)
-        elif kind == PONG:
-            wrapper.measured(payload)
-
-    def broken_off(self, link: PeerLink, text: str) -> None:
-        wrapper = self._open[link]
-        logger.warning("federation: closed %s at %s: %s", wrapper.node.hex(), link.remote, text)
-
-    def opened(self, link: PeerLink) -> None:
-        """Do nothing: the connection is registered since `_new_link`."""
-
-    def closed(self, link: PeerLink) -> None:
-        wrapper = self._open.pop(link, None)
-        if self._is_stopped:
-            if not self._open:
-                self._all_closed.set()
-        elif wrapper is not None and link.peer is not None:
-            node = wrapper.node
-            if self._links.get(node) is wrapper:
-                logger.info("federation: lost %s at %s", node.hex(), link.remote)
-                self._unlink(wrapper)
-
-    def busy(self, link: MemberLink, is_busy: bool) -> None:
-        if link.inner.peer is not None and self._links.get(link.node) is link:
-            self._owner.link_busy(link.node, is_busy)
-
-    def stirred(self, link: MemberLink) -> None:
-        if self._links.get(link.node) is link:
-            self._owner.link_stirred(link.node)
-
-    def _unlink(self, link: MemberLink) -> None:
-        del self._links[link.node]
-        self.metrics.disconnects += 1
-        if not self._is_stopped:
-            self._owner.link_down(link.node)
-
-    # Connections that are not links yet
-
-    async def _greet(self, one: socket.socket, remote: str) -> None:
-        link = self._new_link(False, remote, "")
-        context = self._auth.server
-        connecting = self._loop.connect_accepted_socket(lambda: link, one, ssl=context)
-        refusal = await self._settle(link, connecting)
-        if refusal is not None:
-            # One line per host and reason: strangers must not control the log's volume.
-            key = f"{remote.rpartition(':')[0]} {refusal.reason}"
-            self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
+    def _stop_dialling(self) -> "list[asyncio.Task[None]]":
+        if self._pings is not None:
+            self._pings.cancel()
+        for task in self._dials.values():
+            task.cancel()
+        return [*self._dials.values(), *(finder.stop() for finder in self._finders.values())]
 
     async def _dial(self, expected: str, address: str) -> None:
-        self.metrics.dials += 1
-        link = self._new_link(True, address, expected)
-        refusal = await self._settle(link, connect(self._loop, address, link, self._auth.client))
+        refusal = await self._attempt(self._new_link(True, address, expected))
         if refusal is None:
             return
         if refusal.reason == "unexpected" and address in self._finders:
@@ -331,66 +145,104 @@ class MemberLinks:
 
     async def _seek(self, finder: PeerDialer) -> None:
         link = self._new_link(True, finder.address, "")
-        self.metrics.dials += 1
-        connecting = connect(self._loop, finder.address, link, self._auth.client)
-        refusal = await self._settle(link, connecting)
+        refusal = await self._attempt(link)
         if refusal is not None:
             text = f"{finder.address} {refusal.text}"
             self._complaints.say(finder.address, refusal.text, text)
-        reason = link.inner.refusal.reason if link.inner.refusal is not None else ""
-        if reason == "self":
+        reason = link.refusal.reason if link.refusal is not None else ""
+        if reason in ("", "linked", "self"):
             finder.needed.clear()
-        elif reason in ("", "linked"):
-            finder.needed.clear()
-            self._owner.found(finder.address, bytes.fromhex(link.inner.identified()))
+        if reason in ("", "linked"):
+            self._owner.found(finder.address, bytes.fromhex(link.identified()))
 
-    async def _settle(self, link: MemberLink, connecting: Awaitable[object]) -> Refusal | None:
-        """Wait for the handshake. Return its counted refusal, None without a notable one."""
-        inner = link.inner
-        try:
-            async with asyncio.timeout(self._bounds.handshake_timeout_s):
-                await connecting
-                await inner.settled
-        except TimeoutError:
-            self._give_up(inner, Refusal("timeout", "gave no answer in time"))
-        except OSError as error:
-            self._give_up(inner, failure(error))
-        except asyncio.CancelledError:
-            self._give_up(inner, Refusal("cancelled", "is not waited for any longer", quiet=True))
-            raise
-        refusal = inner.refusal
-        if refusal is None or self._is_stopped:
-            return None
-        self._count(refusal.reason)
-        return None if refusal.quiet else refusal
+    # Frames
 
-    def _give_up(self, link: PeerLink, refusal: Refusal) -> None:
-        if link.peer is None:
-            link.refuse(refusal)
-            link.abort()
-            # A loop that was interrupted while connecting does not call `connection_lost`.
-            self.closed(link)
+    def forward(self, peer: bytes, data: bytes) -> bool:
+        """Queue a frame for a peer; False if it was dropped, which the core expects."""
+        link = self._links.get(peer.hex())
+        if link is None:
+            self.dropped["not linked"] += 1
+        elif len(data) > self._bounds.frame_bytes_max:
+            self.dropped["too large"] += 1
+        elif link.pending_bytes() > self._bounds.send_bytes_max:
+            self.dropped["buffer full"] += 1
+        else:
+            return self.send(peer.hex(), FRAME, data)
+        return False
 
-    def _new_link(self, dials: bool, remote: str, expected: str) -> MemberLink:
-        inner = PeerLink(
-            self,
-            self._loop,
-            self.identity,
-            self._auth.secret,
-            os.urandom(NONCE_BYTES),
-            dials,
-            remote,
-            expected,
-            self._bounds.frame_bytes_max,
-            self._bounds.buffer_bytes_max,
-            FEDERATION,
-        )
-        link = MemberLink(inner, self, self._loop)
-        self._open[inner] = link
-        return link
+    def disconnect(self, peer: bytes, reason: str) -> None:
+        """Close the link to a peer. The owner is not called back."""
+        self.close(peer.hex(), reason, is_reported=False)
 
-    def _count(self, reason: str) -> None:
-        self.metrics.refused[reason] = self.metrics.refused.get(reason, 0) + 1
+    def linked(self) -> dict[bytes, PeerLink]:
+        """The established links by peer."""
+        return {bytes.fromhex(node_id): link for node_id, link in self._links.items()}
+
+    def _ping(self) -> None:
+        for node_id, link in self._links.items():
+            # On a busy link a ping would measure the queue, and make it longer.
+            if not link.is_busy:
+                # Not the loop's clock: it stands still during a turn.
+                self.send(node_id, PING, TOKEN.pack(time.monotonic()))
+        self._pings = self._loop.call_later(self._ping_s, self._ping)
+
+    # PeerMesh
+
+    def stirred(self, link: PeerLink) -> None:
+        """Report a sign of life at most every STIR_S.
+
+        A frame may take longer than the silence that the member tolerates. Without the report, a
+        slow link with one large frame would count as down.
+        """
+        now = self._loop.time()
+        if now - link.stirred_at >= STIR_S and self._links.get(link.identified()) is link:
+            link.stirred_at = now
+            self._owner.link_stirred(bytes.fromhex(link.identified()))
+
+    def busy(self, link: PeerLink) -> None:
+        """Report a change, so that the member drops QoS 0 on a busy link instead of queueing it."""
+        if self._links.get(link.identified()) is link:
+            self._owner.link_busy(bytes.fromhex(link.identified()), link.is_busy)
+
+    def _accept(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
+        own = self.identity
+        if fullmatch("[0-9a-f]{32}", peer.node_id) is None:
+            return Refusal("handshake", f"{peer.node_id!r} is no id of a member")
+        if peer.cluster_id != own.cluster_id:
+            return Refusal(
+                "federation",
+                f"{peer.node_id} belongs to the federation {peer.cluster_id!r}, {own.node_id} to"
+                f" {own.cluster_id!r}: see federation.name",
+            )
+        if peer.node_id == own.node_id:
+            return Refusal(
+                "same_id", f"two members have the id {peer.node_id}: give one another directory"
+            )
+        return None
+
+    def _connected(self, link: PeerLink, peer: PeerIdentity) -> None:
+        self._owner.link_up(bytes.fromhex(peer.node_id))
+        if link.is_busy:
+            self.busy(link)
+
+    def _frame(self, link: PeerLink, node_id: str, kind: int, payload: bytes) -> None:
+        if kind == FRAME:
+            self._owner.link_frame(bytes.fromhex(node_id), payload)
+            return
+        self.stirred(link)
+        if len(payload) != TOKEN.size:
+            return
+        if kind == PING:
+            self.send(node_id, PONG, payload)
+        elif kind == PONG:
+            rtt_s = time.monotonic() - TOKEN.unpack(payload)[0]
+            # A peer that invents tokens must not distort the numbers of other links.
+            if 0 <= rtt_s < 60:
+                before_s = rtt_s if link.rtt_s is None else link.rtt_s
+                link.rtt_s = before_s + (rtt_s - before_s) / 8
+
+    def _disconnected(self, link: PeerLink, node_id: str) -> None:
+        self._owner.link_down(bytes.fromhex(node_id))
 
 
 def identity_of(node: bytes, federation: str, address: str) -> PeerIdentity:

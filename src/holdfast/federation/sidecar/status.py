@@ -77,12 +77,12 @@ def status_of(
         "links": [
             {
                 "id": node.hex(),
-                "remote": link.inner.remote,
-                "dialled": link.inner.dials,
-                "up_s": round(now - link.inner.established_at, 3),
+                "remote": link.remote,
+                "dialled": link.dials,
+                "up_s": round(now - link.established_at, 3),
                 "rtt_ms": None if link.rtt_s is None else round(1e3 * link.rtt_s, 3),
                 "busy": link.is_busy,
-                "unsent_bytes": link.inner.pending_bytes(),
+                "unsent_bytes": link.pending_bytes(),
                 "usable": node in member.links and member.links[node].usable_at <= now,
             }
             for node, link in sorted(links.linked().items())

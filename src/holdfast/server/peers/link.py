@@ -1,10 +1,11 @@
-"""One connection to another node: the handshake, then frames both ways.
+"""One connection to another node or member: the handshake, then frames both ways.
 
 It has the methods of asyncio.BufferedProtocol without the base class, so that it compiles to a
 native class. asyncio's own loop then treats it as a Protocol.
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Final, Protocol, cast
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.partitions.disk_position import Known
 from holdfast.security.certificates import certificate_names
-from holdfast.security.peer_handshake import CLUSTER, Handshake, PeerIdentity, Realm, Refusal
+from holdfast.security.peer_handshake import NONCE_BYTES, Handshake, PeerIdentity, Realm, Refusal
 from holdfast.server.peers.dialer import configure
 from holdfast.server.peers.frames import HEADER, FrameTooLong, PeerFrameReader
 
@@ -22,11 +23,23 @@ JOINED_BYTES: Final = 65_536
 """The size in bytes up to which one copy costs less than passing pieces to the socket."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """The time in seconds that an orderly close has to send queued frames."""
+BUSY_BYTES: Final = 1 << 20
+"""The unsent bytes at which a link becomes busy. It stays so until a quarter of them is left."""
+
+
+@dataclass(frozen=True)
+class LinkBounds:
+    """The limits of each link of a mesh."""
+
+    frame_bytes_max: int
+    send_bytes_max: int
+    """The most unsent bytes for one peer. One more frame may be queued beyond it."""
+    handshake_timeout_s: float = 5.0
 
 
 @dataclass(slots=True)
 class PeerMetrics:
-    """The counters of a node's links since the start."""
+    """The counters of a mesh's links since the start."""
 
     frames_in: int = 0
     frames_out: int = 0
@@ -60,8 +73,11 @@ class LinkOwner(Protocol):
     def broken_off(self, link: "PeerLink", text: str) -> None:
         """Report that the peer violated the protocol. The link is being closed."""
 
-    def opened(self, link: "PeerLink") -> None:
-        """Report that there is a socket. This is the first call for a link."""
+    def stirred(self, link: "PeerLink") -> None:
+        """Report bytes of a frame that is not complete yet."""
+
+    def busy(self, link: "PeerLink") -> None:
+        """Report that `is_busy` of the link has changed."""
 
     def closed(self, link: "PeerLink") -> None:
         """Report that the socket is closed. This is the last call for a link."""
@@ -94,24 +110,22 @@ class PeerLink:
         owner: LinkOwner,
         loop: asyncio.AbstractEventLoop,
         identity: PeerIdentity,
+        bounds: LinkBounds,
+        *,
         secret: bytes,
-        nonce: bytes,
+        realm: Realm,
         dials: bool,
         remote: str,
         expected: str,
-        frame_bytes_max: int,
-        send_bytes_max: int,
-        realm: Realm = CLUSTER,
         disk: Callable[[], str] | None = None,
-        known: Known | None = None,
     ) -> None:
-        """`remote`: the other end, for the log. `expected`: the dialled node id, "" for any.
+        """`identity`: what this end announces. `remote`: the other end, for the log.
 
-        `disk`: see `Handshake`. `known`: what was known of the disks of others at this moment.
+        `expected`: the dialled node id, "" for any. `disk`: see `Handshake`.
         """
-        self.known: Known = known or {}
+        self.known: Known = {}
+        """What the node knew of the disks of others when the connection began."""
         self.identity = identity
-        """The identity that this end announces."""
         self.remote = remote
         self.expected = expected
         self.dials = dials
@@ -124,15 +138,21 @@ class PeerLink:
         """Done when the link is established, or closed before that."""
         self.queued = False
         """Whether the owner's list of links to flush contains this one."""
+        self.is_busy = False
+        """Whether the peer reads slower than this end sends: see BUSY_BYTES."""
+        self.stirred_at = 0.0
+        """The time at which the owner last reported the peer as alive."""
+        self.rtt_s: float | None = None
+        """The smoothed round trip in seconds. None: not measured."""
         self._owner = owner
         self._loop = loop
         self._handshake: Handshake | None = Handshake(
-            dials, identity, secret, nonce, self._judge, realm, disk
+            dials, identity, secret, os.urandom(NONCE_BYTES), self._judge, realm, disk
         )
         self._greeting = memoryview(bytearray(HANDSHAKE_READ_BYTES))
         self._reader: PeerFrameReader | None = None
-        self._frame_bytes_max = frame_bytes_max
-        self._send_bytes_max = send_bytes_max
+        self._frame_bytes_max = bounds.frame_bytes_max
+        self._send_bytes_max = bounds.send_bytes_max
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -156,7 +176,7 @@ class PeerLink:
             return
         configure(transport)
         self._is_joined = type(transport).__module__.startswith("asyncio.")
-        self._owner.opened(self)
+        self._transport.set_write_buffer_limits(BUSY_BYTES)
         assert self._handshake is not None
         self._write(self._handshake.take_out())
 
@@ -184,10 +204,13 @@ class PeerLink:
             self.buffer_updated(count)
 
     def pause_writing(self) -> None:
-        """Do nothing: `send` bounds the unsent bytes."""
+        """Mark the link as busy. It still accepts frames: `send` bounds the unsent bytes."""
+        self.is_busy = True
+        self._owner.busy(self)
 
     def resume_writing(self) -> None:
-        pass
+        self.is_busy = False
+        self._owner.busy(self)
 
     def eof_received(self) -> bool:
         return False
@@ -241,6 +264,8 @@ class PeerLink:
                 if self.closing:
                     return
                 owner.received(self, kind, payload)
+            if not frames:
+                owner.stirred(self)
         except FrameTooLong as error:
             self.break_off(str(error))
         except BadFrame as bad:
