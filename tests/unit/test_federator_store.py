@@ -23,6 +23,7 @@ from holdfast.federation.sidecar.store.file import (
     StoreFile,
 )
 from holdfast.federation.sidecar.store.store import MemberStore
+from holdfast.sqlite import trouble_of
 from tests.support.scripted_edge import until
 from tests.support.small_disk import small_disk
 from tests.support.store_process import NODE, ORIGIN
@@ -367,7 +368,7 @@ def test_a_broken_disk_is_not_tried_again(tmp_path: Path) -> None:
         def fail(change: MemberStoreChange) -> None:
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise file._explained(error)
+            raise file._error(trouble_of(error), error)
 
         store._file.apply = fail  # type: ignore[method-assign]
         store.add(own(2), b"2")

@@ -1,12 +1,6 @@
-"""The messages of a publish queue in an SQLite file.
-
-Write-ahead log with synchronous=FULL: a transaction is on disk when it returns, for one sync of the
-file. One process at a time has the file open (SQLite's exclusive lock, which ends with the
-process). Calls come from one thread after another, never two at once.
-"""
+"""The messages of a publish queue in an SQLite file."""
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -19,37 +13,49 @@ from holdfast.client.pubqueue.store import FAILED_MAX, Opened, QueueChange
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH
 from holdfast.protocol.mqtt.properties import decode_block, encode_block
-from holdfast.sqlite import Result, Trouble, sync_directory, transaction, trouble_of
+from holdfast.sqlite import SqliteFile, SqliteForm, Trouble, transaction
 
-APPLICATION_ID: Final = 0x48465051
-SCHEMA_VERSION: Final = 1
-WAL_PAGES_MAX: Final = 256
-"""The pages (of 4 KiB) of the write-ahead log at which it is copied into the file. A disk that
-fills up must have room for both."""
 CHECKED_BYTES_MAX: Final = 64 << 20
 """The most bytes of a file that is checked for damage when opened. In larger ones damage is found
 on reading."""
 COMPACTED_PAGES_MIN: Final = 1024
 """The least free pages at which an empty queue's file is compacted when opened."""
 
-_SCHEMA: Final = (
-    "CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
-    "CREATE TABLE messages (sequence INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,"
-    " topic TEXT NOT NULL, payload BLOB NOT NULL, properties BLOB NOT NULL,"
-    " retain INTEGER NOT NULL, put_at REAL NOT NULL, expires_at REAL NOT NULL)",
-    "CREATE TABLE failed (sequence INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,"
-    " topic TEXT NOT NULL, payload BLOB NOT NULL, properties BLOB NOT NULL,"
-    " retain INTEGER NOT NULL, put_at REAL NOT NULL, expires_at REAL NOT NULL,"
-    " reason INTEGER NOT NULL, text TEXT NOT NULL, failed_at REAL NOT NULL)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
+_FORM: Final = SqliteForm(
+    application_id=0x48465051,
+    version=1,
+    tables=(
+        "CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+        "CREATE TABLE messages (sequence INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,"
+        " topic TEXT NOT NULL, payload BLOB NOT NULL, properties BLOB NOT NULL,"
+        " retain INTEGER NOT NULL, put_at REAL NOT NULL, expires_at REAL NOT NULL)",
+        "CREATE TABLE failed (sequence INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,"
+        " topic TEXT NOT NULL, payload BLOB NOT NULL, properties BLOB NOT NULL,"
+        " retain INTEGER NOT NULL, put_at REAL NOT NULL, expires_at REAL NOT NULL,"
+        " reason INTEGER NOT NULL, text TEXT NOT NULL, failed_at REAL NOT NULL)",
+    ),
+    error=StoreError,
+    full=StoreFull,
+    texts={
+        Trouble.FULL: "{path}: the disk is full, nothing was stored",
+        Trouble.IN_USE: "{path} is in use by another process or queue: close it, or give another"
+        " file",
+        Trouble.NO_DATABASE: "{path} is no publish queue: give another file",
+        Trouble.OTHER_DATABASE: "{path} is no publish queue but another SQLite database: give"
+        " another",
+        Trouble.CANNOT_OPEN: "{path}: cannot be opened; does its directory exist?",
+        Trouble.READ_ONLY: "{path}: is not writable",
+        Trouble.DISK: "{path}: {error}; open the queue again once the disk works",
+        Trouble.DAMAGED: "{path} is damaged ({error}): move it away; `sqlite3 {name} .recover` may"
+        " read it",
+    },
 )
 _COLUMNS: Final = "sequence, epoch, topic, payload, properties, retain, put_at, expires_at"
 
 Row = tuple[int, int, str, bytes, bytes, int, float, float]
 
 
-class SqliteStore:
+class SqliteStore(SqliteFile):
     """A store in a file, which is made if there is none. Its producer id is random unless given,
     and stays.
 
@@ -59,29 +65,20 @@ class SqliteStore:
     """
 
     blocking: bool = True
+    form = _FORM
 
     def __init__(
         self, path: str | Path, *, producer: str | None = None, renew_identity: bool = False
     ) -> None:
         if producer is not None:
             check_producer(producer)
-        self.path = Path(path)
+        super().__init__(path)
         self._producer = producer
         self._renew_identity = renew_identity
-        self._connection: sqlite3.Connection | None = None
-        self._failure: StoreError | None = None
 
     def open(self, form: str, clock: float) -> Opened:
         """Implements `QueueStore.open`."""
-        if self._connection is not None:
-            raise StoreError(f"{self.path} is open in this process already")
-        self._failure = None
-        self._connection = _connect(self.path)
-        try:
-            return self._guard(lambda db: self._open(db, form, clock))
-        except BaseException:
-            self.close()
-            raise
+        return self._open(lambda db: self._begin(db, form, clock))
 
     def apply(self, change: QueueChange) -> None:
         """Implements `QueueStore.apply`."""
@@ -116,16 +113,14 @@ class SqliteStore:
 
         return self._guard(lambda db: transaction(db, lambda: forget(db)))
 
-    def close(self) -> None:
-        """Implements `QueueStore.close`."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _open(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
-        _prepare(db, self.path)
+    def _begin(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
+        if self.path.stat().st_size <= CHECKED_BYTES_MAX:
+            [(result,)] = db.execute("PRAGMA quick_check(1)")
+            if result != "ok":
+                raise sqlite3.DatabaseError(result)
         opened = transaction(db, lambda: self._load(db, form, clock))
-        if not opened.count and _integer_of(db, "PRAGMA freelist_count") >= COMPACTED_PAGES_MIN:
+        [(free_pages,)] = db.execute("PRAGMA freelist_count")
+        if not opened.count and free_pages >= COMPACTED_PAGES_MIN:
             # It needs room for a second copy. Without it the file stays as it is.
             with suppress(sqlite3.OperationalError):
                 db.execute("VACUUM")
@@ -163,64 +158,6 @@ class SqliteStore:
         if self._renew_identity:
             db.execute("UPDATE messages SET epoch = ?", (epoch,))
         return Opened(producer, epoch, last_sequence, count, size)
-
-    def _guard(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
-        connection = self._connection
-        if connection is None:
-            raise StoreError(f"{self.path} is not open")
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return operation(connection)
-        except sqlite3.Error as error:
-            explained = _explained(error, self.path)
-            if not isinstance(explained, StoreFull):
-                # After a failed sync the content of the disk is unknown until it is read again.
-                self._failure = explained
-            raise explained from error
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    is_new = not path.exists()
-    try:
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-        if is_new:
-            connection.execute("PRAGMA user_version")
-            sync_directory(path.parent)
-        return connection
-    except sqlite3.Error as error:
-        raise _explained(error, path) from error
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
-
-
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Lock the file, check that it is a queue, and make its tables if it is new. Another file
-    raises `StoreError`."""
-    # Before the first access: with an exclusive lock there is no shared-memory file, either.
-    db.execute("PRAGMA locking_mode = EXCLUSIVE")
-    application, tables = (
-        _integer_of(db, "PRAGMA application_id"),
-        _integer_of(db, "SELECT count(*) FROM sqlite_master"),
-    )
-    if tables and application != APPLICATION_ID:
-        raise StoreError(f"{path} is no publish queue but another SQLite database: give another")
-    version = _integer_of(db, "PRAGMA user_version")
-    if tables and version != SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has format {version}, this version reads {SCHEMA_VERSION}: use the version "
-            "that wrote it"
-        )
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
-    db.execute(f"PRAGMA journal_size_limit = {WAL_PAGES_MAX << 12}")
-    if not tables:
-        transaction(db, lambda: [db.execute(statement) for statement in _SCHEMA])
-    elif path.stat().st_size <= CHECKED_BYTES_MAX:
-        (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if result != "ok":
-            raise sqlite3.DatabaseError(result)
 
 
 def _apply(db: sqlite3.Connection, change: QueueChange) -> None:
@@ -288,11 +225,6 @@ def _set_state(db: sqlite3.Connection, name: str, value: object) -> None:
     db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, value))
 
 
-def _integer_of(db: sqlite3.Connection, query: str) -> int:
-    (value,) = db.execute(query).fetchone()
-    return int(value)
-
-
 def _next_epoch(last: int, clock: float) -> int:
     """The epoch of this opening: seconds since 1970, so that an old copy of a file does not repeat
     an epoch. If the clock has gone back it is the last one plus one."""
@@ -300,24 +232,3 @@ def _next_epoch(last: int, clock: float) -> int:
     if epoch > EPOCH_MAX:
         raise StoreError("the epochs of this producer are used up: begin a new file")
     return epoch
-
-
-def _explained(error: sqlite3.Error, path: Path) -> StoreError:
-    match trouble_of(error):
-        case Trouble.FULL:
-            return StoreFull(f"{path}: the disk is full, nothing was stored")
-        case Trouble.IN_USE:
-            return StoreError(
-                f"{path} is in use by another process or queue: close it, or give another file"
-            )
-        case Trouble.NO_DATABASE:
-            return StoreError(f"{path} is no publish queue: give another file")
-        case Trouble.CANNOT_OPEN:
-            return StoreError(f"{path}: cannot be opened; does its directory exist?")
-        case Trouble.READ_ONLY:
-            return StoreError(f"{path}: is not writable")
-        case Trouble.DISK:
-            return StoreError(f"{path}: {error}; open the queue again once the disk works")
-    return StoreError(
-        f"{path} is damaged ({error}): move it away; `sqlite3 {path.name} .recover` may read it"
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from holdfast.federation.manager.state.store import VERSION, StateStore, StateStoreError, StoreLost
-from holdfast.sqlite import Trouble, sync_directory, transaction, trouble_of
+from holdfast.sqlite import Trouble, connect, make_durable, transaction, trouble_of
 
 T = TypeVar("T")
 
@@ -57,24 +57,11 @@ class SqliteStateStore(StateStore):
     def _connect(self) -> None:
         if self._connection is not None:
             return
-        path = Path(self.name)
-        is_new = not path.exists()
         with self._explained():
-            db = sqlite3.connect(
-                self.name, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._prepare(db)
-                if is_new:
-                    sync_directory(path.parent)
-            except BaseException:
-                db.close()
-                raise
-            self._connection = db
+            self._connection = connect(Path(self.name), self._prepare, BUSY_TIMEOUT_S)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        make_durable(db)
         [version] = db.execute("PRAGMA user_version").fetchone()
         if version == 0:
             db.executescript(

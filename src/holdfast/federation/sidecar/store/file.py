@@ -1,51 +1,29 @@
 """The SQLite file of a member: the state that must survive a crash.
 
 It has messages in custody, positions in the streams from other members, versions of retained
-messages, and the last knowledge of other members.
-
-The file uses a write-ahead log with synchronous=FULL, so a transaction is on disk when it returns.
-SQLite's exclusive lock keeps other processes out and ends with the process. All calls block. They
-may come from different threads, but never two at once.
+messages, and the last knowledge of other members. All calls block.
 """
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.streams import Position
-from holdfast.sqlite import Result, Trouble, transaction, trouble_of
+from holdfast.sqlite import PAGE_BYTES, SqliteFile, SqliteForm, Trouble, transaction
 from holdfast.storage.files.filesystem import OsFileSystem
 
-APPLICATION_ID: Final = 0x48464644
-SCHEMA_VERSION: Final = 1
-PAGE_BYTES: Final = 4096
-WAL_PAGES_MAX: Final = 256
-"""The length in pages at which the write-ahead log is copied into the file."""
 ROWS_MAX: Final = 200
 """The most rows of one statement. Statements of every length up to it stay prepared."""
-PREPARED_MAX: Final = 1024
 RESERVE_BYTES: Final = 8 << 20
 """The free disk space in bytes that messages leave to removals.
 
 Removals need room in the log and the file: without it, a full disk could never be emptied. Pages
 that removals have freed in the file are reused.
 """
-
-_SCHEMA: Final = (
-    "CREATE TABLE custody (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL,"
-    " stored_at REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (epoch, sequence)) WITHOUT ROWID",
-    "CREATE TABLE positions (origin BLOB PRIMARY KEY, epoch INTEGER NOT NULL,"
-    " place INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE retained (topic TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE memory (at INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    "CREATE TABLE owner (node BLOB NOT NULL)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
-)
 
 Value = int | float | str | bytes
 Statement = tuple[str, Sequence[Value]]
@@ -123,50 +101,50 @@ class StoredMember:
     memory: list[bytes]
 
 
-class StoreFile:
-    """One open file of one member.
+_FORM: Final = SqliteForm(
+    application_id=0x48464644,
+    version=1,
+    tables=(
+        "CREATE TABLE custody (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, stored_at REAL"
+        " NOT NULL, data BLOB NOT NULL, PRIMARY KEY (epoch, sequence)) WITHOUT ROWID",
+        "CREATE TABLE positions (origin BLOB PRIMARY KEY, epoch INTEGER NOT NULL,"
+        " place INTEGER NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE retained (topic TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE memory (at INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+        "CREATE TABLE owner (node BLOB NOT NULL)",
+    ),
+    error=MemberStoreError,
+    full=MemberStoreFull,
+    texts={
+        Trouble.FULL: "{path}: the disk is full",
+        Trouble.IN_USE: "{path} is in use by another process: stop it",
+        Trouble.OTHER_DATABASE: "{path} is another program's database: give another directory",
+        Trouble.CANNOT_OPEN: "{path}: cannot be written ({error}): see its permissions",
+        Trouble.READ_ONLY: "{path}: cannot be written ({error}): see its permissions",
+        Trouble.DISK: "{path}: {error}; start again once the disk works",
+        Trouble.DAMAGED: "{path} is damaged ({error}): move it away, and messages in custody are"
+        " lost; `sqlite3 {name} .recover` may read it",
+    },
+)
 
-    After any error except a full disk the object refuses all work: after a failed sync the state of
-    the disk is unknown until it is read again.
-    """
+
+class StoreFile(SqliteFile):
+    """One open file of one member."""
 
     clock = staticmethod(time.time)
+    form = _FORM
 
     def __init__(self, path: Path, node: bytes) -> None:
         """`node`: the id of the member that owns the file."""
-        self.path = path
+        super().__init__(path)
         self._node = node
-        self._connection: sqlite3.Connection | None = None
-        self._failure: MemberStoreError | None = None
 
     def open(self) -> StoredMember:
         """Open the file, creating it if needed, and return its content.
 
         Raises `MemberStoreError` when it cannot be used, and `MemberStoreFull` without room.
         """
-        is_new = not self.path.exists()
-        try:
-            self._connection = sqlite3.connect(
-                self.path,
-                timeout=0,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=PREPARED_MAX,
-            )
-            self._prepare(self._connection)
-            if is_new:
-                # SQLite syncs the file, but not the directory entry that names it.
-                OsFileSystem(self.path.parent).sync_folder(".")
-            return self._guard(self._read)
-        except sqlite3.Error as error:
-            self.close()
-            raise self._explained(error) from error
-        except OSError as error:
-            self.close()
-            raise MemberStoreError(f"{self.path}: {error.strerror}") from error
-        except BaseException:
-            self.close()
-            raise
+        return self._open(self._read)
 
     def apply(self, change: MemberStoreChange) -> None:
         """Write a change; it is durable when the call returns.
@@ -180,45 +158,17 @@ class StoreFile:
 
         self._guard(write)
 
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def _create(self, db: sqlite3.Connection) -> None:
+        super()._create(db)
+        db.execute("INSERT INTO owner VALUES (?)", (self._node,))
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        # Must precede the first access: only then SQLite makes no shared-memory file.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        [(application,)] = db.execute("PRAGMA application_id")
-        [(version,)] = db.execute("PRAGMA user_version")
-        [(tables,)] = db.execute("SELECT count(*) FROM sqlite_master")
-        if tables and application != APPLICATION_ID:
-            raise MemberStoreError(
-                f"{self.path} is another program's database: give another directory"
-            )
-        if tables and version != SCHEMA_VERSION:
-            raise MemberStoreError(
-                f"{self.path} has format {version}, this version reads {SCHEMA_VERSION}: use the"
-                " version that wrote it"
-            )
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
-        db.execute(f"PRAGMA journal_size_limit = {WAL_PAGES_MAX * PAGE_BYTES}")
-        if not tables:
-            transaction(db, lambda: self._create(db))
+    def _read(self, db: sqlite3.Connection) -> StoredMember:
         [(owner,)] = db.execute("SELECT node FROM owner")
         if owner != self._node:
             raise MemberStoreError(
                 f"{self.path} belongs to member {owner.hex()}, this is {self._node.hex()}: restore"
                 " that member's identity file, or delete the store with the messages in it"
             )
-
-    def _create(self, db: sqlite3.Connection) -> None:
-        for statement in _SCHEMA:
-            db.execute(statement)
-        db.execute("INSERT INTO owner VALUES (?)", (self._node,))
-
-    def _read(self, db: sqlite3.Connection) -> StoredMember:
         now = self.clock()
         custody = [
             (bytes(data), max(0.0, now - stored_at))
@@ -279,40 +229,6 @@ class StoreFile:
                 f"{self.path}: the disk has {free_bytes} bytes left, and {RESERVE_BYTES} are kept"
                 " for removals"
             )
-
-    def _guard(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
-        connection = self._connection
-        if connection is None:
-            raise MemberStoreError(f"{self.path} is not open")
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return operation(connection)
-        except OSError as error:
-            self._failure = MemberStoreError(f"{self.path}: {error.strerror}")
-            raise self._failure from error
-        except sqlite3.Error as error:
-            explained = self._explained(error)
-            if isinstance(explained, MemberStoreError):
-                # After a failed sync the content of the disk is unknown until it is read again.
-                self._failure = explained
-            raise explained from error
-
-    def _explained(self, error: sqlite3.Error) -> MemberStoreError | MemberStoreFull:
-        path = self.path
-        match trouble_of(error):
-            case Trouble.FULL:
-                return MemberStoreFull(f"{path}: the disk is full")
-            case Trouble.IN_USE:
-                return MemberStoreError(f"{path} is in use by another process: stop it")
-            case Trouble.CANNOT_OPEN | Trouble.READ_ONLY:
-                return MemberStoreError(f"{path}: cannot be written ({error}): see its permissions")
-            case Trouble.DISK:
-                return MemberStoreError(f"{path}: {error}; start again once the disk works")
-        return MemberStoreError(
-            f"{path} is damaged ({error}): move it away, and messages in custody are lost;"
-            f" `sqlite3 {path.name} .recover` may read it"
-        )
 
 
 def _spans(ids: Iterable[MessageId]) -> Iterator[tuple[int, int, int]]:
