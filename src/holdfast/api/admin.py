@@ -14,11 +14,9 @@ Requests from web pages and for other host names receive 403, see `holdfast.secu
 
 import asyncio
 import socket
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Final, Protocol
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -34,6 +32,7 @@ from holdfast.config.schema import Config
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
+from holdfast.security.http.server import HttpServer, listen
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
@@ -137,14 +136,6 @@ async def _busy(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
 
 
-class QuietServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the process."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 class AdminServer:
     """The HTTP server inside the broker's loop."""
 
@@ -153,23 +144,15 @@ class AdminServer:
 
         `hosts`: names that requests may use for this port, besides those that need no setting.
         """
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        self._socket = socket.create_server((bind, port), family=family)
+        self._socket = listen(bind, port)
         self.port: int = self._socket.getsockname()[1]
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
         self._sender = LogSender(lambda: server.broker, known)
         connections_max = descriptors.share(CONNECTIONS_MAX)
-        self._server = QuietServer(
-            uvicorn.Config(
-                Guard(AdminRoutes(server).application(), known),
-                http=bounded(LogConnections, connections_max, sender=self._sender),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=1,
-            )
+        self._server = HttpServer(
+            Guard(AdminRoutes(server).application(), known),
+            bounded(LogConnections, connections_max, sender=self._sender),
+            shutdown_s=1,
         )
         self._task: asyncio.Task[None] | None = None
 

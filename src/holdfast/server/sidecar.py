@@ -10,7 +10,6 @@ import signal
 import socket
 from typing import Any, Final
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from holdfast.addresses import split_address
-from holdfast.api.admin import CONNECTIONS_MAX, QuietServer
+from holdfast.api.admin import CONNECTIONS_MAX
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest
 from holdfast.api.metrics.federation import FederationCollector
@@ -31,6 +30,7 @@ from holdfast.federation.sidecar.sidecar_settings import SidecarSettings
 from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import hosts_of_bind
+from holdfast.security.http.server import HttpServer, listen
 from holdfast.server.event_loop.failures import first_unexpected
 from holdfast.server.event_loop.loop import spare_the_collector
 from holdfast.server.federation import mesh_fields
@@ -161,26 +161,17 @@ def _listener(address: str) -> socket.socket | None:
     """Bind the admin port, or return None. Raises `FederatorError` if it cannot be used."""
     if not address:
         return None
-    bind, port = split_address(address)
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
-        return socket.create_server((bind, port), family=family)
+        return listen(*split_address(address))
     except OSError as error:
         raise FederatorError(
             f"admin.address {address}: {error.strerror or error}; choose another one"
         ) from None
 
 
-def _server(port: SidecarPort, address: str) -> QuietServer:
-    return QuietServer(
-        uvicorn.Config(
-            Guard(port.application(), hosts_of_bind(split_address(address)[0])),
-            http=bounded(BoundedConnection, CONNECTIONS_MAX),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=SHUTDOWN_S,
-        )
+def _server(port: SidecarPort, address: str) -> HttpServer:
+    return HttpServer(
+        Guard(port.application(), hosts_of_bind(split_address(address)[0])),
+        bounded(BoundedConnection, CONNECTIONS_MAX),
+        SHUTDOWN_S,
     )

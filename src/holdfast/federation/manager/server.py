@@ -4,14 +4,9 @@ import asyncio
 import logging
 import resource
 import signal
-import socket
 import ssl
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-import uvicorn
 
 from holdfast.federation.manager.api import CERTIFICATE_NAME, Api, envelope_of_refusal
 from holdfast.federation.manager.brokers import MqttBrokers
@@ -24,6 +19,7 @@ from holdfast.security.certificates import certificate_identity
 from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import hosts_of_bind
+from holdfast.security.http.server import HttpServer, listen
 from holdfast.security.tls import server_context
 
 logger = logging.getLogger("holdfast.topology")
@@ -32,14 +28,6 @@ CONNECTIONS_MAX: Final = 4096
 """2,000 of them may watch for changes. At most three quarters of the process's descriptors."""
 SHUTDOWN_S: Final = 2
 """How long answers that are under way may take at the end."""
-
-
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to the manager."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 class _CertifiedProtocol(BoundedConnection):
@@ -78,27 +66,18 @@ async def serve(settings: ManagerSettings) -> None:
     store = open_store(settings.db_url)
     manager = Manager(settings, store, brokers)
     rounds = Rounds(manager)
-    bind = settings.bind.strip("[]")
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
         await manager.repair()
-        listener = socket.create_server((bind, settings.port), family=family)
+        listener = listen(settings.bind, settings.port)
     except (OSError, StateStoreError):
         await manager.stop()
         raise
-    config = uvicorn.Config(
-        Guard(Api(manager).application(), hosts_of_bind(bind), envelope_of_refusal),
-        http=bounded(_CertifiedProtocol, _connections_max()),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=SHUTDOWN_S,
+    server = HttpServer(
+        Guard(Api(manager).application(), hosts_of_bind(settings.bind), envelope_of_refusal),
+        bounded(_CertifiedProtocol, _connections_max()),
+        SHUTDOWN_S,
+        tls,
     )
-    config.load()
-    config.ssl = tls
-    server = _QuietServer(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,45 @@
+"""The start of an HTTP server inside the event loop of a process."""
+
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signals, logging and WebSockets to the process."""
+
+    def __init__(
+        self, application: ASGIApp, http: Any, shutdown_s: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`http`: the protocol class, see `bounded`. `shutdown_s`: the seconds that responses in
+        progress have at the end."""
+        config = uvicorn.Config(
+            application,
+            http=http,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=shutdown_s,
+        )
+        config.load()
+        config.ssl = tls
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def listen(bind: str, port: int) -> socket.socket:
+    """Bind an address, IPv6 with or without brackets. Raises `OSError`."""
+    bind = bind.strip("[]")
+    return socket.create_server(
+        (bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET
+    )
