@@ -3,10 +3,11 @@ while partition leaders change their in-sync sets and proposals are late, lost a
 tests/support/sim_controller.py for what is checked; in the end everything is as it should be.
 """
 
+import dataclasses
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata import commands
 from holdfast.cluster.metadata.model import PartitionInfo
@@ -107,7 +108,7 @@ def test_an_epoch_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def trusting(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
-        return planning.settled(info, replace(standing, wiped=frozenset()), min_insync)
+        return planning.settled(info, dataclasses.replace(standing, wiped=frozenset()), min_insync)
 
     without_guards(monkeypatch)
     monkeypatch.setattr(controller, "settled", trusting)

@@ -3,9 +3,9 @@ leaders that move at any time: see tests/support/sim_replication.py for what is 
 
 import os
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_replication import World

@@ -11,9 +11,11 @@ an in-sync set that does its work keeps every promise through any of this.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.metadata import operations

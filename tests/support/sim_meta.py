@@ -16,9 +16,10 @@ the same metadata and to an odd number of voters.
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import RAFT
 from holdfast.cluster.metadata import store as metastore

@@ -15,9 +15,11 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from random import Random
+
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata.commands import ChangePartitions, apply
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo

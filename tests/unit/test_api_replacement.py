@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
 from holdfast.server.disk.storage import Storage

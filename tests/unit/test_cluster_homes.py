@@ -2,10 +2,10 @@
 whose sessions those of a lost node are that no record tells of."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.state_records import session_opened

@@ -1,9 +1,10 @@
 """Images from one node to another: pieces, lost links, and when the node that gets them may follow
 again."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState

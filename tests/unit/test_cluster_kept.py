@@ -1,9 +1,8 @@
 """A QoS 2 record of a shared group whose member has gone: whether its session has kept it is known
 when the session's home partition says so, which may have no leader for long."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.state_records import session_opened

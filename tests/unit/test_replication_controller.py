@@ -1,12 +1,13 @@
 """What the controller does about each thing that happens to a cluster. All at once and at random:
 tests/model/test_controller_simulation.py."""
 
+import dataclasses
 import json
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.failure.health import Health
 from holdfast.cluster.metadata import operations
@@ -84,7 +85,7 @@ def test_a_proposal_is_not_made_twice() -> None:
     command = until_dead(world, "n2")
     controller = world.controllers[-1]
     assert controller.step(world.metadata, world.health, world.now) == []
-    other_health = replace(world.health)
+    other_health = dataclasses.replace(world.health)
     assert controller.step(world.metadata, other_health, world.now + 1.0) == []
     at = controller.timer()
     assert at is not None
@@ -113,7 +114,7 @@ def test_what_was_refused_is_decided_anew() -> None:
 
 
 def test_a_death_under_many_partitions_is_several_commands() -> None:
-    config = replace(CONFIG, changes_max=10)
+    config = dataclasses.replace(CONFIG, changes_max=10)
     world = cluster("n2", "n3")
     world.controllers = [Controller("n1", config)]
     world.kill("n2")
@@ -214,7 +215,7 @@ def test_a_wiped_node_leaves_every_in_sync_set_in_one_command() -> None:
 def test_a_wiped_node_waits_for_a_proposal_it_could_conflict_with() -> None:
     world = cluster("n2", "n3")
     controller = world.controllers[-1]
-    leaving = replace(world.health, leaving=frozenset({"n1"}))
+    leaving = dataclasses.replace(world.health, leaving=frozenset({"n1"}))
     (first,) = controller.step(world.metadata, leaving, world.now)
     assert isinstance(first, ChangePartitions)
     world.wipe("n2")
@@ -269,7 +270,7 @@ def test_a_dead_replica_stays_in_sync_where_too_few_would_be_left() -> None:
 
 def test_a_dead_replica_whose_disk_is_not_to_be_trusted_leaves_the_set() -> None:
     world = cluster("n2", partitions=4, min_insync=2)
-    damaged = replace(world.health, damaged=frozenset({"n2"}))
+    damaged = dataclasses.replace(world.health, damaged=frozenset({"n2"}))
     (command,) = world.controllers[-1].step(world.metadata, damaged, world.now)
     after = apply(world.metadata, command).metadata
     assert after is not None

@@ -1,9 +1,8 @@
 """Partitions of which a node lacks what was derived from records that are gone: it neither follows
 nor leads them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata.model import NodePhase
 from holdfast.cluster.partitions.config import ReplicationConfig

@@ -17,8 +17,11 @@ An operator who gives up records sets `accept_loss`, which lifts the third, four
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata.model import (
     DATA,
@@ -34,46 +37,52 @@ from holdfast.cluster.metadata.model import (
     ClusterMetadata,
     NodeInfo,
     PartitionInfo,
+    PartitionNumber,
+    ReplicaCount,
+    Text,
+    Version,
 )
 
 CHANGES_NOTHING: Final = "the command changes nothing"
 """The reason for which `apply` refuses an empty command."""
 
 
-@dataclass(frozen=True)
-class InitCluster:
+class _Command(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A JSON array: the name of the command, then its fields."""
+
+
+class InitCluster(_Command, frozen=True, tag="init"):
     """The first entry of a new cluster: `node` stores and leads every partition."""
 
-    cluster_id: str
-    partitions: int
-    replication_factor: int
-    min_insync: int
+    cluster_id: Text
+    partitions: PartitionNumber
+    replication_factor: ReplicaCount
+    min_insync: ReplicaCount
     node: NodeInfo
 
 
-@dataclass(frozen=True)
-class PutNode:
+class PutNode(_Command, frozen=True, tag="put"):
     """A node to add or to change. With `expected_version` 0 it must not exist yet."""
 
     info: NodeInfo
-    expected_version: int
+    expected_version: Version
 
 
-@dataclass(frozen=True)
-class RemoveNode:
+class RemoveNode(_Command, frozen=True, tag="remove"):
     """A node to remove. It must store nothing and not be a voter."""
 
-    node_id: str
-    expected_version: int
+    node_id: Text
+    expected_version: Version
 
 
-@dataclass(frozen=True)
-class ChangePartitions:
+class ChangePartitions(_Command, frozen=True, tag="change"):
     """Changes of partitions and nodes, applied completely or not at all."""
 
-    changes: tuple[tuple[int, int, PartitionInfo], ...]
+    changes: Annotated[
+        tuple[tuple[PartitionNumber, Version, PartitionInfo], ...], Meta(max_length=PARTITIONS_MAX)
+    ]
     """(partition, expected version, its new entry)"""
-    nodes: tuple[tuple[int, NodeInfo], ...] = ()
+    nodes: Annotated[tuple[tuple[Version, NodeInfo], ...], Meta(max_length=NODES_MAX)] = ()
     """(expected version, its new entry) of existing nodes."""
     accept_loss: bool = False
     """An operator's decision to give up records that no node has any more."""

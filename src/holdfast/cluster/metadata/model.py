@@ -11,8 +11,10 @@ change that names the version it has seen cannot overwrite one that it has not s
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 NODE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 INCARNATION: Final = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -24,6 +26,13 @@ REPLICAS_MAX: Final = 16
 VOTERS_MAX: Final = 5
 REMOVED_MAX: Final = 256
 """The number of removed nodes that the metadata remembers."""
+
+Text = Annotated[str, Meta(max_length=512, pattern=r"^[\x00-\x7f]*$")]
+"""ASCII, so that the length is also the number of bytes."""
+Version = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)]
+ReplicaCount = Annotated[int, Meta(ge=0, le=REPLICAS_MAX)]
+Names = Annotated[tuple[Text, ...], Meta(max_length=REPLICAS_MAX)]
 
 DATA: Final = "data"
 WITNESS: Final = "witness"
@@ -43,39 +52,37 @@ class NodePhase:
 STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
 
 
-@dataclass(frozen=True)
-class NodeInfo:
+class NodeInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The entry of one node."""
 
-    node_id: str
-    incarnation: str
+    node_id: Text
+    incarnation: Text
     """The random name made with the data directory. Another name means another, empty disk."""
-    peer_address: str
+    peer_address: Text
     """A host:port, like the two addresses below; those may be empty."""
-    client_address: str
-    admin_address: str
-    role: str = DATA
-    state: str = NodePhase.UP
-    version: int = 0
+    client_address: Text
+    admin_address: Text
+    role: Text = DATA
+    state: Text = NodePhase.UP
+    version: Version = 0
     """Set by `apply`, which ignores the value in a command."""
 
 
-@dataclass(frozen=True)
-class PartitionInfo:
+class PartitionInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The entry of one partition. The leader is always one of `replicas` and in sync."""
 
-    replicas: tuple[str, ...]
+    replicas: Names
     """The replicas in ring order; each may lead if it is in sync."""
-    adding: tuple[str, ...] = ()
+    adding: Names = ()
     """Replicas being added. They count for the high watermark once they have reached it, and may
     enter `in_sync`. They may not lead until they are among `replicas`."""
-    leader: str = ""
+    leader: Text = ""
     """The leader; "" without one, and then nothing can be written."""
-    epoch: int = 0
-    in_sync: tuple[str, ...] = ()
+    epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)] = 0
+    in_sync: Names = ()
     """The replicas that have everything below the high watermark. The last ones stay in it when all
     are down, because only they may lead again. Empty: the disks of the last ones were lost."""
-    version: int = 0
+    version: Version = 0
     """Set by `apply`, which ignores the value in a command."""
 
     @property
@@ -84,8 +91,7 @@ class PartitionInfo:
         return self.replicas + self.adding
 
 
-@dataclass(frozen=True)
-class ClusterMetadata:
+class ClusterMetadata(Struct, frozen=True):
     """The agreed state of the cluster at one version."""
 
     cluster_id: str

@@ -5,7 +5,8 @@ for the operator if the request cannot be met. The controller does the rest.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata.commands import ChangePartitions, Command, RemoveNode
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase

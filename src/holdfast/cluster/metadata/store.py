@@ -9,9 +9,11 @@ continue while a Persist is being written; `persisted` reports them in the same 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, BadFrame
 from holdfast.cluster.metadata.codec import decode_command, encode_command
@@ -217,10 +219,9 @@ class MetaStore:
     def admit(self, info: NodeInfo, now: float) -> int | None:
         """Enter a node that asks to join, or has come back, perhaps with other addresses. Returns
         None if nothing is to be done. A known node with another disk is left to the controller."""
-        metadata = self.metadata
-        if metadata is None:
+        if self.metadata is None:
             return None
-        known = metadata.nodes.get(info.node_id)
+        known = self.metadata.nodes.get(info.node_id)
         if known is None:
             return self.propose(PutNode(info, 0), now)
         wanted = replace(info, state=known.state, version=known.version)
@@ -231,8 +232,7 @@ class MetaStore:
     def remove(self, node_id: str, now: float) -> int:
         """Remove a node that stores nothing; a voter stops voting first."""
         known = self.metadata.nodes.get(node_id) if self.metadata is not None else None
-        version = known.version if known is not None else 0
-        return self.propose(RemoveNode(node_id, version), now)
+        return self.propose(RemoveNode(node_id, known.version if known else 0), now)
 
     def hand_over(self, now: float) -> bool:
         """Let another voter lead before this node stops. Returns False if that is impossible."""

@@ -12,8 +12,9 @@ append.
 - The high watermark here is never above the durable end here.
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import FOLLOW, REPLICATE_ACK, BadFrame
 from holdfast.cluster.partitions.codec import (
@@ -235,10 +236,9 @@ class FollowerSide:
         if followed.diverged_epoch != followed.epoch or not takes_over:
             followed.diverged_epoch = followed.epoch
             state.effects.append(Diverged(partition, followed.leader, text, takes_over))
-        if takes_over:
+        if takes_over and info is not None:
             # The state stays ASKING, so the question and the proposal are repeated. The partition
             # may have changed meanwhile.
-            assert info is not None
             in_sync = tuple(node for node in info.in_sync if node != info.leader)
             changed = replace(info, leader=state.node_id, epoch=info.epoch + 1, in_sync=in_sync)
             state.effects.append(ProposeInSync(partition, info.version, changed))

@@ -11,7 +11,7 @@
   effect the leader makes another. If nothing else, that one makes the first one void.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.cluster.partitions.effects import ProposeInSync

@@ -14,7 +14,8 @@ the leader then.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import (
     COMMIT,

@@ -11,8 +11,10 @@ them.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.cluster.failure.health import Health
 from holdfast.cluster.metadata.commands import ChangePartitions, Command

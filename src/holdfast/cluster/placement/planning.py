@@ -6,7 +6,9 @@ None makes a node outside that set lead. None takes the last live node out of it
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from holdfast.cluster.failure.health import Health
 from holdfast.cluster.metadata.model import (
