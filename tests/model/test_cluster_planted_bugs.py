@@ -212,7 +212,7 @@ def frames_leave_on_the_next_link() -> AbstractContextManager[object]:
 
 def cursors_are_filled_in_when_looked_at() -> AbstractContextManager[object]:
     """From what this node has delivered, if the session has no subscription yet."""
-    return patch.object(ReplicatedState, "_settle", Recovery._complete_session)
+    return patch.object(ReplicatedState, "_complete_session", Recovery._complete_session)
 
 
 def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager[object]:

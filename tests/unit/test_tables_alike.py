@@ -177,7 +177,7 @@ def test_what_is_alike_is_read_together(payload: str, monkeypatch: pytest.Monkey
     log = alike(1000, payload)
     expected = rows(log.read(together=False))
     # Nothing is left to the slow way: it would be seen here.
-    monkeypatch.setattr(Folder, "_take", None)
+    monkeypatch.setattr(Folder, "_read_message", None)
     assert rows(log.read()) == expected
     assert len(expected[0]) >= 1000
 
