@@ -311,6 +311,33 @@ def test_one_of_two_that_come_back_was_put_back(tmp_path: Path, order: tuple[str
         wait_all_have(cluster, payloads)
 
 
+def test_an_older_copy_waits_although_nobody_remembers_its_disk(tmp_path: Path) -> None:
+    """n1 has refused n3, and both lose power. n1 remembers nothing, n3 knows that it waits."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        wait_all_vote(cluster)
+        payloads = publish(cluster, "n1", "before")
+        kept = copy(cluster, "n3")
+        payloads |= publish_until_told(cluster, "n3")
+        cluster.kill9("n2", "n3")
+        put_back(cluster, "n3", kept)
+        cluster.restart("n3")
+        until(lambda: cluster.status("n3").get("older_copy"), "n3 is refused")
+        cluster.kill9("n1", "n3")
+        cluster.restart("n1", "n3")
+        node = cluster.nodes["n3"]
+        refused = "the disk of n3 is an older copy; it waits"
+        until(lambda: node.log_text().count(refused) > 1, "n3 still waits")
+        assert "older_copy_begins_anew" not in node.log_text()
+        assert node.readiness() == 503
+        cluster.restart("n2")
+        cluster.wait_healthy()
+        assert "older_copy_begins_anew" in node.log_text()
+        for name in cluster.nodes:
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)
+        assert all("replica_diverged" not in each.log_text() for each in cluster.nodes.values())
+
+
 def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:
     """The others have gone on without what it has."""
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:

@@ -4,7 +4,8 @@ survive without losing anything.
 The budget: any number of processes and machines may stop at any time, their disks intact but for
 what was not synced; one node may lose its disk, once, while the others are in sync. A disk may go
 back to an earlier copy in its place, while the others also have all that was agreed and remember
-that disk: an older copy does not know itself that it is one.
+that disk: an older copy does not know itself that it is one. They run until they have told it, and
+nobody stops it in good order while it stands apart: that is an operator's word to go on with it.
 """
 
 import itertools
@@ -69,6 +70,9 @@ class Faults:
         self._chance = world.schedule.chance("faults")
         self.is_over = False
         self._wiped = False
+        # Whose disk went back, and the incarnation then.
+        self._copy: Host | None = None
+        self._copied = 0
         # Whose clock is the wrong one: one of them only.
         self._skewed = self._chance.choice(list(world.hosts.values()))
         self.count = 0
@@ -141,24 +145,39 @@ class Faults:
     def _restart(self, host: "Host", longest_s: float = 4.0) -> None:
         self._world.schedule.after(0.05 + self._chance.random() ** 2 * longest_s, host.start)
 
+    def _is_needed(self, host: "Host") -> bool:
+        """It remembers a disk that went back, whose node has not heard so."""
+        copy = self._copy
+        if copy is None or host is copy or copy.incarnations != self._copied:
+            return False
+        if copy.process is not None and copy.process.is_isolated:
+            self._copy = None
+        return self._copy is not None
+
     def _kill(self, host: "Host") -> None:
-        host.kill(power=False)
-        self._restart(host)
+        if not self._is_needed(host):
+            host.kill(power=False)
+            self._restart(host)
 
     def _power(self, host: "Host") -> None:
-        host.kill(power=True)
-        self._restart(host)
+        if not self._is_needed(host):
+            host.kill(power=True)
+            self._restart(host)
 
     def _outage(self, _: "Host") -> None:
+        if any(map(self._is_needed, self._world.hosts.values())):
+            return
         for host in self._world.hosts.values():
             host.kill(power=True)
             self._restart(host, 2.0)
 
     def _leave(self, host: "Host") -> None:
-        if host.process is not None and not host.is_paused:
-            host.process.leave()
-            # It is down within this time, or is killed by another fault.
-            self._world.schedule.after(LEAVE_S + 0.2 + self._chance.random(), host.start)
+        process = host.process
+        if process is None or host.is_paused or process.is_isolated or self._is_needed(host):
+            return
+        process.leave()
+        # It is down within this time, or is killed by another fault.
+        self._world.schedule.after(LEAVE_S + 0.2 + self._chance.random(), host.start)
 
     def _operate(self, host: "Host") -> None:
         self._operator.strike(host)
@@ -275,7 +294,8 @@ class Faults:
             if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
                 return
             if host.incarnations != number or any(
-                each.is_paused for each in self._world.hosts.values()
+                each.is_paused or (each.process is not None and each.process.is_leaving)
+                for each in self._world.hosts.values()
             ):
                 return
             if not all(
@@ -287,6 +307,8 @@ class Faults:
             host.kill(power=True)
             self._world.schedule.note(host.name, "its disk is put back from the copy")
             host.disk = earlier
+            self._copy = host
+            self._copied = host.incarnations
             self._restart(host, 0.5)
 
         self._world.schedule.after(0.2 + self._chance.random() * 2, put_back)

@@ -183,6 +183,7 @@ class Host:
     def has_left(self) -> None:
         """The process has ended in good order. One that was paused ends late, maybe after the last
         fault: nobody else starts it again then."""
+        older_copy.rejoin(self.disk)
         self.kill(power=False)
         if self.world.faults.is_over:
             self.schedule.after(START_AGAIN_S, self.start)

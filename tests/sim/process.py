@@ -13,6 +13,7 @@ from holdfast.cluster.frame_kinds import IMAGE, BadFrame
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodePhase
 from holdfast.cluster.partitions.disk_position import lost_since
 from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.server.disk import older_copy
 from holdfast.storage.record import Record
 from tests.sim.cores import Cores
 from tests.sim.network import PeerConnection
@@ -40,14 +41,14 @@ class Process:
         self.links: dict[str, PeerConnection] = {}
         self.sockets: dict[Connection, ClientSocket] = {}
         self.is_ready = False
-        self.is_isolated = False
-        """Others have said that the disk is an older copy."""
-        self._is_leaving = False
+        self.is_leaving = False
         self._turn_scheduled = False
         self._timer_at = float("inf")
         # When the member's timers are due, as it said last.
         self._member_at = 0.0
         self.cores: Cores = Cores(host, self, number, self.chance)
+        self.is_isolated = bool(older_copy.reason_apart(host.disk))
+        """Others have said that the disk is an older copy."""
         self.storage = self.cores.storage
         self.journal = self.cores.journal
         self.node = self.cores.node
@@ -225,7 +226,9 @@ class Process:
             other.name, str(process.number), process.is_isolated
         )
         self.schedule.note(other.name, f"is an older copy, says {self.host.name}")
-        process.is_isolated = True
+        if not process.is_isolated:
+            process.is_isolated = True
+            older_copy.stand_apart(other.disk, "it lacks what was agreed")
         for peer in list(process.links):
             process._close(peer)
         if may_begin:
@@ -245,9 +248,9 @@ class Process:
 
     def leave(self) -> None:
         """A shutdown in good order."""
-        if self._is_leaving:
+        if self.is_leaving:
             return
-        self._is_leaving = True
+        self.is_leaving = True
         self.touch()
         self.member.detector.leave(self.state.now)
         self._wait_relieved(self.schedule.now + LEAVE_S)

@@ -154,6 +154,33 @@ def test_a_node_on_an_older_copy_becomes_another_raft_member(tmp_path: Path) -> 
     assert not older_copy.begin_anew_at(tmp_path / "data")
 
 
+def test_a_node_stands_apart_until_it_begins_anew_or_is_stopped_in_good_order(
+    tmp_path: Path,
+) -> None:
+    files = directory(tmp_path / "data")
+    assert older_copy.reason_apart(files) == ""
+    older_copy.stand_apart(files, "it lacks much")
+    assert older_copy.reason_apart(files) == "it lacks much"
+    older_copy.rejoin(files)
+    older_copy.rejoin(files)
+    assert older_copy.reason_apart(files) == ""
+    older_copy.stand_apart(files, "it lacks much")
+    assert older_copy.mark(files, "disk2")
+    assert older_copy.begin_anew_at(tmp_path / "data")
+    assert older_copy.reason_apart(files) == ""
+
+
+def test_a_disk_that_takes_no_writes_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process stands apart all the same, and does not start again for nothing."""
+    files = OsFileSystem(tmp_path / "missing")
+    older_copy.stand_apart(files, "it lacks much")
+    assert not older_copy.mark(files, "disk2")
+    older_copy.rejoin(files)
+    assert caplog.text.count("older_copy_not_marked") == 2
+
+
 @pytest.mark.parametrize("steps", range(1, 6))
 def test_it_is_carried_out_however_often_it_is_interrupted(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch

@@ -184,6 +184,9 @@ class ClusterMembership:
 
     async def start(self) -> None:
         """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
+        reason = older_copy.reason_apart(self.storage.directory.files)
+        if reason:
+            self.broker.on_older_copy(reason, may_begin_anew=False)
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
         if self._replacement.has_aside:
@@ -236,8 +239,6 @@ class ClusterMembership:
             member.fabric.metadata, member.is_dispensable, has_diverged=member.has_diverged
         ):
             self.start_anew()
-        if member.meta.diverged:
-            self.broker.on_older_copy(member.meta.diverged, may_begin_anew=False)
         self._step_older_copy()
         outcomes = member.outcomes
         member.outcomes = []
@@ -286,16 +287,11 @@ class ClusterMembership:
 
     def _step_older_copy(self) -> None:
         """Restart as another Raft peer once the other nodes are a majority without this one."""
-        broker = self.broker
-        if not broker.may_begin_anew or self._begins_anew:
+        if not self.broker.may_begin_anew or self._begins_anew:
             return
         self._begins_anew = True
-        try:
-            older_copy.mark(self.storage.directory.files, secrets.token_hex(8))
-        except OSError as error:
-            logger.critical("older_copy_not_marked error=%r", str(error))
-            return
-        self.start_anew()
+        if older_copy.mark(self.storage.directory.files, secrets.token_hex(8)):
+            self.start_anew()
 
     async def _forget_aside(self) -> None:
         await self._ready.wait()
@@ -380,13 +376,15 @@ class ClusterMembership:
             self.member.node.redirect(servers, text)
 
     async def stop(self) -> None:
-        """Close the links and write the last high watermarks."""
+        """Close the links, write the last high watermarks, and let an older copy take part again
+        after the next start."""
         for task in (self._saving, self._forgetting):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.links.stop()
         await self.broker.write_watermarks()
+        older_copy.rejoin(self.storage.directory.files)
 
 
 def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:

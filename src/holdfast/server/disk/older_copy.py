@@ -8,8 +8,16 @@ for B in the same term, and two leaders are elected.
 Its journal stays. It is a prefix of what the others have, so the node fetches only the rest. If the
 node was the last one in sync for a partition, its journal is also the best one left.
 
+Until the other nodes permit that, the node stands apart (`cluster.older_copies`). Its disk keeps
+this (`stand_apart`), because the others know the disk of the node only while they run. Smallest
+counter-example: A stands apart. B and C restart, C stops, and the power of A fails. A returns, and
+B has no objection. A leads a partition with the copy, although B and C have more of it.
+
+A stop in good order ends it (`rejoin`). Then an operator has decided: so a cluster continues if a
+majority of its disks was restored, because no majority without them can permit anything.
+
 `mark` decides, and the next start carries it out (`begin_anew`), however often it is interrupted.
-All functions block and may raise `OSError`.
+All functions block. Those without a result of their own note an `OSError` in the log.
 """
 
 import logging
@@ -26,17 +34,47 @@ from holdfast.storage.files.layout import LOCK, MANIFEST, DataDirectory
 logger = logging.getLogger("holdfast")
 
 MARK: Final = "older-copy"
+APART: Final = "stands-apart"
 
 
-def mark(files: FileSystem, incarnation: str) -> None:
-    """Store the decision durably. `incarnation`: the name that the node continues under."""
-    replace_file(files, MARK, [incarnation.encode()])
+def stand_apart(files: FileSystem, text: str) -> None:
+    """Store that the node stands apart, also after a crash. `text`: the reason."""
+    try:
+        replace_file(files, APART, [text.encode()])
+    except OSError as error:
+        logger.critical("older_copy_not_marked error=%r", str(error))
+
+
+def reason_apart(files: FileSystem) -> str:
+    """Return the reason for which the node stands apart; "" if it does not."""
+    return read_file(files, APART).decode() if APART in files.list("") else ""
+
+
+def rejoin(files: FileSystem) -> None:
+    """Let the next start take part again."""
+    try:
+        if APART in files.list(""):
+            files.remove(APART)
+            files.sync_folder("")
+    except OSError as error:
+        logger.error("older_copy_stays_apart error=%r", str(error))
+
+
+def mark(files: FileSystem, incarnation: str) -> bool:
+    """Store the decision durably; returns whether it is. `incarnation`: the name that the node
+    continues under."""
+    try:
+        replace_file(files, MARK, [incarnation.encode()])
+    except OSError as error:
+        logger.critical("older_copy_not_marked error=%r", str(error))
+        return False
+    return True
 
 
 def begin_anew_at(root: Path) -> bool:
     """Carry out the decision for a directory that no process serves.
 
-    Raises `DataDirectoryError` if one does.
+    Raises `OSError`, or `DataDirectoryError` if a process serves it.
     """
     if not (root / MARK).exists():
         return False
@@ -50,7 +88,8 @@ def begin_anew_at(root: Path) -> bool:
 def begin_anew(files: FileSystem, root: Path) -> bool:
     """Take the new incarnation if that was decided; returns whether it was.
 
-    `root`: for error texts. Raises `DataDirectoryError` if the manifest cannot be used.
+    `root`: for error texts. Raises `OSError`, or `DataDirectoryError` if the manifest cannot be
+    used.
     """
     names = files.list("")
     if MARK not in names:
@@ -64,6 +103,8 @@ def begin_anew(files: FileSystem, root: Path) -> bool:
                 files.remove(name)
         DataDirectory(files, manifest).write_manifest(replace(manifest, incarnation=incarnation))
         RaftFiles(files, member_id(manifest.node_id, incarnation), is_new=True).close()
+    if APART in names:
+        files.remove(APART)
     files.remove(MARK)
     files.sync_folder("")
     return True

@@ -15,6 +15,7 @@ from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.security.passwords import PasswordFile
+from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.server.disk.storage import Storage, report_damage
 from holdfast.server.event_loop.broker import Broker
@@ -167,13 +168,14 @@ class ClusterBroker(Broker):
             for read in reads:
                 self._read_batches(read)
         wants_save = member.transfer.wants_save()
+        if member.meta.diverged and not self.older_copy:
+            self.on_older_copy(member.meta.diverged, may_begin_anew=False)
         if (
             member.nodes_changed
             or member.outcomes
             or self.is_watched
             or wants_save
             or self._standing_changed
-            or (member.meta.diverged and not self.older_copy)
         ):
             self._standing_changed = False
             self.on_turn()
@@ -374,6 +376,7 @@ class ClusterBroker(Broker):
         if not self.older_copy:
             self.older_copy = text
             logger.error("older_copy text=%r", text)
+            older_copy.stand_apart(self.directory.files, text)
             if self.links is not None:
                 # The disk has lost votes and acknowledgements, so the node must give no new ones.
                 self.links.isolate("the disk of this node is an older copy")
