@@ -45,7 +45,7 @@ class Story:
         return self.world.hosts[name]
 
     def run(self, seconds: float) -> None:
-        self.world.schedule.run(self.world.schedule.now + seconds)
+        self.world.schedule.run(seconds)
 
     def settle(self) -> None:
         self.world._wait(FAR_S, self.world._not_settled, "not settled")

@@ -60,7 +60,7 @@ def test_a_disk_goes_back_while_all_others_have_what_was_agreed(restarts: bool) 
     n1, n3 = world.hosts["n1"], world.hosts["n3"]
     for host in world.hosts.values():
         host.start()
-    world.schedule.run(5.0)
+    world.schedule.advance(5.0)
     assert n1.process is not None
     assert len(n1.process.links) == 2
     for party in world.parties:
@@ -68,12 +68,12 @@ def test_a_disk_goes_back_while_all_others_have_what_was_agreed(restarts: bool) 
     world.faults._go_back(n1)
     if restarts:
         n3.kill(power=False)
-        world.schedule.run(world.schedule.now + 0.1)
+        world.schedule.run(0.1)
         for name in ("n1", "n2"):
             world.network.cut(name, "n3")
             world.network.cut("n3", name)
         n3.start()
-    world.schedule.run(world.schedule.now + 3.0)
+    world.schedule.run(3.0)
     went_back = any("put back" in line for line in world.schedule.trace)
     assert went_back is not restarts
 
@@ -131,9 +131,9 @@ def test_a_node_that_the_others_went_on_without_is_a_finding() -> None:
     world = World(1, settings_for(1, 3, (), casts=(LOG,)))
     for host in world.hosts.values():
         host.start()
-    world.schedule.run(5.0)
+    world.schedule.advance(5.0)
     process = world.hosts["n2"].process
     assert process is not None
     process.member.meta.diverged = "the others have another change 33"
     with pytest.raises(Violation, match="n2: the others have another change 33"):
-        world.schedule.run(world.schedule.now + 1.0)
+        world.schedule.run(1.0)

@@ -270,7 +270,7 @@ PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults]] 
 def first_seed_that_fails(faults: Faults, seeds: int = SEEDS) -> int | None:
     for seed in range(seeds):
         try:
-            World(seed, faults).run()
+            World(seed, faults).play()
         except Idle:
             continue
         except Wrong:

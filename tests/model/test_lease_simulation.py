@@ -25,7 +25,7 @@ def test_a_seed_says_everything() -> None:
     """What failed once can be looked at."""
     worlds = [World(5), World(5)]
     for world in worlds:
-        world.run()
+        world.play()
     assert worlds[0].trace == worlds[1].trace
     assert worlds[0].promised == worlds[1].promised
 
@@ -34,6 +34,6 @@ def test_the_worlds_are_rough() -> None:
     """Takeovers happen in them, and promises; a world where nothing happens shows nothing."""
     worlds = [World(seed) for seed in range(10)]
     for world in worlds:
-        world.run()
+        world.play()
     assert sum(world.takeovers for world in worlds) > 20
     assert sum(len(world.promised) for world in worlds) > 1000

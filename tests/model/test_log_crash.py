@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.storage.record import ATTRIBUTE_MORE, FLAG_RETAIN, Batch
+from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.log_bench import LogBench, contents
-from tests.support.sim_disk import Crash, SimContent, SimDisk
 
 TOPICS = [f"plant/{number}/temp" for number in range(7)]
 Content = tuple[int, int, bytes, bytes]

@@ -12,8 +12,8 @@ from holdfast.protocol.topics.names import matches
 from holdfast.storage.reading import interest as interest_module
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import MESSAGE, SESSION, Batch, Record
+from tests.sim.disk import SimDisk
 from tests.support.log_bench import TIME_US, LogBench
-from tests.support.sim_disk import SimDisk
 
 PARTITIONS = 3
 LEVELS = ["a", "b", "a-x", "é", ""]

@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Batch
+from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.replica_bench import (
     PartitionModel,
     RandomReplica,
     ReplicaBench,
     model_of_files,
 )
-from tests.support.sim_disk import Crash, SimContent, SimDisk
 
 SEEDS = range(8)
 STEPS = 250

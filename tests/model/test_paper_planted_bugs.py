@@ -15,9 +15,9 @@ from holdfast.federation.paper.effects import PublishToNeighbour
 from holdfast.federation.paper.messages import CORE_ANN
 from holdfast.federation.paper.outbox import Voice
 from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
+from tests.sim.schedule import Wrong
 from tests.support.paper_worlds import calm_world, rough_world
 from tests.support.sim_paper import PaperWorld
-from tests.support.virtual_time import Wrong
 
 SEEDS = 24
 """At most; a planted bug that is not found in these is not looked for well enough."""

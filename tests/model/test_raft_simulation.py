@@ -42,7 +42,7 @@ def test_a_slow_disk_that_a_majority_needs_is_mended_too() -> None:
     """Writes of m0 that outlast an election deposed one leader after the other, and the backlog
     grew meanwhile. Now the leader that is elected after the mending stays."""
     world = ElectionWorld(1152141215)
-    world.run()
+    world.play()
     assert max(world.leaders) == world.term_at_mend + 1
 
 
@@ -50,7 +50,7 @@ def test_a_seed_says_everything() -> None:
     """What failed once can be looked at."""
     worlds = [World(5), World(5)]
     for world in worlds:
-        world.run()
+        world.play()
     assert worlds[0].trace == worlds[1].trace
     assert worlds[0].agreed == worlds[1].agreed
 
@@ -59,12 +59,12 @@ def test_the_worlds_are_rough() -> None:
     """A world where nothing happens shows nothing."""
     elections = [ElectionWorld(seed) for seed in range(20)]
     for world in elections:
-        world.run()
+        world.play()
     assert sum(len(world.leaders) for world in elections) > 60
     assert sum(len(world.agreed) for world in elections) > 200
     nodes = [World(seed) for seed in range(4)]
     for each in nodes:
-        each.run()
+        each.play()
     assert sum(each.elections for each in nodes) > 8
     assert sum(each.outcome is not None for each in nodes for each in each.asked) > 50
 
@@ -150,7 +150,7 @@ def test_a_planted_bug_is_found(
     plant(monkeypatch)
     for seed in range(PLANTED_SEEDS):
         try:
-            world_class(seed, kind).run()
+            world_class(seed, kind).play()
         except (Wrong, RaftFailure):
             return
     raise AssertionError(f"{plant.__name__} was not found in {PLANTED_SEEDS} worlds")

@@ -17,7 +17,7 @@ from holdfast.cluster.partitions.leader import LeaderSide
 from holdfast.cluster.partitions.progress import LedPartition, Progress
 from holdfast.cluster.partitions.replication import Replication
 from holdfast.storage.record import Batch
-from tests.support.sim_replica_log import Wrong
+from tests.sim.schedule import Wrong
 from tests.support.sim_replication import Faults, World
 
 SEEDS = 40
@@ -196,7 +196,7 @@ PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults]] 
 def first_seed_that_fails(faults: Faults, seeds: int = SEEDS) -> int | None:
     for seed in range(seeds):
         try:
-            World(seed, faults).run()
+            World(seed, faults).play()
         except Wrong:
             return seed
     return None

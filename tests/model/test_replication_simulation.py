@@ -25,7 +25,7 @@ def test_a_seed_says_everything() -> None:
     """What failed once can be looked at."""
     worlds = [World(5), World(5)]
     for world in worlds:
-        world.run()
+        world.play()
     assert worlds[0].trace == worlds[1].trace
     assert worlds[0].ledger.ends == worlds[1].ledger.ends
 
@@ -45,7 +45,7 @@ def test_the_worlds_are_rough() -> None:
     """Leaders change in them, logs are cut and begun anew, and still much is committed."""
     worlds = [World(seed) for seed in range(5)]
     for world in worlds:
-        world.run()
+        world.play()
     counts = Counter(name for world in worlds for name in world.seen.elements())
     assert sum(sum(world.ledger.ends) for world in worlds) > 1000
     assert counts["BecameLeader"] > 30

@@ -107,7 +107,7 @@ class World:
             party.is_active = True
         self.owners_watch.begin()
         self.faults.begin()
-        self.schedule.run(self.schedule.now + settings.duration_s)
+        self.schedule.run(settings.duration_s)
         self.faults.end()
         for party in self.parties:
             party.is_active = False
@@ -125,9 +125,9 @@ class World:
     def _be_quiet(self) -> None:
         self.schedule.note("world", "quiet")
         self.is_quiet = True
-        self.schedule.run(self.schedule.now + QUIET_S)
+        self.schedule.run(QUIET_S)
         self.is_quiet = False
-        self.schedule.run(self.schedule.now + ARRIVE_S)
+        self.schedule.run(ARRIVE_S)
         for party in self.parties:
             party.check_quiet()
         self._wait(self.settings.settled_within_s, self._not_settled, "not settled after the quiet")
@@ -142,7 +142,7 @@ class World:
         publishers = [party for party in self.parties if isinstance(party, Publisher)]
         for publisher in publishers:
             publisher.is_active = True
-        self.schedule.run(self.schedule.now + ALONE_S)
+        self.schedule.run(ALONE_S)
         for publisher in publishers:
             publisher.is_active = False
 
@@ -157,7 +157,7 @@ class World:
     def _wait(self, limit_s: float, what_is_missing: Missing, name: str) -> None:
         deadline = self.schedule.now + limit_s
         while True:
-            self.schedule.run(self.schedule.now + 0.25)
+            self.schedule.run(0.25)
             missing = what_is_missing()
             if not missing:
                 return

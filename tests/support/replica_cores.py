@@ -12,13 +12,13 @@ from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, Partition
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import ProposeInSync, ReadBatches, ReplicationEffect, Send
 from holdfast.cluster.partitions.replication import Replication
-from tests.support.sim_replica_log import SimDisk, SimReplicaLog
+from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog
 
 EffectT = TypeVar("EffectT", bound=ReplicationEffect)
 
 
 class Core:
-    def __init__(self, name: str, config: ReplicationConfig, disk: SimDisk) -> None:
+    def __init__(self, name: str, config: ReplicationConfig, disk: ReplicaDisk) -> None:
         self.name = name
         self.disk = disk
         self.log = SimReplicaLog(disk)
@@ -56,7 +56,7 @@ class Cores:
         self.now = 100.0
         self.config = config or ReplicationConfig()
         names = [chr(ord("a") + number) for number in range(count)]
-        self.nodes = {name: Core(name, self.config, SimDisk(partitions)) for name in names}
+        self.nodes = {name: Core(name, self.config, ReplicaDisk(partitions)) for name in names}
         members = tuple(names[:replicas])
         info = PartitionInfo(members, (), "a", 1, members, 1)
         infos = {name: NodeInfo(name, name, f"{name}:1", "", "", version=1) for name in names}

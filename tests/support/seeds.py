@@ -15,7 +15,7 @@ class SimulatedWorld(Protocol):
 
     trace: list[str]
 
-    def run(self) -> None: ...
+    def play(self) -> None: ...
 
 
 def block_of_seeds(block: int, blocks: int, count: int) -> range:
@@ -43,7 +43,7 @@ def run_worlds(seeds: range, world_class: Callable[[int], SimulatedWorld]) -> No
     def run(seed: int) -> None:
         world = world_class(seed)
         try:
-            world.run()
+            world.play()
         except Exception as error:
             error.add_note("\n".join(world.trace))
             raise

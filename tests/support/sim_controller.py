@@ -35,15 +35,12 @@ from holdfast.cluster.metadata.model import (
     PartitionInfo,
 )
 from holdfast.cluster.placement.controller import Controller, ControllerConfig
+from tests.sim.schedule import Wrong
 
 CONFIG: Final = ControllerConfig(
     replace_after_s=4.0, balance_after_s=1.0, moves_max=6, leader_moves_max=3
 )
 TICK_S: Final = 0.1
-
-
-class Wrong(Exception):
-    """A rule was broken; the text says which."""
 
 
 def node_info(node: str, incarnation: str = "i1", role: str = DATA) -> NodeInfo:

@@ -11,11 +11,9 @@
 Links may lose, delay and reorder frames, which TCP does not: the members must not care.
 """
 
-import heapq
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.federation.core.config import FederationConfig
@@ -25,6 +23,7 @@ from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.core.retained.clock import Version
 from holdfast.protocol.topics.names import is_shared, matches
+from tests.sim.schedule import VirtualTime, Wrong
 from tests.support.sim_federation_member import WALL_S, SimMember, node_id
 
 LAN_EDGES = (
@@ -32,10 +31,6 @@ LAN_EDGES = (
 )
 """Twelve members as the published algorithm joins them: 11 is one hop from 0 and three from 5."""
 DATA_KIND = 4
-
-
-class Wrong(AssertionError):
-    """A promise was broken."""
 
 
 def number_of(node: bytes) -> int:
@@ -70,7 +65,9 @@ class Weather:
     sync_s: tuple[float, float] = (0.0005, 0.005)
 
 
-class World:
+class World(VirtualTime):
+    step_s = 0.05
+
     def __init__(
         self,
         count: int,
@@ -80,10 +77,10 @@ class World:
         config: FederationConfig | None = None,
         subscriptions: dict[int, list[str]] | None = None,
     ) -> None:
+        super().__init__()
         self.rng = random.Random(seed)
         self.weather = weather or Weather()
         self.config = config or FederationConfig()
-        self.now = 0.0
         self.epoch_step = 1
         self.edges = edges
         self.members = [SimMember(self, number) for number in range(count)]
@@ -116,8 +113,6 @@ class World:
         self.conflicts = 0
         self._arrival_at: dict[tuple[bytes, bytes], float] = defaultdict(float)
         self._generations = itertools.count(1)
-        self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self._numbers = itertools.count()
         for number, filters in (subscriptions or {}).items():
             self.members[number].filters = filters
         for a, b in edges:
@@ -125,27 +120,6 @@ class World:
                 self.members[one].desired[node_id(other)] = f"mqtt://{other}"
         for member in self.members:
             member.start()
-
-    # Time
-
-    def at(self, when: float, event: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (max(when, self.now), next(self._numbers), event))
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._events and self._events[0][0] <= end:
-            self.now, _, event = heapq.heappop(self._events)
-            event()
-        self.now = end
-
-    def run_until(self, condition: Callable[[], bool], limit_s: float) -> float:
-        """Seconds that passed. Raises Wrong when it does not come true in time."""
-        begin = self.now
-        while not condition():
-            if self.now - begin >= limit_s:
-                raise Wrong(f"not within {limit_s} s")
-            self.run(0.05)
-        return self.now - begin
 
     def step_epochs(self) -> None:
         """A place for a mistake: what is done about epochs when a member starts."""

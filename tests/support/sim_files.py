@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.storage.files.filesystem import Lock, ReadFile, WriteFile
-from tests.support.sim_disk import SimDisk
-from tests.support.sim_schedule import Killed, Owner, Schedule
+from tests.sim.disk import SimDisk
+from tests.support.sim_schedule import Killed, Owner, ThreadSchedule
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Weather:
 class Process(Owner):
     """A simulated process with its view of the shared directory."""
 
-    def __init__(self, schedule: Schedule, disk: SimDisk, weather: Weather) -> None:
+    def __init__(self, schedule: ThreadSchedule, disk: SimDisk, weather: Weather) -> None:
         super().__init__()
         self.schedule = schedule
         self.disk = disk

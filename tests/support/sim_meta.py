@@ -13,7 +13,6 @@ At the end all is mended, and then: one leader, every node's proposal is answere
 the same metadata and to an odd number of voters.
 """
 
-import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,17 +34,14 @@ from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
 from holdfast.cluster.raft.messages import VoteReply, VoteRequest
 from holdfast.cluster.raft.state import RaftTiming, Write
 from holdfast.server.disk.raft_files import RaftFiles
-from tests.support.sim_disk import Crash, SimDisk
+from tests.sim.disk import Crash, SimDisk
+from tests.sim.schedule import VirtualTime, Wrong
 
 PARTITIONS = 4
 TROUBLE_S = 6.0
 """How long things go wrong in a world."""
 MEND_S = 20.0
 """How long they may take to be right again."""
-
-
-class Wrong(AssertionError):
-    """What must never happen has."""
 
 
 @dataclass
@@ -96,17 +92,15 @@ class Node:
         return (clock - self.clock_offset) / self.clock_rate
 
 
-class World:
+class World(VirtualTime):
     store_class: type[RecordingStore] = RecordingStore
     files_class: type[RaftFiles] = RaftFiles
 
     def __init__(self, seed: int, size: int = 0) -> None:
+        super().__init__()
         self.chance = random.Random(seed)
         chance = self.chance
         self.size = size or chance.choice((3, 3, 5))
-        self.time = 0.0
-        self._count = 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self.nodes: dict[str, Node] = {}
         self.delay_s = chance.choice((0.001, 0.005, 0.02))
         self.loss = chance.choice((0.0, 0.01, 0.1))
@@ -151,7 +145,7 @@ class World:
 
     # Running
 
-    def run(self) -> None:
+    def play(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
             self._patch = patch
             patch.setattr(raft_leading, "APPEND_BYTES_MAX", self.append_bytes)
@@ -164,41 +158,24 @@ class World:
             self._start(node)
         first = self.nodes["n1"]
         assert first.store is not None
-        now = first.clock(self.time)
+        now = first.clock(self.now)
         first.store.create_cluster("c", PARTITIONS, 3, 1, self._info(first), now)
         self._carry_out(first)
         for node in list(self.nodes.values())[1:]:
             self.at(0.2 + self.chance.random() * 1.5, self._join_later(node))
         self.at(0.5, self._fault)
         self.at(0.3, self._client)
-        self._until(TROUBLE_S)
+        self.advance(TROUBLE_S)
         self._mend()
-        self._until(TROUBLE_S + MEND_S, self._is_settled)
+        self.advance_or(self._is_settled, TROUBLE_S + MEND_S, every=64)
         if not self._is_settled():
             raise Wrong("the nodes do not agree in the end: " + self._state())
         self._last_proposals()
         self.check_logs()
         self.check_answers()
 
-    def at(self, time: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (max(time, self.time), self._count, call))
-
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        self.at(self.time + delay_s, call)
-
-    def _until(self, time: float, stop: Callable[[], bool] | None = None) -> None:
-        steps = 0
-        while self._events and self._events[0][0] <= time:
-            self.time, _, call = heapq.heappop(self._events)
-            call()
-            steps += 1
-            if stop is not None and steps % 64 == 0 and stop():
-                return
-        self.time = max(self.time, time) if stop is None else self.time
-
     def note(self, text: str) -> None:
-        self.trace.append(f"{self.time:9.4f} {text}")
+        self.trace.append(f"{self.now:9.4f} {text}")
 
     # Nodes
 
@@ -236,7 +213,7 @@ class World:
             state,
             nonce=f"{node.life}",
             random=self.chance.random,
-            now=node.clock(self.time),
+            now=node.clock(self.now),
             timing=self.timing,
         )
         self.note(f"{node.name} starts: term {state.term} log to {store.raft.log.last_index}")
@@ -268,7 +245,7 @@ class World:
         store = node.store
         if store is None:
             return
-        call(store, node.clock(self.time))
+        call(store, node.clock(self.now))
         self._carry_out(node)
 
     def _carry_out(self, node: Node) -> None:
@@ -285,7 +262,7 @@ class World:
                 asked = node.asked.pop(effect.request, None)
                 if asked is not None:
                     asked.outcome = effect.outcome
-                    asked.answered_at = self.time
+                    asked.answered_at = self.now
         self._check_leader(store)
         self._write_next(node)
         self._arm(node)
@@ -293,7 +270,7 @@ class World:
     def _arm(self, node: Node) -> None:
         store = node.store
         assert store is not None
-        when = max(self.time + 1e-6, node.time(store.timer()), node.paused_until)
+        when = max(self.now + 1e-6, node.time(store.timer()), node.paused_until)
         if when < node.timer_at - 1e-9:
             node.timer_at = when
             life = node.life
@@ -303,7 +280,7 @@ class World:
         if node.life != life or node.timer_at != when:
             return
         node.timer_at = float("inf")
-        if self.time < node.paused_until:
+        if self.now < node.paused_until:
             self._arm(node)
             return
         self.input(node, lambda store, now: store.handle_timers(now))
@@ -342,7 +319,7 @@ class World:
         receiver = self.nodes.get(send.node_id)
         if receiver is None or (sender, send.node_id) in self.cut:
             return
-        if receiver.store is not None and self.time < receiver.paused_until:
+        if receiver.store is not None and self.now < receiver.paused_until:
             self.at(receiver.paused_until, lambda: self._deliver(sender, send))
             return
         self.input(
@@ -433,7 +410,7 @@ class World:
 
     def _pause(self) -> None:
         node = self.chance.choice(list(self.nodes.values()))
-        node.paused_until = self.time + self.chance.choice((0.1, 0.4, 1.0))
+        node.paused_until = self.now + self.chance.choice((0.1, 0.4, 1.0))
 
     def _tell_gone(self) -> None:
         """The failure detectors of some nodes tell that a process is dead; they may be wrong."""
@@ -526,8 +503,8 @@ class World:
     def _ask(self, node: Node, command: ChangePartitions | RemoveNode) -> Asked:
         store = node.store
         assert store is not None
-        request = store.propose(command, node.clock(self.time))
-        asked = Asked(node.name, self.time, f"{node.name}.{node.life}.{request}")
+        request = store.propose(command, node.clock(self.now))
+        asked = Asked(node.name, self.now, f"{node.name}.{node.life}.{request}")
         self.asked.append(asked)
         node.asked[request] = asked
         self._carry_out(node)
@@ -591,7 +568,7 @@ class World:
 
     def _last_proposals(self) -> None:
         last = [self._change_something(node) for node in self.nodes.values()]
-        self._until(self.time + 3.0)
+        self.advance(self.now + 3.0)
         for asked in last:
             if asked is None or not isinstance(asked.outcome, (Accepted, RequestRefused)):
                 raise Wrong(f"a proposal in a healthy cluster got no answer: {asked}")

@@ -40,7 +40,7 @@ from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Batch, Record
 from tests.support.sim_files import Process
-from tests.support.sim_schedule import Killed, Schedule, SimEvent, SimQueue, SimThreading
+from tests.support.sim_schedule import Killed, SimEvent, SimQueue, SimThreading, ThreadSchedule
 
 PARTITIONS = 3
 SEGMENT_BYTES = 3000
@@ -372,7 +372,7 @@ class _Time:
 
 
 @contextmanager
-def simulated(schedule: Schedule, node_of: Callable[[Any], SimNode]) -> Iterator[None]:
+def simulated(schedule: ThreadSchedule, node_of: Callable[[Any], SimNode]) -> Iterator[None]:
     """`node_of`: whose process that is."""
 
     def current() -> SimNode:

@@ -31,7 +31,7 @@ from holdfast.federation.paper.effects import (
 from holdfast.federation.paper.member import PaperMember
 from holdfast.federation.paper.mesh_view import PaperMesh, mesh
 from holdfast.federation.paper.messages import BEACON, FEDERATED, ROUTING, TOPOLOGY_ANN
-from tests.support.virtual_time import VirtualTime, Wrong
+from tests.sim.schedule import VirtualTime, Wrong
 
 TOPIC = "t"
 

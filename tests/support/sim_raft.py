@@ -6,7 +6,6 @@ Checked: a term has one leader; it has what was ever committed; what is handed o
 everywhere; in the end, when disks too are faster than elections, one leads, and commits.
 """
 
-import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,13 +19,10 @@ from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftState
 from holdfast.cluster.raft.messages import Message, VoteReply, VoteRequest
 from holdfast.cluster.raft.node import RaftNode
 from holdfast.cluster.raft.state import RaftTiming, Ready, Write
+from tests.sim.schedule import VirtualTime, Wrong
 
 TROUBLE_S = 5.0
 MEND_S = 10.0
-
-
-class Wrong(AssertionError):
-    """What must never happen has."""
 
 
 def carry_out(state: RaftState, write: Write) -> RaftState:
@@ -71,18 +67,16 @@ class Member:
     """What it has applied: the last few."""
 
 
-class ElectionWorld:
+class ElectionWorld(VirtualTime):
     forgets_vote = False
     """A planted bug: the disk loses the vote."""
 
     def __init__(self, seed: int, kind: str = "") -> None:
         """`kind`: "votes", "backlogs" or "members" for more of that; by default the seed's."""
         self.kind = kind or ("mixed", "votes", "backlogs", "members")[seed % 4]
+        super().__init__()
         self.chance = random.Random(seed)
         chance = self.chance
-        self.time = 0.0
-        self._count = 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self.delay_s = chance.choice((0.002, 0.02, 0.06))
         self.loss = chance.choice((0.0, 0.0, 0.1))
         self.vote_crash = chance.choice((0.0, 0.1, 0.3))
@@ -131,35 +125,22 @@ class ElectionWorld:
             for name in names
         }
 
-    def run(self) -> None:
+    def play(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(raft_leading, "APPEND_BYTES_MAX", self.append_bytes)
             patch.setattr(raft, "KEEP_ENTRIES", self.chance.choice((0, 3)))
             for member in self.members.values():
                 self._start(member)
-            self._after(0.3, self._fault)
-            self._after(0.01, self._propose)
-            self._until(TROUBLE_S)
+            self.after(0.3, self._fault)
+            self.after(0.01, self._propose)
+            self.advance_or(lambda: False, TROUBLE_S)
             self._mend()
-            self._until(TROUBLE_S + MEND_S, self._is_settled)
+            self.advance_or(self._is_settled, TROUBLE_S + MEND_S)
             if not self._is_settled():
                 raise Wrong("nobody leads and commits in the end")
 
     def note(self, text: str) -> None:
-        self.trace.append(f"{self.time:8.4f} {text}")
-
-    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (self.time + delay_s, self._count, call))
-
-    def _until(self, time: float, stop: Callable[[], bool] | None = None) -> None:
-        steps = 0
-        while self._events and self._events[0][0] <= time:
-            self.time, _, call = heapq.heappop(self._events)
-            call()
-            steps += 1
-            if stop is not None and steps % 32 == 0 and stop():
-                return
+        self.trace.append(f"{self.now:8.4f} {text}")
 
     # Members
 
@@ -170,7 +151,7 @@ class ElectionWorld:
         snapshot = member.disk.snapshot
         member.applied = snapshot.index if snapshot is not None else 0
         member.state = _unpack(snapshot.data) if snapshot is not None else ()
-        member.node = RaftNode(member.name, member.disk, self.chance.random, self.time, self.timing)
+        member.node = RaftNode(member.name, member.disk, self.chance.random, self.now, self.timing)
         member.timer_at = float("inf")
         self.note(f"{member.name} starts in term {member.disk.term} voted {member.disk.vote!r}")
         self._drain(member)
@@ -188,12 +169,12 @@ class ElectionWorld:
             if member.life == life and member.node is None:
                 self._start(member)
 
-        self._after(delay_s, restart)
+        self.after(delay_s, restart)
 
     def _drain(self, member: Member) -> None:
         node = member.node
         assert node is not None
-        while (ready := node.take_ready(self.time)) is not None:
+        while (ready := node.take_ready(self.now)) is not None:
             self._send(member, ready.messages)
             if ready.installed is not None:
                 member.applied = ready.installed.index
@@ -212,7 +193,7 @@ class ElectionWorld:
             member.timer_at = node.timer()
             life = member.life
             when = member.timer_at
-            self._after(max(0.0, when - self.time), lambda: self._timer(member, life, when))
+            self.after(max(0.0, when - self.now), lambda: self._timer(member, life, when))
 
     def _is_long(self, member: Member, node: RaftNode) -> bool:
         snapshot = node._raft.log.snapshot
@@ -221,7 +202,7 @@ class ElectionWorld:
     def _timer(self, member: Member, life: int, when: float) -> None:
         if member.life == life and member.timer_at == when and member.node is not None:
             member.timer_at = float("inf")
-            member.node.handle_timers(self.time)
+            member.node.handle_timers(self.now)
             self._drain(member)
 
     def _write(self, member: Member) -> None:
@@ -239,7 +220,7 @@ class ElectionWorld:
                 # voters that write for longer than they wait for one. Smallest counter-example: of
                 # two voters, one writes for longer than `election_max_s`, and its replies wait.
                 write_s = min(write_s, self.timing.election_min_s / 2)
-            self._after(write_s, partial(self._written, member, member.life))
+            self.after(write_s, partial(self._written, member, member.life))
 
     def _written(self, member: Member, life: int) -> None:
         if member.life != life or member.node is None:
@@ -251,7 +232,7 @@ class ElectionWorld:
         if self.forgets_vote:
             member.disk.vote = ""
         self._send(member, ready.messages_after)
-        member.node.persisted(ready, self.time)
+        member.node.persisted(ready, self.now)
         self._drain(member)
 
     def _send(self, member: Member, messages: tuple[tuple[str, Message], ...]) -> None:
@@ -259,16 +240,16 @@ class ElectionWorld:
             if not self.is_mended and self.chance.random() < self.loss:
                 continue
             delay_s = self.delay_s * self.chance.random() * 2
-            self._after(delay_s, self._delivery(member.name, receiver, message))
+            self.after(delay_s, self._delivery(member.name, receiver, message))
             has_voted = isinstance(message, VoteReply | VoteRequest) and not message.is_trial
             if has_voted and not self.is_mended and self.chance.random() < self.vote_crash:
-                self._after(0.0, lambda: self._crash_briefly(member))
+                self.after(0.0, lambda: self._crash_briefly(member))
 
     def _delivery(self, sender: str, receiver: str, message: Message) -> Callable[[], None]:
         def deliver() -> None:
             node = self.members[receiver].node
             if node is not None and (sender, receiver) not in self.cut:
-                node.handle_message(sender, message, self.time)
+                node.handle_message(sender, message, self.now)
                 self._drain(self.members[receiver])
 
         return deliver
@@ -277,7 +258,7 @@ class ElectionWorld:
 
     def _maybe_crash_leader(self, member: Member) -> None:
         if not self.is_mended and self.chance.random() < self.commit_crash:
-            self._after(0.0, lambda: self._replace(member))
+            self.after(0.0, lambda: self._replace(member))
 
     def _replace(self, member: Member) -> None:
         """One ends, and all others run."""
@@ -332,10 +313,10 @@ class ElectionWorld:
         elif leaders and kind == 5:
             node = chance.choice(leaders).node
             assert node is not None
-            node.transfer(chance.choice(names), self.time)
+            node.transfer(chance.choice(names), self.now)
         elif leaders:
             self._change_members(chance.choice(leaders))
-        self._after(chance.expovariate(1 / self.fault_s), self._fault)
+        self.after(chance.expovariate(1 / self.fault_s), self._fault)
 
     def _change_members(self, leader: Member) -> None:
         node = leader.node
@@ -343,23 +324,23 @@ class ElectionWorld:
         name = self.chance.choice(list(self.members))
         membership = node.membership
         if name in membership.voters:
-            node.change_members(membership.with_learner(name), self.time)
+            node.change_members(membership.with_learner(name), self.now)
         else:
-            node.change_members(membership.with_voter(name), self.time)
+            node.change_members(membership.with_voter(name), self.now)
         self._drain(leader)
 
     def _tell_gone(self) -> None:
         for member in self.members.values():
             if member.node is not None and self.chance.random() < 0.8:
-                member.node.leader_gone(self.time)
+                member.node.leader_gone(self.now)
                 self._drain(member)
 
     def _propose(self) -> None:
         for member in self.members.values():
             if member.node is not None and member.node.is_leader:
-                member.node.propose(b"%d" % self._count, self.time)
+                member.node.propose(b"%d" % self.planned, self.now)
                 self._drain(member)
-        self._after(self.chance.expovariate(1 / self.propose_s), self._propose)
+        self.after(self.chance.expovariate(1 / self.propose_s), self._propose)
 
     def _mend(self) -> None:
         self.is_mended = True
@@ -397,7 +378,7 @@ class ElectionWorld:
         self.leaders[node.term] = node.member
         if not self.is_mended and self.chance.random() < self.leader_crash:
             member = self.members[node.member]
-            self._after(
+            self.after(
                 self.chance.random() * self.leader_crash_s,
                 lambda: self._crash_for_one_election(member),
             )

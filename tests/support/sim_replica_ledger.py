@@ -1,6 +1,6 @@
 """What was ever committed and led in a simulated cluster, and whether it still is so."""
 
-from tests.support.sim_replica_log import Wrong
+from tests.sim.schedule import Wrong
 from tests.support.sim_replica_node import SimNode
 
 

@@ -21,7 +21,7 @@ class End(Protocol):
     def received(self, other: str, kind: int, payload: bytes) -> None: ...
 
 
-Schedule = Callable[[float, Callable[[], None]], None]
+After = Callable[[float, Callable[[], None]], None]
 """Run something so many seconds from now."""
 
 DELAYS_S = (0.0005, 0.002, 0.02)
@@ -31,10 +31,10 @@ NEVER = float("inf")
 class Link:
     """Between two nodes, one connection after the other."""
 
-    def __init__(self, ends: tuple[End, End], random: Random, schedule: Schedule) -> None:
+    def __init__(self, ends: tuple[End, End], random: Random, after: After) -> None:
         self._ends = ends
         self._random = random
-        self._schedule = schedule
+        self._after = after
         self._clock = 0.0
         self.number = 0
         self.is_up = False
@@ -66,7 +66,7 @@ class Link:
         for side in (0, 1):
             self._cut[side] = now + self._random.choice((0, 0, 0.005, 0.05))
             closer = self._closer(side, self.number)
-            self._schedule(self._random.choice((0.0, 0.01, 0.3)) + self._cut[side] - now, closer)
+            self._after(self._random.choice((0.0, 0.01, 0.3)) + self._cut[side] - now, closer)
 
     def block(self, side: int) -> None:
         """What goes to this side stands still."""
@@ -105,7 +105,7 @@ class Link:
             else:
                 deliver()
 
-        self._schedule(at - now, arrive)
+        self._after(at - now, arrive)
 
     def _opener(self, side: int, number: int) -> Callable[[], None]:
         def open_side() -> None:

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from holdfast.storage.record import MESSAGE, Batch, BatchBuilder, Record
-
-
-class Wrong(Exception):
-    """What must hold does not."""
+from tests.sim.schedule import Wrong
 
 
 def require(condition: bool, text: str) -> None:
@@ -35,7 +32,7 @@ def entry_of(batch: Batch) -> Entry:
     return Entry(batch.partition, batch.base_offset, batch.end_offset, batch.epoch, data, numbers)
 
 
-class SimDisk:
+class ReplicaDisk:
     """What outlives a process: entries as they were written, in order."""
 
     def __init__(self, partitions: int) -> None:
@@ -69,7 +66,7 @@ class SimDisk:
 
 
 class SimReplicaLog:
-    def __init__(self, disk: SimDisk) -> None:
+    def __init__(self, disk: ReplicaDisk) -> None:
         partitions = len(disk.start_offsets)
         self.disk = disk
         self.start_offsets = list(disk.start_offsets)

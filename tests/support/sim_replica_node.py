@@ -19,8 +19,9 @@ from holdfast.cluster.partitions.effects import (
     Send,
 )
 from holdfast.cluster.partitions.replication import Replication
+from tests.sim.schedule import Wrong
 from tests.support.sim_replica_links import Link
-from tests.support.sim_replica_log import SimDisk, SimReplicaLog, Wrong
+from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog
 
 
 class Surroundings(Protocol):
@@ -32,7 +33,7 @@ class Surroundings(Protocol):
     now: float
     seen: Counter[str]
 
-    def schedule(self, delay: float, action: Callable[[], None]) -> None: ...
+    def after(self, delay_s: float, work: Callable[[], object]) -> None: ...
     def link(self, one: str, other: str) -> Link: ...
     def propose(self, node: "SimNode", effect: ProposeInSync) -> None: ...
     def committed(self, node: "SimNode", partition: int, offset: int) -> None: ...
@@ -43,7 +44,7 @@ class SimNode:
     def __init__(self, world: Surroundings, name: str, partitions: int) -> None:
         self.world = world
         self.name = name
-        self.disk = SimDisk(partitions)
+        self.disk = ReplicaDisk(partitions)
         self.incarnation = f"{name}x0"
         self.life = 0
         self.is_alive = False
@@ -98,7 +99,7 @@ class SimNode:
             if self.life == life:
                 self.do(step)
 
-        self.world.schedule(delay, run)
+        self.world.after(delay, run)
 
     def resume(self) -> None:
         self.is_paused = False
@@ -123,7 +124,7 @@ class SimNode:
                 self.do(lambda: self.core.handle_current(world.now))
             self.poll()
 
-        world.schedule(world.random.choice((0.005, 0.02, 0.1)), look)
+        world.after(world.random.choice((0.005, 0.02, 0.1)), look)
 
     def _see(self, version: int) -> None:
         if version <= self.seen:

@@ -11,7 +11,6 @@ is late, and starts anew from somewhere in the past when they restart. Some of w
 lost, late or comes twice.
 """
 
-import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -25,9 +24,10 @@ from holdfast.cluster.metadata.commands import ChangePartitions, apply
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import ProposeInSync
+from tests.sim.schedule import VirtualTime, Wrong
 from tests.support.sim_replica_ledger import Ledger
 from tests.support.sim_replica_links import Link
-from tests.support.sim_replica_log import SimDisk, Wrong
+from tests.support.sim_replica_log import ReplicaDisk
 from tests.support.sim_replica_node import SimNode
 
 PARTITIONS = 2
@@ -64,14 +64,12 @@ MIXED = Faults(
 )
 
 
-class World:
+class World(VirtualTime):
     def __init__(self, seed: int, faults: Faults = MIXED) -> None:
+        super().__init__()
         self.random = Random(seed)
         self.faults = faults
-        self.now = 0.0
         self.trace: list[str] = []
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._tickets = itertools.count()
         self.config = ReplicationConfig(
             ask_again_s=0.3,
             propose_again_s=0.3,
@@ -86,7 +84,7 @@ class World:
         self.nodes = {name: SimNode(self, name, PARTITIONS) for name in names}
         self.links = {
             frozenset(pair): Link(
-                (self.nodes[pair[0]], self.nodes[pair[1]]), self.random, self.schedule
+                (self.nodes[pair[0]], self.nodes[pair[1]]), self.random, self.after
             )
             for pair in itertools.combinations(names, 2)
         }
@@ -106,9 +104,6 @@ class World:
         min_insync = self.random.choice(self.faults.min_insync)
         return ClusterMetadata("c", 3, min_insync, nodes, (info,) * PARTITIONS, 1)
 
-    def schedule(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self.now + delay, next(self._tickets), action))
-
     def link(self, one: str, other: str) -> Link:
         return self.links[frozenset((one, other))]
 
@@ -116,7 +111,7 @@ class World:
     def metadata(self) -> ClusterMetadata:
         return self.history[-1]
 
-    def run(self) -> None:
+    def play(self) -> None:
         for node in self.nodes.values():
             node.start()
         self.every(lambda: self.random.uniform(0.002, 0.04), self.append_some)
@@ -134,9 +129,7 @@ class World:
 
     def _run_until(self, limit: float, is_done: Callable[[], bool]) -> None:
         check_at = 0.0
-        while self._queue and self._queue[0][0] <= limit:
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+        while self.step(limit):
             if self.now > check_at:
                 check_at = self.now + 0.1
                 if is_done():
@@ -145,9 +138,9 @@ class World:
     def every(self, interval: Callable[[], float], action: Callable[[], None]) -> None:
         def repeat() -> None:
             action()
-            self.schedule(interval(), repeat)
+            self.after(interval(), repeat)
 
-        self.schedule(interval(), repeat)
+        self.after(interval(), repeat)
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.now:8.4f} {text}")
@@ -190,7 +183,7 @@ class World:
         copies = 2 if self.is_rough and self.random.random() < 0.1 else 1
         for _ in range(copies):
             delay = self.random.choice((0.001, 0.01, 0.01, 0.5 if self.is_rough else 0.01))
-            self.schedule(delay, arrive)
+            self.after(delay, arrive)
 
     def change(
         self,
@@ -279,13 +272,13 @@ class World:
         elif kind in ("one way", "cut"):
             for side in (0, 1) if kind == "cut" else (self.random.randint(0, 1),):
                 link.block(side)
-            self.schedule(self.random.uniform(0.1, 1.0), lambda: link.tear(self.now))
-            self.schedule(self.random.uniform(0.05, 2.0), lambda: link.unblock(self.now))
+            self.after(self.random.uniform(0.1, 1.0), lambda: link.tear(self.now))
+            self.after(self.random.uniform(0.05, 2.0), lambda: link.unblock(self.now))
         elif kind == "tear":
             link.tear(self.now)
         elif kind == "isolate":
             node.is_isolated = True
-            self.schedule(self.random.uniform(0.1, 2.0), lambda: self.join(node))
+            self.after(self.random.uniform(0.1, 2.0), lambda: self.join(node))
         elif kind == "slow disk":
             node.sync_s = self.random.choice((0.02, 0.2, 2.0))
         elif kind == "heal":
@@ -320,7 +313,7 @@ class World:
             link.forget(node.name)
         if power:
             node.disk.crash(self.random)
-        self.schedule(away_s, lambda: self.restart(node))
+        self.after(away_s, lambda: self.restart(node))
 
     def links_of(self, node: SimNode) -> list[Link]:
         return [link for names, link in self.links.items() if node.name in names]
@@ -338,10 +331,10 @@ class World:
             return
         if node.is_alive:
             self.crash(node, self.random.uniform(0.01, 1.0), power=True)
-        node.disk = SimDisk(PARTITIONS)
+        node.disk = ReplicaDisk(PARTITIONS)
         node.incarnation = f"{node.name}x{node.life}"
         node.is_registered = False
-        self.schedule(self.random.uniform(0.0, 1.0), lambda: self.register(node))
+        self.after(self.random.uniform(0.0, 1.0), lambda: self.register(node))
 
     def register(self, node: SimNode) -> None:
         changes = []
@@ -367,7 +360,7 @@ class World:
                 if node.life == life and node.is_paused:
                     node.resume()
 
-            self.schedule(self.random.uniform(0.05, 2.0), resume)
+            self.after(self.random.uniform(0.05, 2.0), resume)
 
     def heal(self) -> None:
         for link in self.links.values():

@@ -32,7 +32,9 @@ class Owner:
 
 
 class Task:
-    def __init__(self, schedule: "Schedule", owner: Owner, work: Callable[[], object]) -> None:
+    def __init__(
+        self, schedule: "ThreadSchedule", owner: Owner, work: Callable[[], object]
+    ) -> None:
         self.owner = owner
         self.turn = threading.Lock()
         self.turn.acquire()
@@ -64,7 +66,7 @@ class Task:
         schedule.leave()
 
 
-class Schedule:
+class ThreadSchedule:
     """`now` is in seconds since the beginning. Ties are broken by the seed."""
 
     def __init__(self, seed: int) -> None:
@@ -200,7 +202,7 @@ class Schedule:
 
 
 class SimEvent:
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ThreadSchedule) -> None:
         self._schedule = schedule
         self._is_set = False
         self._waiters: list[Task] = []
@@ -232,7 +234,7 @@ class SimEvent:
 
 
 class SimLock:
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ThreadSchedule) -> None:
         self._schedule = schedule
         self._is_taken = False
         self._waiters: deque[Task] = deque()
@@ -253,7 +255,7 @@ class SimLock:
 class SimThread:
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: ThreadSchedule,
         target: Callable[[], object],
         name: str = "",
         daemon: bool = False,
@@ -283,7 +285,7 @@ class SimThread:
 class SimThreading:
     """What is used of the module `threading`, for tasks of one schedule."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ThreadSchedule) -> None:
         self._schedule = schedule
 
     def Event(self) -> SimEvent:
@@ -304,7 +306,7 @@ class SimThreading:
 class SimQueue:
     """Stands in for queue.SimpleQueue."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ThreadSchedule) -> None:
         self._schedule = schedule
         self._items: deque[Any] = deque()
         self._waiters: deque[Task] = deque()

@@ -38,19 +38,16 @@ from holdfast.storage.journal.recovery import OpenedJournal, open_journal, repla
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.record import CONTROL, FLAG_RETAIN, Record
 from holdfast.storage.snapshot import Snapshot
-from tests.support.sim_disk import SimDisk
+from tests.sim.disk import SimDisk
+from tests.sim.schedule import Wrong
 from tests.support.sim_files import Process, Weather
 from tests.support.sim_node import PARTITIONS, SEGMENT_BYTES, TIMES, Seen, SimNode, simulated
-from tests.support.sim_schedule import Owner, Schedule
+from tests.support.sim_schedule import Owner, ThreadSchedule
 
 CALM_S = 6.0
 """After the last fault, until somebody must have held and promised."""
 SURVIVALS = ("none", "all", "torn", "sectors")
 MANIFEST = Manifest("shared", PARTITIONS, "2026-01-01T00:00:00Z")
-
-
-class Wrong(AssertionError):
-    """A promise was broken."""
 
 
 class Idle(Wrong):
@@ -106,7 +103,7 @@ class World(Seen):
         self.seed = seed
         self.faults = faults or Faults()
         self.chance = random.Random(seed)
-        self.schedule = Schedule(seed)
+        self.schedule = ThreadSchedule(seed)
         self.weather = Weather(random.Random(seed + 1))
         self.weather.call_s = self.chance.choice(self.faults.call_s)
         self.segment_bytes = self.chance.choice(self.faults.segment_bytes)
@@ -130,7 +127,7 @@ class World(Seen):
         self.takeovers = 0
         self.trace: list[str] = []
 
-    def run(self) -> None:
+    def play(self) -> None:
         """Raises Wrong."""
         faults = self.faults
         self._draw_stalls()

@@ -254,7 +254,7 @@ class Stage:
             self.run(0.001)
 
     def run(self, seconds: float) -> None:
-        self.world.schedule.run(self.world.schedule.now + seconds)
+        self.world.schedule.run(seconds)
 
     def publish(self, count: int, qos: int = 1) -> list[str]:
         assert isinstance(self.publisher, Publisher)

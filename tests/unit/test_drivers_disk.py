@@ -24,7 +24,7 @@ from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.recovery import open_journal, replay
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import MESSAGE, Record
-from tests.support.sim_disk import SimDisk
+from tests.sim.disk import SimDisk
 
 WAIT_S = 10
 

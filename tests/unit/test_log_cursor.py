@@ -11,8 +11,8 @@ from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.scan import Damage
 from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import SESSION, Batch
+from tests.sim.disk import SimContent, SimDisk
 from tests.support.log_bench import LogBench
-from tests.support.sim_disk import SimContent, SimDisk
 
 MEGABYTE = 1 << 20
 

@@ -7,8 +7,8 @@ from holdfast.storage.files.layout import snapshot_name
 from holdfast.storage.journal.recovery import open_journal, replay
 from holdfast.storage.record import CONTROL, SESSION, Batch
 from holdfast.storage.snapshot import SnapshotEncoder
+from tests.sim.disk import SimContent, SimDisk
 from tests.support.log_bench import LogBench, contents
-from tests.support.sim_disk import SimContent, SimDisk
 
 
 def filled(disk: SimDisk, groups: int = 20, segment_bytes: int = 2000) -> LogBench:

@@ -15,8 +15,8 @@ from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
 from holdfast.storage.record import ATTRIBUTE_RESET, Batch, BatchBuilder, Record
 from holdfast.storage.snapshot import SnapshotEncoder
+from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.replica_bench import ReplicaBench, build_batch
-from tests.support.sim_disk import Crash, SimContent, SimDisk
 
 
 def follow(journal: Journal, partition: int, epoch: int, *payloads: bytes) -> None:

@@ -14,7 +14,7 @@ from holdfast.server.disk.journal_writer import DiskFullError
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
 from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.storage.files.filesystem import OsFileSystem, read_file
-from tests.support.sim_disk import Crash, SimDisk
+from tests.sim.disk import Crash, SimDisk
 from tests.support.sim_raft import carry_out
 
 MEMBER = "n1.abc"

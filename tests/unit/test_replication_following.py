@@ -28,7 +28,7 @@ from holdfast.cluster.partitions.progress import IDLE, LedPartition, Peer, Progr
 from holdfast.storage.journal.epoch_table import EpochTable
 from holdfast.storage.record import MESSAGE, BatchBuilder, Record
 from tests.support.replica_cores import Cores
-from tests.support.sim_replica_log import SimDisk, SimReplicaLog
+from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog
 
 
 def lone_append(cores: Cores, name: str, *numbers: int) -> None:
@@ -404,7 +404,7 @@ def test_a_read_for_an_earlier_term_is_void() -> None:
 
 class FixedLog(SimReplicaLog):
     def __init__(self, start: int, end: int, epochs: list[tuple[int, int]]) -> None:
-        super().__init__(SimDisk(1))
+        super().__init__(ReplicaDisk(1))
         self.start_offsets, self.next_offset, self.durable_offset = [start], [end], [end]
         self.high_watermark = [start]
         self._table = EpochTable()

@@ -154,7 +154,7 @@ class Stage:
             self.run(0.002)
 
     def run(self, seconds: float) -> None:
-        self.world.schedule.run(self.world.schedule.now + seconds)
+        self.world.schedule.run(seconds)
 
     def login(
         self,

@@ -12,7 +12,7 @@ class Odd:
         self.seed = seed
         self.trace = [f"{seed} begins"]
 
-    def run(self) -> None:
+    def play(self) -> None:
         if self.seed % 2:
             raise ValueError("odd")
 

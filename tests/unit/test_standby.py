@@ -29,7 +29,7 @@ from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.journal.tailing import FollowError, JournalFollower
 from holdfast.storage.record import MESSAGE, Record
 from holdfast.storage.snapshot import SnapshotEncoder
-from tests.support.sim_disk import SimDisk
+from tests.sim.disk import SimDisk
 
 MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z")
 SEGMENT_BYTES = 2000

@@ -1,5 +1,0 @@
-"""See tests.sim.disk."""
-
-from tests.sim.disk import Crash, SimContent, SimDisk
-
-__all__ = ["Crash", "SimContent", "SimDisk"]
