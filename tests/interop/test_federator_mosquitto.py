@@ -104,7 +104,7 @@ def test_three_brokers_in_a_line(sites: Callable[..., Site], protocol: str) -> N
             client.assert_nothing_more()
     for sidecar in site.sidecars:
         assert sidecar.stop() == 0
-        assert "federator stopped" in sidecar.log_text()
+        assert "federator_stopped" in sidecar.log_text()
         sidecar.start()
     site.settle()
 

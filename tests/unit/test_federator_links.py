@@ -176,7 +176,7 @@ def test_strangers_are_refused_with_a_word_on_both_sides(
         lines = [record.getMessage() for record in caplog.records]
         # Ten tries are not ten lines.
         assert len(lines) == 2, lines
-        assert all("federation: " in line for line in lines)
+        assert all(line.startswith("federation_problem text=") for line in lines)
         for text in texts:
             assert any(text in line for line in lines), lines
 

@@ -170,8 +170,8 @@ def _claim_descriptors(config: Config) -> None:
     logger.info("descriptors limit=%d clients=%d", limit, clients)
     if config.limits.connections > clients:
         logger.warning(
-            "configuration limits.connections = %d: the process may have %d file descriptors, which"
-            " is enough for %d clients; raise the hard limit (ulimit -Hn, LimitNOFILE)",
+            "descriptors_too_few connections=%d limit=%d clients=%d text='limits.connections is"
+            " larger: raise the hard limit (ulimit -Hn, LimitNOFILE)'",
             config.limits.connections,
             limit,
             clients,

@@ -273,7 +273,7 @@ class Server:
             sharing.start()
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error
-        logger.info("standing by node=%s data=%s", self.config.node.id, self.config.node.data)
+        logger.info("standing_by node=%s data=%s", self.config.node.id, self.config.node.data)
         return sharing
 
     def _hold(self, node: Node, storage: Storage) -> None:
@@ -333,7 +333,9 @@ class Server:
         config = self.config
         if config.federation is None:
             if federating.end(broker.node.state):
-                logger.warning("federation_left: what waited in the log for it is given up")
+                logger.warning(
+                    "federation_left text='messages in the log that waited for it are dropped'"
+                )
             return
         created = storage.directory.manifest.created
         federation = BrokerFederation(config.federation, broker, Path(config.node.data), created)
@@ -470,7 +472,7 @@ class Server:
         if self.federation is not None:
             await self.federation.stop()
         if broker is not None:
-            logger.info("shutting down")
+            logger.info("shutting_down")
             if self.maintenance is not None:
                 await self.maintenance.stop()
             broker.touch()
@@ -498,7 +500,7 @@ class Server:
 
     async def _leave_cluster(self, cluster: ClusterMembership) -> None:
         """Hand over the leaderships, then tell the clients which nodes to use."""
-        logger.info("shutting down")
+        logger.info("shutting_down")
         if self._serving is not None:
             self._serving.cancel()
         for server in self.listeners:

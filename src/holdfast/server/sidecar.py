@@ -119,7 +119,7 @@ async def run(settings: SidecarSettings) -> None:
         serving.append(loop.create_task(server.serve(sockets=[listener])))
     spare_the_collector()
     logger.info(
-        "federator ready: member %s of %s, broker %s, admin %s",
+        "federator_ready node=%s federation=%r broker=%r admin=%s",
         federator.node.hex(), settings.federation.name, " ".join(settings.edge.servers),
         settings.admin or "off",
     )  # fmt: skip
@@ -132,7 +132,7 @@ async def run(settings: SidecarSettings) -> None:
         if listener is not None:
             listener.close()
         await federator.stop()
-        logger.info("federator stopped")
+        logger.info("federator_stopped")
         stopping.cancel()
         if not failing.done():
             failing.cancel()

@@ -140,7 +140,7 @@ def signing_of(settings: Federation) -> CertificateKeys | None:
     except ImportError:
         if is_required:
             raise TlsError(f'signatures = "required" needs cryptography: {EXTRA}') from None
-        logger.info("federation: announcements are not signed, for want of cryptography: %s", EXTRA)
+        logger.info("federation_unsigned text='cryptography is missing: %s'", EXTRA)
         return None
 
 

@@ -146,7 +146,7 @@ class Federator:
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._failure = loop.create_future()
-        self._complaints = Complaints(loop.time, "federation:")
+        self._complaints = Complaints(loop.time, "federation")
         try:
             self._identity = await asyncio.to_thread(self._identity_file.begin, self.settings.id)
             self._store = CustodyStore(self._directory / STORE, self._identity.node, self)
@@ -207,7 +207,7 @@ class Federator:
         self._noticing = InterestPersister(self._member, self.store, self._want)
         self._publications.begin(self._member, self.store)
         logger.info(
-            "federation: %s is member %s, start %d, %d messages in custody",
+            "federation_member name=%r node=%s epoch=%d custody=%d",
             settings.name,
             identity.node.hex(),
             identity.epoch,
@@ -258,7 +258,7 @@ class Federator:
     def _fail(self, text: str) -> None:
         assert self._failure is not None
         if not self._failure.done():
-            logger.critical("federation: %s", text)
+            logger.critical("federation_failed error=%r", text)
             self._failure.set_result(FederatorError(text))
 
     # Status
@@ -299,14 +299,14 @@ class Federator:
             self._retention.removed(removals)
 
     def edge_up(self) -> None:
-        logger.info("federation: the broker is connected")
+        logger.info("federation_edge_up")
         self._deliveries.up(self._now())
         if self._retention is not None:
             self._retention.up()
 
     def edge_down(self, reason: str) -> None:
         if self._deliveries.is_up:
-            logger.warning("federation: the broker is not connected: %s", reason)
+            logger.warning("federation_edge_down reason=%r", reason)
         self._deliveries.down()
         if self._retention is not None:
             self._retention.down()
@@ -328,7 +328,7 @@ class Federator:
         except Exception as error:
             # Malformed frames are rejected before this point, so the state of the member may be
             # wrong. It must be rebuilt from the store. The broker around it keeps running.
-            logger.critical("federation: a frame of %s failed", peer.hex(), exc_info=error)
+            logger.critical("federation_frame_failed node=%s", peer.hex(), exc_info=error)
             self._fail(f"a frame of {peer.hex()} made this member fail: {error!r}")
 
     def link_stirred(self, peer: bytes) -> None:

@@ -92,9 +92,9 @@ class RetainedSync:
         if state != self._complained:
             self._complained = state
             if any(state):
-                logger.error("federation: %s", clock_problem(clock))
+                logger.error("federation_clock_wrong text=%r", clock_problem(clock))
             else:
-                logger.info("federation: the clock agrees with the other members'")
+                logger.info("federation_clock_agrees")
 
     def up(self) -> None:
         """Give all pending changes to the broker again, and compare its retained messages.

@@ -15,7 +15,7 @@ class Complaints:
     """Logs a problem once per INTERVAL_S and key, unless it changes."""
 
     def __init__(self, clock: Callable[[], float], subject: str = "peer") -> None:
-        """`subject`: the first word of each line."""
+        """`subject`: the beginning of the event in each line."""
         self._clock = clock
         self._subject = subject
         self._said: dict[str, tuple[str, float]] = {}
@@ -30,7 +30,7 @@ class Complaints:
         if len(self._said) >= COMPLAINTS_MAX:
             del self._said[next(iter(self._said))]
         self._said[key] = (what, now)
-        logger.log(level, "%s %s", self._subject, text)
+        logger.log(level, f"{self._subject}_problem text=%r", text)
 
     def forget(self, key: str) -> None:
         """Forget a solved problem, so that the next one is logged at once."""

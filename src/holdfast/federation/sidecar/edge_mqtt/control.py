@@ -94,7 +94,7 @@ class ControlConnection:
                 self.is_listening = False
                 self._client = None
                 client.abort()
-            self._complain.say("control", str(error), f"hears nobody: {error}")
+            self._complain.say("control", str(error), f"receives no interest: {error}")
             await asyncio.sleep(RETRY_S)
 
     async def _subscribe(self, client: Client) -> None:
@@ -103,8 +103,8 @@ class ControlConnection:
                 await client.subscribe(SubscriptionRequest(topic, 0))
             except SubscribeRefused as error:
                 logger.warning(
-                    "federator hears nothing on %s (%s): allow it in the broker's access list,"
-                    " or leave this source of interest out", topic, error,
+                    "federation_interest_refused topic=%r error=%r text='allow it in the access"
+                    " list of the broker, or leave this source out'", topic, str(error),
                 )  # fmt: skip
 
     def _connected(self, session_present: bool, server: Server) -> None:

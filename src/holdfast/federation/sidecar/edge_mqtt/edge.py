@@ -71,7 +71,7 @@ class MqttEdge:
     def __init__(self, settings: EdgeSettings) -> None:
         """Check the settings. Raises `ValueError` or `InvalidFilter` if they are bad."""
         self._settings = settings
-        self._complain = Complaints(lambda: asyncio.get_running_loop().time(), "federator")
+        self._complain = Complaints(lambda: asyncio.get_running_loop().time(), "federation_edge")
         self._memory = EdgeMemory(settings, self._complain)
         self._is_bridge = settings.level < LEVEL_5
         self._bridge_refusals = 0
@@ -166,7 +166,7 @@ class MqttEdge:
         """Fail the edge if one of its tasks ends: without it the edge would only seem to work."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failure.done():
-            logger.critical("federator: the edge has failed", exc_info=error)
+            logger.critical("federation_edge_failed error=%r", str(error), exc_info=error)
             self._failure.set_result(RuntimeError(f"the edge has failed: {error!r}"))
 
     async def _drain(self) -> None:
@@ -179,7 +179,7 @@ class MqttEdge:
         deadline = loop.time() + DRAIN_S
         while (delivery.in_flight or len(self._exports)) and self._is_up:
             if loop.time() >= deadline:
-                logger.warning("federator stops with messages under way: they will come again")
+                logger.warning("federation_not_drained text='the broker sends the rest again'")
                 return
             await asyncio.sleep(DRAIN_STEP_S)
 
@@ -215,7 +215,7 @@ class MqttEdge:
             except ClientError as failure:
                 error = failure
             except EdgeRefused as refusal:
-                logger.error("federator refuses: %s", refusal)
+                logger.error("federation_edge_refused error=%r", str(refusal))
                 self._lost(str(refusal))
                 if not self._failure.done():
                     self._failure.set_result(refusal)
@@ -312,8 +312,8 @@ class MqttEdge:
 
     def _connected(self, session_present: bool, server: Server) -> None:
         logger.info(
-            "federator connected to its broker %s as %s (%s)",
-            server, self.client_id, "its session goes on" if session_present else "a new session",
+            "federation_edge_connected server=%s client=%r session_present=%s",
+            server, self.client_id, session_present,
         )  # fmt: skip
         self._complain.forget("broker")
         self._bridge_refusals = 0
@@ -344,7 +344,7 @@ class MqttEdge:
             is_answer = "closed by the server" in str(error)
         self._bridge_refusals = self._bridge_refusals + 1 if is_answer else 0
         if self._bridge_refusals >= BRIDGE_REFUSALS and self._client is not None:
-            logger.warning("federator connects as an ordinary client: %s knows no bridges", server)
+            logger.warning("federation_edge_no_bridge server=%s", server)
             self._is_bridge = False
             self._client.abort()
 

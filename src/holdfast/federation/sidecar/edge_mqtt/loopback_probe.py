@@ -97,8 +97,8 @@ def check_echo(echo: int, settings: EdgeSettings) -> None:
     """Raise `EdgeRefused` if an unmarked echo and the filters would cause loops."""
     if echo == MARKED_ECHO:
         logger.warning(
-            "federator: the broker sends back what we publish, whatever we ask for (no local);"
-            " it is told by its mark, and costs time"
+            "federation_edge_echo text='the broker ignores no local: each message that the"
+            " federator publishes returns and is dropped by its mark'"
         )
     if echo != ECHO:
         return

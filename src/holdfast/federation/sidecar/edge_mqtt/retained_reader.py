@@ -50,7 +50,7 @@ class RetainedReader:
         loop = asyncio.get_running_loop()
         if not filters or len(self._tasks) >= READINGS_MAX:
             if filters:
-                logger.warning("federator reads retained messages %d times already", READINGS_MAX)
+                logger.warning("federation_retained_busy readings=%d", READINGS_MAX)
             loop.call_soon(done, [])
             return
         task = loop.create_task(self._read(filters, done))
@@ -63,7 +63,7 @@ class RetainedReader:
             try:
                 found = await self._found(filters)
             except ClientError as error:
-                logger.warning("federator cannot read retained messages: %s", error)
+                logger.warning("federation_retained_unread error=%r", str(error))
         done(list(found.values()))
 
     async def _await_end(
@@ -117,14 +117,14 @@ class RetainedReader:
                 try:
                     await client.subscribe(SubscriptionRequest(filter, 2, retain_as_published=is_5))
                 except SubscribeRefused as error:
-                    logger.warning("federator may not read what is retained: %s", error)
+                    logger.warning("federation_retained_refused error=%r", str(error))
             await self._await_end(client, own_topic, end, is_over)
         if unreadable:
             logger.warning(
-                "federator left out %d retained messages: %s", len(unreadable), unreadable[0]
+                "federation_retained_left_out messages=%d error=%r", len(unreadable), unreadable[0]
             )
         if len(found) >= MESSAGES_MAX or size > BYTES_MAX:
-            logger.warning("federator left out retained messages: there are too many")
+            logger.warning("federation_retained_too_many messages=%d bytes=%d", len(found), size)
         return found
 
 

@@ -90,7 +90,7 @@ class EdgeSubscriptions:
         self._exports.allow(frozenset(exact | set(removed)))
         if added or removed:
             await self._change(client, added, removed)
-            logger.info("federator takes %d filters from its broker", len(self._held))
+            logger.info("federation_edge_subscribed filters=%d", len(self._held))
         self._is_first_round = False
         self._exports.allow(frozenset(exact))
 
@@ -136,7 +136,10 @@ class EdgeSubscriptions:
             self.refused.update(refused)
             for filter in refused:
                 self._held.pop(filter, None)
-            logger.warning("federator: %s; allow it in the broker's access list", error)
+            logger.warning(
+                "federation_subscribe_refused error=%r text='allow it in the access list of the"
+                " broker'", str(error),
+            )  # fmt: skip
         self._granted.update(one for one in filters if one not in self.refused)
 
     async def _remove(self, client: Client, filters: list[str]) -> None:
@@ -145,7 +148,7 @@ class EdgeSubscriptions:
             try:
                 await client.unsubscribe(*group)
             except SubscribeRefused as error:
-                logger.warning("federator: %s", error)
+                logger.warning("federation_unsubscribe_refused error=%r", str(error))
             for filter in group:
                 self._held.pop(filter, None)
                 self._granted.discard(filter)

@@ -109,7 +109,7 @@ class ManagerClient:
         self._uuids: dict[int, str] = {}
         self._look_at = 0.0
         self._wait_s = RETRY_S
-        self._complaints = Complaints(asyncio.get_running_loop().time, "federation:")
+        self._complaints = Complaints(asyncio.get_running_loop().time, "federation")
 
     async def run(self) -> None:
         """Join and follow the manager until the task is cancelled."""

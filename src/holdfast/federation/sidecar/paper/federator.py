@@ -73,7 +73,7 @@ async def run(settings: PaperSettings) -> None:
     if unexpected.done():
         raise unexpected.result()
     await failing
-    logger.info("federation: stopped")
+    logger.info("federation_stopped")
 
 
 class PaperFederator:
@@ -104,7 +104,7 @@ class PaperFederator:
         """Begin to join and return at once. Raises `ConfigError` for unusable settings."""
         loop = asyncio.get_running_loop()
         self._check = asyncio.Event()
-        self._complaints = Complaints(loop.time, "federation:")
+        self._complaints = Complaints(loop.time, "federation")
         self._outlet = Outlet(self.lost, self._complaints, f"broker {self.settings.broker}")
         self._password = await asyncio.to_thread(self.settings.password)
         if self.settings.manager:
@@ -132,7 +132,7 @@ class PaperFederator:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("federation: the federator has ended", exc_info=error)
+            logger.critical("federation_failed error=%r", str(error), exc_info=error)
 
     async def _run(self) -> None:
         standing = await self._first_standing()
@@ -158,7 +158,7 @@ class PaperFederator:
             standing.id, self._epoch, standing.config, standing.neighbours, now
         )
         logger.info(
-            "federation: member %d of the published protocol, %d neighbours",
+            "federation_paper_member node=%d neighbours=%d",
             standing.id,
             len(standing.neighbours),
         )
@@ -238,7 +238,7 @@ class PaperFederator:
             try:
                 await client.connect()
                 await client.subscribe(*subscriptions)
-                logger.info("federation: %s is connected", name)
+                logger.info("federation_edge_connected name=%r", name)
                 await serve(client, self._outlet)
             except ClientError as error:
                 self._complaints.say(name, type(error).__name__, f"{name}: {error}")
@@ -297,7 +297,7 @@ class PaperFederator:
                 self._connect(neighbour, address)
             case DisconnectNeighbour(neighbour):
                 self._changes += 1
-                logger.info("federation: %d is no neighbour any more", neighbour)
+                logger.info("federation_neighbour_left node=%d", neighbour)
                 self._disconnect(neighbour)
             case Refused(topic, reason, text):
                 self._complaints.say(f"refused {reason}", reason, f"{topic} is refused: {text}")
@@ -314,7 +314,7 @@ class PaperFederator:
             text = f"neighbour {neighbour} cannot be reached: {error}"
             self._complaints.say(f"address {neighbour}", address, text)
             return
-        logger.info("federation: neighbour %d at %s", neighbour, address)
+        logger.info("federation_neighbour node=%d address=%r", neighbour, address)
 
     def _disconnect(self, neighbour: int) -> None:
         link = self._links.pop(neighbour, None)
@@ -351,7 +351,7 @@ class PaperFederator:
             if error.status != NO_SUCH_MEMBER:
                 self._complaints.say("manager", str(error), f"the manager refuses: {error}")
                 return None
-            logger.warning("federation: the manager has removed member %d: joining", standing.id)
+            logger.warning("federation_removed node=%d text='joining again'", standing.id)
             joined = await manager.join()
             if not joined.is_same_member(standing):
                 return joined

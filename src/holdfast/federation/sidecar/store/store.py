@@ -183,7 +183,7 @@ class MemberStore:
                     await self._write_some()
             except MemberStoreFull as full:
                 if not self.is_full:
-                    logger.error("federation: %s: nothing is confirmed until there is room", full)
+                    logger.error("federation_disk_full error=%r", str(full))
                 self.is_full = True
                 self._arm(FULL_RETRY_S)
             except MemberStoreError as error:
@@ -221,7 +221,7 @@ class MemberStore:
             self._writing = MemberStoreChange()
         if self.is_full and not self._next.added:
             self.is_full = False
-            logger.info("federation: there is room again")
+            logger.info("federation_disk_has_space")
         ids = [*change.added, *passed]
         if ids:
             self._owner.on_stored(ids)
