@@ -333,9 +333,7 @@ class Server:
         config = self.config
         if config.federation is None:
             if federating.end(broker.node.state):
-                logger.warning(
-                    "federation_left text='messages in the log that waited for it are dropped'"
-                )
+                logger.warning("federation_left text='what waited in the log is dropped'")
             return
         created = storage.directory.manifest.created
         federation = BrokerFederation(config.federation, broker, Path(config.node.data), created)

@@ -21,7 +21,7 @@ from holdfast.server.event_loop.failures import report
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.dialer import PeerDialer
 from holdfast.server.peers.link import LinkBounds, PeerLink
-from holdfast.server.peers.mesh import LogLines, PeerMesh
+from holdfast.server.peers.mesh import PeerMesh
 
 FRAME: Final = 0
 """The kind of a frame on a link: a frame of `holdfast.federation.core.frames`.
@@ -38,13 +38,6 @@ STIR_S: Final = 0.25
 DIALS_MAX: Final = 64
 """The most simultaneous dials. The member repeats its request for those that were skipped."""
 BOUNDS: Final = LinkBounds(FRAME_BYTES_MAX, send_bytes_max=64 << 20)
-LINES: Final = LogLines(
-    "federation:",
-    "federation: linked with %s at %s dialled=%s",
-    "federation: %s at %s was restarted",
-    "federation: lost %s at %s",
-    "federation: closed %s at %s: %s",
-)
 
 
 class LinksOwner(Protocol):
@@ -78,7 +71,9 @@ class MemberLinks(PeerMesh):
         ping_s: float = PING_S,
     ) -> None:
         """`identity`: the member's id in hexadecimal digits, the federation as cluster id."""
-        super().__init__(asyncio.get_running_loop(), identity, auth, FEDERATION, bounds, LINES)
+        super().__init__(
+            asyncio.get_running_loop(), identity, auth, FEDERATION, bounds, "federation"
+        )
         self.dropped: Counter[str] = Counter()
         """Frames that were not sent, by reason."""
         self.address = ""

@@ -24,7 +24,7 @@ from holdfast.security.peer_handshake import (
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.dialer import PeerDialer
 from holdfast.server.peers.link import LinkBounds, PeerLink, PeerMetrics
-from holdfast.server.peers.mesh import LogLines, PeerMesh
+from holdfast.server.peers.mesh import PeerMesh
 
 __all__ = ["PeerAuth", "PeerHandler", "PeerIdentity", "PeerLinks", "PeerMetrics"]
 
@@ -74,7 +74,7 @@ class PeerLinks(PeerMesh):
     ) -> None:
         """`port` 0: the system chooses one, and `start` sets `port`."""
         identity = replace(identity, process=os.urandom(8).hex())
-        super().__init__(loop, identity, auth, CLUSTER, bounds, LogLines())
+        super().__init__(loop, identity, auth, CLUSTER, bounds, "peer")
         self.port = port
         self._handler = handler
         self._bind = bind

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, cast
 
 from holdfast.security.peer_handshake import PeerIdentity, Realm, Refusal
@@ -23,18 +22,6 @@ from holdfast.server.peers.listener import PeerListener
 logger = logging.getLogger("holdfast")
 
 STOP_TIMEOUT_S: Final = 2 * CLOSE_TIMEOUT_S
-
-
-@dataclass(frozen=True)
-class LogLines:
-    """The log lines of a mesh, with the peer's id and its address as arguments."""
-
-    subject: str = "peer"
-    """The first word of the lines about connections that are no links."""
-    connected: str = "peer connected node=%s address=%s dialled=%s"
-    restarted: str = "peer restarted node=%s address=%s"
-    lost: str = "peer lost node=%s address=%s"
-    closed: str = "peer closed node=%s address=%s: %s"
 
 
 class PeerMesh:
@@ -51,8 +38,9 @@ class PeerMesh:
         auth: PeerAuth,
         realm: Realm,
         bounds: LinkBounds,
-        lines: LogLines,
+        subject: str,
     ) -> None:
+        """`subject`: the beginning of the event in each log line."""
         self.metrics = PeerMetrics()
         self.identity = identity
         self.own_disk: Callable[[], str] | None = None
@@ -61,13 +49,13 @@ class PeerMesh:
         self._auth = auth
         self._realm = realm
         self._bounds = bounds
-        self._lines = lines
+        self._subject = subject
         self._links: dict[str, PeerLink] = {}
         self._open: set[PeerLink] = set()
         """All connections, including those in the handshake."""
         self._all_closed = asyncio.Event()
         self._unflushed: list[PeerLink] = []
-        self._complaints = Complaints(loop.time, lines.subject)
+        self._complaints = Complaints(loop.time, subject)
         self._listener = PeerListener(
             loop,
             self._greet,
@@ -93,11 +81,7 @@ class PeerMesh:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._all_closed.wait()
             except TimeoutError:
-                logger.warning(
-                    "%s: %d connections do not close",
-                    self._lines.subject.rstrip(":"),
-                    len(self._open),
-                )
+                logger.warning(f"{self._subject}_not_closed connections=%d", len(self._open))
 
     # The decisions of derived classes
 
@@ -154,7 +138,7 @@ class PeerMesh:
         """Close the link to a peer, if there is one. `is_reported`: call `_disconnected`."""
         link = self._links.get(node_id)
         if link is not None:
-            logger.info(self._lines.closed, node_id, link.remote, text)
+            self._log_closed(logging.INFO, node_id, link, text)
             self._unlink(link, node_id, is_reported)
             link.close()
 
@@ -182,13 +166,18 @@ class PeerMesh:
         assert peer is not None
         known = self._links.get(peer.node_id)
         if known is not None:
-            logger.info(self._lines.restarted, peer.node_id, link.remote)
+            logger.info(f"{self._subject}_restarted node=%s address=%s", peer.node_id, link.remote)
             self._unlink(known, peer.node_id)
             known.abort()
         self._links[peer.node_id] = link
         self.metrics.connects += 1
         self._complaints.forget(peer.node_id)
-        logger.info(self._lines.connected, peer.node_id, link.remote, link.dials)
+        logger.info(
+            f"{self._subject}_connected node=%s address=%s dialled=%s",
+            peer.node_id,
+            link.remote,
+            link.dials,
+        )
         self._connected(link, peer)
 
     def received(self, link: PeerLink, kind: int, payload: bytes) -> None:
@@ -197,7 +186,7 @@ class PeerMesh:
 
     def broken_off(self, link: PeerLink, text: str) -> None:
         assert link.peer is not None
-        logger.warning(self._lines.closed, link.peer.node_id, link.remote, text)
+        self._log_closed(logging.WARNING, link.peer.node_id, link, text)
 
     def stirred(self, link: PeerLink) -> None:
         pass
@@ -211,8 +200,12 @@ class PeerMesh:
             self._all_closed.set()
         peer = link.peer
         if peer is not None and self._links.get(peer.node_id) is link:
-            logger.info(self._lines.lost, peer.node_id, link.remote)
+            logger.info(f"{self._subject}_lost node=%s address=%s", peer.node_id, link.remote)
             self._unlink(link, peer.node_id)
+
+    def _log_closed(self, level: int, node_id: str, link: PeerLink, text: str) -> None:
+        event = f"{self._subject}_closed"
+        logger.log(level, f"{event} node=%s address=%s text=%r", node_id, link.remote, text)
 
     def _unlink(self, link: PeerLink, node_id: str, is_reported: bool = True) -> None:
         del self._links[node_id]

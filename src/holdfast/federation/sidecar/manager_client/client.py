@@ -140,7 +140,10 @@ class ManagerClient:
         try:
             await self._http.ask("DELETE", path, None, self._token(), LEAVE_TIMEOUT_S)
         except (ManagerUnreachable, ManagerRefuses) as error:
-            logger.warning("federation: the manager was not told of the end: %s", error)
+            logger.warning(
+                "federation_leave_unsent text='the manager was not told of the end' error=%r",
+                str(error),
+            )
             return
         self.id = None
         if self._writing is not None:
@@ -157,7 +160,7 @@ class ManagerClient:
         self.id = answer.id
         revision = answer.revision if isinstance(answer.revision, int) else -1
         self._welcome()
-        logger.info("federation: member %d of the manager at %s", answer.id, self._http.url)
+        logger.info("federation_joined node=%d manager=%s", answer.id, self._http.url)
         await self._take(revision, answer.neighbors)
 
     def _refused(self, error: ManagerRefuses) -> None:
@@ -166,7 +169,7 @@ class ManagerClient:
             self._kept = msgspec.structs.replace(self._kept, token="")
             self._wait_s = RETRY_S
         if error.status == 404 and self.id is not None:
-            logger.warning("federation: the manager has removed this member: joining again")
+            logger.warning("federation_removed text='joining again'")
             self._wait_s = RETRY_S
         self.id = None
         self._complaints.say("manager", str(error), f"manager refuses: {error}", logging.ERROR)
@@ -299,7 +302,9 @@ class ManagerClient:
         except FileNotFoundError:
             return nothing
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning("federation: %s: %s; it is made anew", self._path, error)
+            logger.warning(
+                "federation_assignment_unreadable file=%s error=%r", self._path, str(error)
+            )
             return nothing
         if kept.url != self._http.url or any(
             fullmatch(NODE, node) is None for node in kept.neighbours
@@ -328,4 +333,4 @@ class ManagerClient:
                 os.fsync(file.fileno())
             os.replace(new, self._path)
         except OSError as error:
-            logger.error("federation: what the manager said is not kept: %s", error)
+            logger.error("federation_assignment_not_kept error=%r", str(error))
