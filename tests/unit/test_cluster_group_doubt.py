@@ -9,7 +9,8 @@ from holdfast.broker.session.session import GroupMember, Session
 from holdfast.broker.state import Group, NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
-from holdfast.cluster.shared_groups.codec import AgentReport, Assign, Tell
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign
+from holdfast.cluster.shared_groups.control_frames import Tell
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal

@@ -16,16 +16,20 @@ from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.codec import (
     AgentReport,
     Assign,
+    decode_assign,
+    decode_report,
+    encode_assign,
+    encode_report,
+)
+from holdfast.cluster.shared_groups.control_frames import (
     NodeCapacity,
     Place,
     Tell,
-    decode_assign,
+    decode_ask,
     decode_heard,
-    decode_report,
     decode_tell,
-    encode_assign,
+    encode_ask,
     encode_heard,
-    encode_report,
     encode_tell,
 )
 from holdfast.cluster.state.groups import GroupPositions
@@ -498,6 +502,26 @@ def test_frames_between_nodes() -> None:
     assert replace(found, messages=messages) == assign
 
 
+def test_frames_in_the_bytes_of_earlier_versions() -> None:
+    """The bytes are those of the encoder that commit 704ebb7 has."""
+    stock = NodeCapacity("$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 1 << 40)], [5, 6])
+    tell = Tell(7, [(4, 5)], [stock, NodeCapacity("$share/b/#", 0, 0, 0)])
+    written = (
+        b'\x01{"number":7,"homes":[[4,5]],"groups":[{"key":"$share/\xc3\xa4/#","members":3,'
+        b'"durable":1,"limit":100,"held":[[1,2]],"finished":[[3,1099511627776]],"start":[5,6]},'
+        b'{"key":"$share/b/#","members":0,"durable":0,"limit":0,"held":[],"finished":[],'
+        b'"start":null}]}'
+    )
+    assert encode_tell(tell) == written
+    assert decode_tell(written) == tell
+    written = b'\x02{"number": 7, "homes": [[4, 5], [6, 7]]}'
+    assert decode_heard(written) == (7, [(4, 5), (6, 7)])
+    assert json.loads(encode_heard(7, [(4, 5), (6, 7)])[1:]) == json.loads(written[1:])
+    written = b'\x05{"homes": [[4, 5], [6, 7]]}'
+    assert decode_ask(written) == [(4, 5), (6, 7)]
+    assert json.loads(encode_ask([(4, 5), (6, 7)])[1:]) == json.loads(written[1:])
+
+
 @pytest.mark.parametrize("length", range(0, 60, 7))
 def test_frames_that_are_none(length: int) -> None:
     stock = NodeCapacity("$share/a/#", 3, 1, 100, [(1, 2)], [(3, 4)], [5, 6])
@@ -527,6 +551,7 @@ def test_places_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         b"",
         b"\x09",
         b"\x01[]",
+        b"\x01" + b"[" * 100_000,
     ):
         with pytest.raises(BadFrame):
             groups.handle_frame("n2", frame)

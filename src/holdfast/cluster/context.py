@@ -89,7 +89,7 @@ def fields_of(payload: bytes, *names: str) -> dict[str, object]:
     """Decodes a JSON object with at least these fields. Raises BadFrame when it is malformed."""
     try:
         fields = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFrame(f"no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BadFrame("no JSON object")

@@ -3,7 +3,12 @@
 A frame is (kind, payload). Each module encodes and decodes the payloads of its own kinds.
 """
 
-from typing import Final
+from typing import Final, TypeVar
+
+from msgspec import MsgspecError
+from msgspec.json import Decoder
+
+T = TypeVar("T")
 
 HEARTBEAT: Final = 10
 """Heartbeat, both ways, from inside the event loop (`failure.detector`)."""
@@ -65,3 +70,11 @@ IMAGE: Final = 45
 class BadFrame(Exception):
     """The error of a payload that does not fit its kind. Its text says what is wrong. The link is
     closed."""
+
+
+def decode_json(decoder: Decoder[T], data: bytes, what: str) -> T:
+    """Decode JSON of another node. Raises `BadFrame` when it is malformed."""
+    try:
+        return decoder.decode(data)
+    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFrame(f"{what} that cannot be read: {error}") from None

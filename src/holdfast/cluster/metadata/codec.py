@@ -5,10 +5,10 @@
 from collections.abc import Iterable
 from typing import Annotated, Final, TypeVar
 
-from msgspec import Meta, MsgspecError, Struct, json
+from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
-from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frame_kinds import BadFrame, decode_json
 from holdfast.cluster.metadata.commands import ChangePartitions, Command
 from holdfast.cluster.metadata.model import (
     NODES_MAX,
@@ -97,10 +97,7 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
 
 
 def _decode(decoder: json.Decoder[T], data: bytes, what: str) -> T:
-    try:
-        found = decoder.decode(data)
-    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"{what} that cannot be read: {error}") from None
+    found = decode_json(decoder, data, what)
     # The decoder gives a row that is too short the defaults of the last fields.
     if len(json.encode(found)) != len(data):
         raise BadFrame(f"{what} in another form than nodes write")

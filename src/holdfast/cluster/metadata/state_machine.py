@@ -5,17 +5,19 @@ An entry is a request: an id, made by the node that proposes, and a command. A n
 outcome sends its request again. So an entry may come twice, and the second one has no effect.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.cluster.frame_kinds import BadFrame
+from msgspec import json
+
+from holdfast.cluster.frame_kinds import BadFrame, decode_json
 from holdfast.cluster.metadata.codec import decode_command, decode_metadata, encode_metadata
 from holdfast.cluster.metadata.commands import apply
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.metadata.requests import Accepted, RequestRefused
 
 RECENT_MAX: Final = 1024
+_RECENT: Final = json.Decoder(list[tuple[str, int | str]])
 """The number of remembered requests. A request is repeated for some seconds only, and far fewer
 arrive in that time."""
 MEMBER_SEPARATOR: Final = "."
@@ -93,7 +95,7 @@ class MetaState:
             [request_id, outcome.version if isinstance(outcome, Accepted) else outcome.text]
             for request_id, outcome in self._recent.items()
         ]
-        return json.dumps(recent, separators=(",", ":")).encode() + b"\n" + metadata
+        return json.encode(recent) + b"\n" + metadata
 
     @classmethod
     def decode(cls, data: bytes) -> "MetaState":
@@ -103,13 +105,10 @@ class MetaState:
         """
         state = cls()
         recent, _, metadata = data.partition(b"\n")
-        try:
-            for request_id, result in json.loads(recent):
-                state._recent[request_id] = (
-                    Accepted(result) if isinstance(result, int) else RequestRefused(result)
-                )
-        except (ValueError, TypeError):
-            raise BadFrame("a metadata snapshot without its list of requests") from None
+        for request_id, result in decode_json(_RECENT, recent, "a list of requests"):
+            state._recent[request_id] = (
+                Accepted(result) if isinstance(result, int) else RequestRefused(result)
+            )
         if metadata:
             state.metadata = decode_metadata(metadata)
         return state

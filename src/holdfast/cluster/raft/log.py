@@ -4,14 +4,21 @@ The log begins after its *base*. The base is at or below the snapshot's index, b
 that the snapshot covers stay. So a follower that is slightly behind needs no snapshot.
 """
 
-import json
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
-from holdfast.cluster.frame_kinds import BadFrame
+from msgspec import Meta, json
+
+from holdfast.cluster.frame_kinds import BadFrame, decode_json
 
 MEMBERS_MAX: Final = 4096
 MEMBER_BYTES_MAX: Final = 128
+
+_Members = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=MEMBER_BYTES_MAX)], ...],
+    Meta(max_length=MEMBERS_MAX),
+]
+_MEMBERSHIP: Final = json.Decoder(tuple[_Members, _Members])
 
 
 class EntryKind:
@@ -65,7 +72,7 @@ class Membership:
         return Membership(_without(self.voters, member), _without(self.learners, member))
 
     def encode(self) -> bytes:
-        return json.dumps([self.voters, self.learners], separators=(",", ":")).encode()
+        return json.encode((self.voters, self.learners))
 
     @classmethod
     def decode(cls, data: bytes) -> "Membership":
@@ -73,13 +80,7 @@ class Membership:
 
         Raises `BadFrame` if the data is invalid.
         """
-        try:
-            content = json.loads(data)
-        except ValueError:
-            raise BadFrame("a membership that is no JSON") from None
-        if not isinstance(content, list) or len(content) != 2:
-            raise BadFrame("a membership that is not two lists")
-        membership = cls(_names(content[0]), _names(content[1]))
+        membership = cls(*decode_json(_MEMBERSHIP, data, "a membership"))
         if len(set(membership.members)) != len(membership.members):
             raise BadFrame("a membership that names a member twice")
         return membership
@@ -91,15 +92,6 @@ def _with(members: tuple[str, ...], member: str) -> tuple[str, ...]:
 
 def _without(members: tuple[str, ...], member: str) -> tuple[str, ...]:
     return tuple(other for other in members if other != member)
-
-
-def _names(content: object) -> tuple[str, ...]:
-    if not isinstance(content, list) or len(content) > MEMBERS_MAX:
-        raise BadFrame(f"a membership whose members are not at most {MEMBERS_MAX} names")
-    for name in content:
-        if not isinstance(name, str) or not 0 < len(name) <= MEMBER_BYTES_MAX:
-            raise BadFrame(f"a member named {name!r:.200}")
-    return tuple(content)
 
 
 @dataclass(frozen=True)

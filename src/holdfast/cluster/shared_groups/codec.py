@@ -6,28 +6,19 @@
 - ASSIGN (coordinator to node, packed): records for group members.
 - ASK (coordinator to node, JSON): the coordinator requests a TELL.
 
-A place is the (partition, offset) of a record.
+`control_frames` has the frames in JSON.
 """
 
-import json
 import struct
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.broker.session.message import Message
-from holdfast.cluster.context import fields_of, number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.shared_groups.control_frames import ASSIGN, REPORT, Place
 from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
-
-Place = tuple[int, int]
-
-TELL: Final = 1
-HEARD: Final = 2
-REPORT: Final = 3
-ASSIGN: Final = 4
-ASK: Final = 5
 
 _PLACE: Final = struct.Struct("<HQ")
 # operation, home, epoch, number, key length, members, durable, limit, done, returned, start
@@ -36,34 +27,6 @@ _REPORT: Final = struct.Struct("<BHIQHIIIIII")
 _RIGHTS: Final = struct.Struct("<BI")
 # operation, home, epoch, number, key length, records
 _ASSIGN: Final = struct.Struct("<BHIQHI")
-
-
-@dataclass
-class NodeCapacity:
-    """The capacity and the records of one node in one group.
-
-    `durable`: the number of members whose sessions outlive their connections. `limit`: the most
-    records that the node wants at a time. `start`: the position at which the group begins if the
-    log has none.
-    """
-
-    key: str
-    members: int
-    durable: int
-    limit: int
-    held: list[Place] = field(default_factory=list)
-    finished: list[Place] = field(default_factory=list)
-    start: list[int] | None = None
-
-
-@dataclass
-class Tell:
-    """A TELL frame. `homes`: (partition, epoch of its leader) of each home partition that it
-    covers."""
-
-    number: int
-    homes: list[tuple[int, int]]
-    stocks: list[NodeCapacity]
 
 
 @dataclass
@@ -97,79 +60,6 @@ class Assign:
     number: int
     key: str
     messages: list[Message]
-
-
-def encode_tell(tell: Tell) -> bytes:
-    stocks = [
-        {
-            "key": stock.key,
-            "members": stock.members,
-            "durable": stock.durable,
-            "limit": stock.limit,
-            "held": stock.held,
-            "finished": stock.finished,
-            "start": stock.start,
-        }
-        for stock in tell.stocks
-    ]
-    fields = {"number": tell.number, "homes": tell.homes, "groups": stocks}
-    return bytes((TELL,)) + json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def decode_tell(payload: bytes) -> Tell:
-    """Decodes a TELL frame. Raises BadFrame when it is malformed, as all decoders here do."""
-    fields = fields_of(payload[1:], "number", "homes", "groups")
-    groups = fields["groups"]
-    if not isinstance(groups, list):
-        raise BadFrame("groups are no list")
-    stocks: list[NodeCapacity] = []
-    for group in groups:
-        if not isinstance(group, dict):
-            raise BadFrame("a group is no object")
-        try:
-            start = group["start"]
-            stocks.append(
-                NodeCapacity(
-                    text_of(group, "key"),
-                    number_of(group, "members"),
-                    number_of(group, "durable"),
-                    number_of(group, "limit"),
-                    _pairs(group["held"]),
-                    _pairs(group["finished"]),
-                    None if start is None else [int(offset) for offset in start],
-                )
-            )
-        except (KeyError, ValueError, TypeError) as error:
-            raise BadFrame(f"a group: {error!r}") from None
-    return Tell(number_of(fields, "number"), _pairs(fields["homes"]), stocks)
-
-
-def _pairs(value: object) -> list[tuple[int, int]]:
-    if not isinstance(value, list):
-        raise BadFrame("pairs are no list")
-    try:
-        return [(int(first), int(second)) for first, second in value]
-    except (ValueError, TypeError) as error:
-        raise BadFrame(f"pairs: {error}") from None
-
-
-def encode_heard(number: int, homes: list[tuple[int, int]]) -> bytes:
-    return bytes((HEARD,)) + json.dumps({"number": number, "homes": homes}).encode()
-
-
-def decode_heard(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
-    """Decodes a HEARD frame into its number and homes. Raises BadFrame when it is malformed."""
-    fields = fields_of(payload[1:], "number", "homes")
-    return number_of(fields, "number"), _pairs(fields["homes"])
-
-
-def encode_ask(homes: list[tuple[int, int]]) -> bytes:
-    return bytes((ASK,)) + json.dumps({"homes": homes}).encode()
-
-
-def decode_ask(payload: bytes) -> list[tuple[int, int]]:
-    """Decodes an ASK frame into its homes. Raises BadFrame when it is malformed."""
-    return _pairs(fields_of(payload[1:], "homes")["homes"])
 
 
 def encode_report(report: AgentReport) -> bytes:

@@ -26,7 +26,8 @@ from holdfast.broker.state import Group, NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.shared_groups.codec import AgentReport, Assign, NodeCapacity, Place, Tell
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign
+from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place, Tell
 from holdfast.cluster.shared_groups.group_state import Coordination, NodeLoad
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, Reclaimer
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -240,8 +241,7 @@ class Coordinator:
                     lost[coordination] = coordination.lose(node)
                     self._dirty[coordination] = None
         self._taken_back.take(lost, "")
-        heard = [(home.partition, home.epoch) for home in accepted.values()]
-        self._send_heard(node, tell.number, heard)
+        self._send_heard(node, tell.number, [(h.partition, h.epoch) for h in accepted.values()])
 
     def _take_stock(
         self, home: Home, coordination: Coordination, node: str, stock: NodeCapacity

@@ -32,7 +32,7 @@ from holdfast.broker.effects import ReadLog
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import Group, NodeState
-from holdfast.cluster.shared_groups.codec import NodeCapacity, Place
+from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import split_shared
 from holdfast.storage.reading.interest import ReadInterest

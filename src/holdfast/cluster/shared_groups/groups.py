@@ -16,24 +16,26 @@ from holdfast.cluster.frame_kinds import GROUP, BadFrame
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.shared_groups.codec import (
+    AgentReport,
+    Assign,
+    decode_assign,
+    decode_report,
+    encode_assign,
+    encode_report,
+)
+from holdfast.cluster.shared_groups.control_frames import (
     ASK,
     ASSIGN,
     HEARD,
     REPORT,
     TELL,
-    AgentReport,
-    Assign,
     Place,
     Tell,
     decode_ask,
-    decode_assign,
     decode_heard,
-    decode_report,
     decode_tell,
     encode_ask,
-    encode_assign,
     encode_heard,
-    encode_report,
     encode_tell,
 )
 from holdfast.cluster.shared_groups.coordinator import Coordinator

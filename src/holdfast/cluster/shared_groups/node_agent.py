@@ -23,7 +23,8 @@ from holdfast.broker.state import Group, NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.shared_groups.codec import AgentReport, Assign, NodeCapacity, Place, Tell
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign
+from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place, Tell
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
@@ -368,9 +369,7 @@ class NodeAgent:
 
     def _stock(self, share: NodeAssignments) -> NodeCapacity:
         self._drain_if_deserted(share)
-        share.done = []
-        share.returned = []
-        share.denied = []
+        share.done, share.returned, share.denied = [], [], []
         share.tells_start = False
         self._measure(share)
         if share.group is not None:
