@@ -180,13 +180,16 @@ def test_names_without_proof(start_holdfast: StartHoldfast, tmp_path: Path) -> N
     assert "unproved_users" in broker.log_text()
 
 
-def test_scram(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "method"), [("--scram", "SCRAM-SHA-256"), ("--scram-sha-512", "SCRAM-SHA-512")]
+)
+def test_scram(start_holdfast: StartHoldfast, tmp_path: Path, option: str, method: str) -> None:
     scram = tmp_path / "scram"
-    assert main(["passwd", "--scram", "-c", "-b", str(scram), "bob", "pencil"]) == 0
+    assert main(["passwd", option, "-c", "-b", str(scram), "bob", "pencil"]) == 0
     broker = start_holdfast({"security": {"scram_file": str(scram), "allow_anonymous": False}})
 
     async def connect(password: str) -> bytes:
-        options = Options(authentication=lambda: ScramAuthentication("bob", password))
+        options = Options(authentication=lambda: ScramAuthentication("bob", password, method))
         async with Client("127.0.0.1", broker.port, options=options) as client:
             await client.subscribe(("t", 1))
             await client.reauthenticate()

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.cli import passwd
 from holdfast.security.passwords import DEFAULT_ITERATIONS, PasswordFile
-from holdfast.security.scram import ScramFile, make_credentials
+from holdfast.security.scram_file import ScramFile, make_credentials
 
 
 def run(*arguments: str | Path) -> int:
@@ -85,6 +85,20 @@ def test_scram(tmp_path: Path) -> None:
     assert file.lookup("bob").iterations == 5000
     assert run("--scram", "-D", path, "alice") == 0
     assert len(ScramFile.load(path)) == 1
+
+
+def test_scram_with_both_methods(tmp_path: Path) -> None:
+    path = tmp_path / "scram"
+    assert run("--scram", "-c", "-b", path, "alice", "one") == 0
+    assert run("--scram-sha-512", "-b", path, "alice", "one") == 0
+    assert run("--scram-sha-512", "-b", path, "alice", "two") == 0
+    file = ScramFile.load(path)
+    assert len(file) == 2
+    for method, password in (("SCRAM-SHA-256", "one"), ("SCRAM-SHA-512", "two")):
+        alice = file.lookup("alice", method)
+        assert alice == make_credentials(password, salt=alice.salt, method=method)
+    assert run("-D", path, "alice") == 0
+    assert len(ScramFile.load(path)) == 0
 
 
 def test_an_existing_file_keeps_mode_and_link(

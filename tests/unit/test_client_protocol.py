@@ -13,7 +13,8 @@ from holdfast.client.scram import ScramAuthentication
 from holdfast.protocol.mqtt import packets as pk
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
-from holdfast.security.scram import ScramServer, make_credentials
+from holdfast.security.scram import ScramServer
+from holdfast.security.scram_file import make_credentials
 from tests.support.client_server import (
     Server,
     closing_error,

@@ -18,8 +18,8 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode, encode_within
 from holdfast.protocol.mqtt.fields import FIELD_BYTES_MAX, VARINT_MAX
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.security.enhanced_authentication import scram_factory
-from holdfast.security.scram import METHOD, make_credentials
+from holdfast.security.enhanced_authentication import ScramAuthenticator
+from holdfast.security.scram_file import METHOD, make_credentials
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import acks, publish, subscribe
 
@@ -393,7 +393,7 @@ def new_bench(auto_commit: bool) -> NodeBench:
     )
     bench = NodeBench(config, auto_commit=auto_commit)
     credentials = make_credentials("secret", salt=b"salt")
-    bench.node.state.authenticators[METHOD] = scram_factory(lambda user: credentials)
+    bench.node.state.authenticators[METHOD] = lambda: ScramAuthenticator(lambda user: credentials)
     return bench
 
 

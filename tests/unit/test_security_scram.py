@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256 against RFC 7677's example, and everything a peer may get wrong."""
+"""SCRAM against RFC 7677's example, and everything a peer may get wrong."""
 
 import base64
 import re
@@ -8,25 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.security import scram
 from holdfast.security.enhanced_authentication import (
     Continue,
     Failure,
     ScramAuthenticator,
     Success,
-    scram_factory,
+    scram_factories,
 )
-from holdfast.security.scram import (
-    ScramClient,
+from holdfast.security.scram import ScramClient, ScramServer
+from holdfast.security.scram_file import (
+    HASHES,
     ScramCredentials,
     ScramError,
     ScramFile,
-    ScramServer,
     make_credentials,
+    new_decoy_line,
     parse_credentials,
     saslprep,
 )
 
+SHA_512 = "SCRAM-SHA-512"
 SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 PENCIL = make_credentials("pencil", salt=SALT)
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -59,6 +60,67 @@ def test_rfc_7677_example() -> None:
     assert verdict == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     client.verify(verdict)
     assert exchange.username == "user"
+
+
+def test_sha_512_as_the_library_scramp_has_it() -> None:
+    salt = base64.b64decode("Yin2FuHTt/M0kJWb0t9OI32n2VmOGi3m+JfjOvuDF88=")
+    credentials = make_credentials("pencil", salt=salt, method=SHA_512)
+    client = ScramClient("user", "pencil", lambda: CLIENT_NONCE, SHA_512)
+    exchange = ScramServer(lambda name: credentials, lambda: SERVER_NONCE)
+    final = client.final(exchange.start(client.first()))
+    assert final.endswith(
+        b"p=/3obeUE1tHCJjbQttd+ChF5ox2IU1rNjj2wVDnbQ5LdNT126oy4QgLz2tHw/Uj7Gwb6PRuHOS3HC+45exxT58A=="
+    )
+    client.verify(exchange.finish(final))
+
+
+def test_the_record_of_an_earlier_version_verifies() -> None:
+    record = (
+        "SCRAM-SHA-256$4096:W22ZaJ0SNY7soEsUEjb6gQ==$"
+        "WG5d8oPm3OtcPnkdi4Uo7BkeZkBFzpcXkuLmtbsT4qY=:wfPLwcE6nTWhTAmQ7tl2KeoiWGPlZqQxSrmfPwDl2dU="
+    )
+    file = ScramFile.parse(f"# decoy:c2VjcmV0\nuser:{record}", "f")
+    assert file.lookup("user").format() == record
+    exchange = ScramServer(file.lookup)
+    client = ScramClient("user", "pencil")
+    client.verify(exchange.finish(client.final(exchange.start(client.first()))))
+
+
+def test_the_salt_of_an_unknown_user_is_that_of_an_earlier_version() -> None:
+    known = make_credentials("pencil", salt=b"0123456789abcdef")
+    file = ScramFile.parse(f"# decoy:c2VjcmV0\na:{known.format()}", "f")
+    assert base64.b64encode(file.lookup("nobody").salt) == b"rPIfUj+4KYFhu6viiZo2Ww=="
+
+
+def test_a_user_with_both_methods() -> None:
+    lines = [f"user:{make_credentials('pencil', method=method).format()}" for method in HASHES]
+    file = ScramFile.parse("\n".join([new_decoy_line(), *lines]), "f")
+    assert (len(file), file.methods) == (2, list(HASHES))
+    for method, factory in scram_factories(file).items():
+        authenticator = factory()
+        assert authenticator.method == method
+        client = ScramClient("user", "pencil", method=method)
+        step = authenticator.start("id", client.first())
+        assert isinstance(step, Continue)
+        done = authenticator.step(client.final(step.data))
+        assert isinstance(done, Success)
+        client.verify(done.data)
+        decoy = file.lookup("nobody", method)
+        assert decoy.method == method
+        assert len(decoy.stored_key) == len(file.lookup("user", method).stored_key)
+    assert file.lookup("nobody").salt != file.lookup("nobody", SHA_512).salt
+    with pytest.raises(ScramError, match="already"):
+        ScramFile.parse("\n".join([*lines, lines[1]]), "f")
+    # Without a user of it the method is not offered.
+    assert ScramFile.parse(lines[0], "f").methods == ["SCRAM-SHA-256"]
+    assert ScramFile.parse("", "f").methods == ["SCRAM-SHA-256"]
+
+
+def test_another_method_is_refused() -> None:
+    with pytest.raises(ScramError, match="none of SCRAM-SHA-256, SCRAM-SHA-512"):
+        ScramClient("user", "pencil", method="SCRAM-SHA-1")
+    with pytest.raises(ScramError, match="credentials are"):
+        parse_credentials(PENCIL.format().replace("SHA-256", "SHA-512"))
 
 
 @given(
@@ -220,7 +282,7 @@ def test_file(tmp_path: Path) -> None:
 
 def test_an_unknown_user_looks_like_a_known_one() -> None:
     long_salt = make_credentials("x", 5000, b"s" * 24)
-    lines = [scram.new_decoy_line(), f"a:{PENCIL.format()}"]
+    lines = [new_decoy_line(), f"a:{PENCIL.format()}"]
     before = ScramFile.parse("\n".join(lines), "f")
     again = ScramFile.parse("\n".join([*lines, f"c:{PENCIL.format()}"]), "f")
     decoy = before.lookup("nobody")
@@ -253,7 +315,7 @@ def test_an_unknown_user_fails_where_a_wrong_password_fails() -> None:
 @pytest.mark.parametrize("first_word", [True, False])
 def test_authenticator(first_word: bool) -> None:
     """client-first in CONNECT, or in an AUTH of its own"""
-    authenticator = scram_factory(lookup)()
+    authenticator = ScramAuthenticator(lookup)
     assert authenticator.method == "SCRAM-SHA-256"
     client = ScramClient("user", "pencil")
     if first_word:

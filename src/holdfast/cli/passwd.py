@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from holdfast.security import passwords, scram
+from holdfast.security import passwords, scram_file
 from holdfast.security.passwords import PasswordError
-from holdfast.security.scram import ScramError
+from holdfast.security.scram_file import ScramError
 
 _EPILOG: Final = """\
 Without -b the password is asked for twice, or read as one line from standard input when that is
@@ -36,8 +36,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Manage a password file (Mosquitto's format) or a SCRAM file.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-H HASH] [-I N] [--scram] [-c | -D] FILE USER\n"
-        "       %(prog)s [-H HASH] [-I N] [--scram] [-c] -b FILE USER PASSWORD\n"
+        usage="%(prog)s [-H HASH] [-I N] [--scram | --scram-sha-512] [-c | -D] FILE USER\n"
+        "       %(prog)s [-H HASH] [-I N] [--scram | --scram-sha-512] [-c] -b FILE USER PASSWORD\n"
         "       %(prog)s [-H HASH] [-I N] -U FILE",
     )
     parser.add_argument("-b", dest="batch", action="store_true", help="PASSWORD is an argument")
@@ -61,11 +61,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         type=int,
         help=f"iterations of sha512-pbkdf2 (default: {passwords.DEFAULT_ITERATIONS}) "
-        f"or of --scram (default: {scram.DEFAULT_ITERATIONS})",
+        f"or of --scram (default: {scram_file.DEFAULT_ITERATIONS})",
     )
-    parser.add_argument(
-        "--scram", action="store_true", help=f"FILE holds credentials for {scram.METHOD}"
-    )
+    for option, method in zip(("--scram", "--scram-sha-512"), scram_file.HASHES, strict=True):
+        parser.add_argument(
+            option,
+            dest="scram",
+            action="store_const",
+            const=method,
+            help=f"FILE holds credentials for {method}",
+        )
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("user", metavar="USER", nargs="?")
     parser.add_argument("password", metavar="PASSWORD", nargs="?")
@@ -131,16 +136,17 @@ def _set(args: argparse.Namespace) -> None:
     lines = [] if args.create else _read_lines(args.file)
     password = args.password if args.batch else _ask_password()
     if args.scram:
-        username = scram.saslprep(args.user)
-        iterations = scram.DEFAULT_ITERATIONS if args.iterations is None else args.iterations
-        text = scram.make_credentials(password, iterations).format()
+        username = scram_file.saslprep(args.user)
+        iterations = scram_file.DEFAULT_ITERATIONS if args.iterations is None else args.iterations
+        text = scram_file.make_credentials(password, iterations, method=args.scram).format()
         if not lines:
-            lines.append(scram.new_decoy_line())
+            lines.append(scram_file.new_decoy_line())
     else:
         username = args.user
         text = _hash(args, password)
     line = f"{username}:{text}"
-    places = _places(lines, username)
+    # A user of a SCRAM file may have a line of each method.
+    places = _places(lines, username, f"{args.scram}$" if args.scram else "")
     if places:
         lines[places[0]] = line
     else:
@@ -176,8 +182,9 @@ def _upgrade(args: argparse.Namespace) -> None:
     _replace(args.file, lines)
 
 
-def _places(lines: list[str], username: str) -> list[int]:
-    return [number for number, line in enumerate(lines) if line.startswith(f"{username}:")]
+def _places(lines: list[str], username: str, hash: str = "") -> list[int]:
+    start = f"{username}:{hash}"
+    return [number for number, line in enumerate(lines) if line.startswith(start)]
 
 
 def _read_lines(path: Path) -> list[str]:

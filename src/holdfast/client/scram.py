@@ -1,19 +1,19 @@
-"""SCRAM-SHA-256 as a client's enhanced authentication."""
+"""SCRAM as a client's enhanced authentication."""
 
 from holdfast.client.errors import AuthenticationFailed
 from holdfast.protocol.mqtt import reasons
-from holdfast.security.scram import ScramClient, ScramError
+from holdfast.security.scram import ScramClient
+from holdfast.security.scram_file import METHOD, ScramError
 
 
 class ScramAuthentication:
-    """SCRAM-SHA-256 (RFC 7677): the password is not sent, and the server proves that it has its
-    key."""
+    """SCRAM-SHA-256 (RFC 7677) or SCRAM-SHA-512: the password is not sent, and the server proves
+    that it has its key."""
 
-    method = "SCRAM-SHA-256"
-
-    def __init__(self, username: str, password: str) -> None:
+    def __init__(self, username: str, password: str, method: str = METHOD) -> None:
+        self.method = method
         try:
-            self._client = ScramClient(username, password)
+            self._client = ScramClient(username, password, method=method)
         except ScramError as error:
             raise AuthenticationFailed(str(error), reasons.NOT_AUTHORIZED) from error
 

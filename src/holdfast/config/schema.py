@@ -202,7 +202,7 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     password_file: str = ""
     acl_file: str = ""
     scram_file: str = ""
-    """The credentials for enhanced authentication with SCRAM-SHA-256."""
+    """The credentials for enhanced authentication with SCRAM-SHA-256 or SCRAM-SHA-512."""
 
 
 class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Enhanced authentication of MQTT 5 (section 4.12): the extension point and SCRAM-SHA-256.
+"""Enhanced authentication of MQTT 5 (section 4.12): the extension point and SCRAM.
 
 The node has a Factory per method name. Each connection, and each re-authentication, opens an
 Authenticator of its own. The node transports its data in CONNECT, AUTH and CONNACK and never
@@ -7,9 +7,11 @@ interprets it. An Authenticator replies with a step and raises no error, whateve
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from holdfast.security.scram import METHOD, ScramCredentials, ScramError, ScramServer, nonce
+from holdfast.security.scram import ScramServer, nonce
+from holdfast.security.scram_file import METHOD, ScramCredentials, ScramError, ScramFile
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,25 @@ class Authenticator(Protocol):
 Factory = Callable[[], Authenticator]
 
 
-def scram_factory(lookup: Callable[[str], ScramCredentials]) -> Factory:
-    """The Factory to register under scram.METHOD. `lookup`: as ScramFile.lookup."""
-    return lambda: ScramAuthenticator(lookup)
+def scram_factories(file: ScramFile) -> dict[str, Factory]:
+    """The Factory of each method of the file."""
+    return {
+        method: partial(ScramAuthenticator, partial(file.lookup, method=method), method=method)
+        for method in file.methods
+    }
 
 
 class ScramAuthenticator:
-    """SCRAM-SHA-256 in the exchange of MQTT 5 section 4.12: client-first in CONNECT, server-first
+    """SCRAM in the exchange of MQTT 5 section 4.12: client-first in CONNECT, server-first
     and client-final in AUTH, server-final in CONNACK."""
 
     def __init__(
-        self, lookup: Callable[[str], ScramCredentials], nonce_source: Callable[[], str] = nonce
+        self,
+        lookup: Callable[[str], ScramCredentials],
+        nonce_source: Callable[[], str] = nonce,
+        method: str = METHOD,
     ) -> None:
-        self.method = METHOD
+        self.method = method
         self._server = ScramServer(lookup, nonce_source)
         self._is_started = False
 

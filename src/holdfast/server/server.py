@@ -24,9 +24,9 @@ from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.config.schema import Config, Listener
 from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.acl import AclError, AclFile
-from holdfast.security.enhanced_authentication import scram_factory
+from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.passwords import PasswordError, PasswordFile
-from holdfast.security.scram import METHOD, ScramError, ScramFile
+from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
 from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
@@ -131,7 +131,7 @@ def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
     state.checks_passwords = security.passwords is not None
     state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
     if security.scram is not None:
-        state.authenticators[METHOD] = scram_factory(security.scram.lookup)
+        state.authenticators.update(scram_factories(security.scram))
     # The same clock as the loop's, which must not be used in another thread.
     node.tick(time.monotonic(), time.time_ns() // 1000)
     return node
