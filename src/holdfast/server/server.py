@@ -390,8 +390,8 @@ class Server:
             raise StartError(str(error)) from error
         if acl is not None and acl.names_users() and not authenticates_users(self.config):
             logger.warning(
-                "unproved_users acl_file=%r: clients cannot prove user names, so the rules of users"
-                " apply to none; set password_file, scram_file or a listener's client_ca",
+                "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"
+                " users apply to none: set password_file, scram_file or client_ca'",
                 security.acl_file,
             )
         return SecurityFiles(passwords, acl, scram)

@@ -130,7 +130,7 @@ class Renewal:
             except LeaseLost as lost:
                 self._on_lost(lost)
                 if not self._stopping.wait(EXIT_TIMEOUT_S):
-                    logger.critical("event_loop_hangs lease=%r: exiting", str(lost))
+                    logger.critical("event_loop_hangs lease=%r text='the process exits'", str(lost))
                     os._exit(EXIT_HANGING)
                 return
             except OSError as error:

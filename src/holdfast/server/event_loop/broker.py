@@ -459,7 +459,7 @@ class Broker:
 
     def fail(self, event: str, error: BaseException) -> None:
         """Stop the node after an error that must not happen and must not be hidden."""
-        logger.critical("%s error=%r", event, str(error), exc_info=error)
+        logger.critical(f"{event} error=%r", str(error), exc_info=error)
         self.has_failed = True
         self.on_failed(error)
 

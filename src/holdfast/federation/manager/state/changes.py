@@ -105,8 +105,8 @@ class Changes:
             await self._run(lambda: store.save(before, change.after, line))
             self.state = change.after
             logger.info(
-                "%s actor=%s revision=%d %s",
-                change.action, change.actor, change.after.revision, change.detail,
+                f"{change.action} actor=%s revision=%d detail=%r",
+                change.actor, change.after.revision, change.detail,
             )  # fmt: skip
             self.wake()
             return change.then()
