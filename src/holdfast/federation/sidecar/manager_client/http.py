@@ -1,12 +1,12 @@
 """One HTTP request in the event loop, where a long poll can be cancelled at any moment."""
 
 import asyncio
-import io
 import json
 import ssl
-from http.client import HTTPException, HTTPResponse
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import urlsplit
+
+import h11
 
 from holdfast.security.tls import client_context, explained
 
@@ -24,16 +24,6 @@ class ManagerRefuses(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-class _Received:
-    """A stand-in for the socket that `http.client` reads a response from."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
 
 
 class ManagerHttp:
@@ -56,15 +46,14 @@ class ManagerHttp:
 
         Raises `ManagerUnreachable` without a usable response, `ManagerRefuses` on 4xx.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._exchange(self._request(method, path, body, token))
-        except TimeoutError:
-            raise ManagerUnreachable(f"{self.url} gives no answer in {timeout_s:g} s") from None
-        except (OSError, asyncio.IncompleteReadError) as error:
-            reason = explained(error) if isinstance(error, OSError) else str(error)
-            raise ManagerUnreachable(f"{self.url}: {reason}") from error
-        status, text = self._parsed(answer)
+        return self._data(*await self._request(method, path, body, token, timeout_s))
+
+    async def text(self, path: str, token: str, timeout_s: float) -> str:
+        """Return the text at a path. Raises as `ask`."""
+        status, text = await self._request("GET", path, None, token, timeout_s)
+        return text.decode() if status == 200 else str(self._data(status, text))
+
+    def _data(self, status: int, text: bytes) -> Any:
         try:
             envelope = json.loads(text)
             data, description = envelope["data"], str(envelope["description"])
@@ -78,40 +67,47 @@ class ManagerHttp:
             raise ManagerRefuses(status, description)
         raise ManagerUnreachable(f"{self.url} answers {status}: {description}")
 
-    def _request(self, method: str, path: str, body: object, token: str) -> bytes:
+    async def _request(
+        self, method: str, path: str, body: object, token: str, timeout_s: float
+    ) -> tuple[int, bytes]:
         payload = b"" if body is None else json.dumps(body).encode()
-        lines = [
-            f"{method} {self._path}{path} HTTP/1.1",
-            f"Host: {self._authority}",
-            "Connection: close",
-            f"Content-Length: {len(payload)}",
+        headers = [
+            ("Host", self._authority),
+            ("Connection", "close"),
+            ("Content-Length", str(len(payload))),
         ]
         if token:
-            lines.append(f"Authorization: Bearer {token}")
-        return "\r\n".join([*lines, "", ""]).encode() + payload
+            headers.append(("Authorization", f"Bearer {token}"))
+        try:
+            async with asyncio.timeout(timeout_s):
+                request = h11.Request(method=method, target=self._path + path, headers=headers)
+                return await self._exchange(request, payload)
+        except TimeoutError:
+            raise ManagerUnreachable(f"{self.url} gives no answer in {timeout_s:g} s") from None
+        except OSError as error:
+            raise ManagerUnreachable(f"{self.url} cannot be asked: {explained(error)}") from error
+        except h11.ProtocolError as error:
+            raise ManagerUnreachable(f"{self.url} answers no HTTP: {error!r}") from error
 
-    async def _exchange(self, request: bytes) -> bytes:
+    async def _exchange(self, request: h11.Request, payload: bytes) -> tuple[int, bytes]:
         name = self._host if self._tls else None
         reader, writer = await asyncio.open_connection(
             self._host, self._port, ssl=self._tls, server_hostname=name
         )
+        http = h11.Connection(h11.CLIENT)
+        status, text = 0, bytearray()
         try:
-            writer.write(request)
-            await writer.drain()
-            answer = bytearray()
-            while data := await reader.read(1 << 16):
-                answer += data
-                if len(answer) > ANSWER_BYTES_MAX:
-                    raise ManagerUnreachable(f"{self.url} answers more than it may")
-            return bytes(answer)
+            for part in (request, h11.Data(data=payload), h11.EndOfMessage()):
+                writer.write(http.send(part) or b"")
+            while not isinstance(event := http.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    http.receive_data(await reader.read(1 << 16))
+                elif isinstance(event, h11.Response):
+                    status = event.status_code
+                elif isinstance(event, h11.Data):
+                    text += event.data
+                    if len(text) >= ANSWER_BYTES_MAX:
+                        raise ManagerUnreachable(f"{self.url} answers more than it may")
+            return status, bytes(text)
         finally:
             writer.close()
-
-    def _parsed(self, answer: bytes) -> tuple[int, bytes]:
-        # `HTTPResponse` calls no other method of a socket.
-        response = HTTPResponse(cast(Any, _Received(answer)))
-        try:
-            response.begin()
-            return response.status, response.read()
-        except (HTTPException, OSError, ValueError) as error:
-            raise ManagerUnreachable(f"{self.url} answers no HTTP: {error!r}") from error
