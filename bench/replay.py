@@ -28,7 +28,7 @@ from bench.options import new_parser, write_json
 from bench.paced import Probe
 from bench.process import cpu_s
 from bench.spark import BATCH_RECORDS, Node, node, write_log
-from holdfast.pipeline.admin_connection import TIMEOUT_S, Server
+from holdfast.client.admin_connection import TIMEOUT_S, Server
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.offsets import OffsetRange
 from holdfast.pipeline.source.reader_http import FETCH_BYTES, PATH, read_ranges

@@ -8,7 +8,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 pytest.importorskip("pyarrow")
 
-import holdfast.pipeline.admin_connection as admin_connection
+import holdfast.client.admin_connection as admin_connection
 import holdfast.pipeline.source.reader_http as reader_http
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.decode import decode_rows
@@ -152,6 +152,6 @@ def test_a_range_that_one_node_has_not_got(cluster: ClusterProcesses, servers: S
     coverage = Coverage(beyond, fail_on_data_loss=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader_http, "PATIENCE_S", 0.3)
-        with pytest.raises(admin_connection.ServerError, match="committed before"):
+        with pytest.raises(admin_connection.AdminError, match="committed before"):
             list(reader_http.read_ranges([address], beyond, coverage))
     assert coverage.next[ranges[0].partition] >= ranges[0].end

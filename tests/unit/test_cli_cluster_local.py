@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.cluster.children import Child, stop_all
-from holdfast.cli.cluster.http import AdminPort, NoAnswer
+from holdfast.cli.cluster.http import AdminPort
 from holdfast.cli.cluster.layout import LayoutError, LocalNode, is_free, plan, secret_file
 from holdfast.cli.main import main
+from holdfast.client.admin_connection import NoAnswer
 from tests.e2e.brokers import SOURCE
 from tests.support.ports import free_port
 

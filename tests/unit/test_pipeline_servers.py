@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 
 import holdfast.pipeline.source.reader_http as reader_http
 import holdfast.pipeline.source.servers as servers
-from holdfast.pipeline.admin_connection import ServerError
+from holdfast.client.admin_connection import AdminError
 from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.pipeline.source.reader_http import read_ranges
 from holdfast.pipeline.source.scan import Coverage
@@ -139,7 +139,7 @@ def test_one_that_is_gone_does_not_matter(nodes: list[Server]) -> None:
 
 def test_different_logs_are_an_error(nodes: list[Server], log: Servers) -> None:
     nodes[1].log = "another"
-    with pytest.raises(ServerError, match=r"different logs: .* has cluster, .* has another"):
+    with pytest.raises(AdminError, match=r"different logs: .* has cluster, .* has another"):
         log.bounds()
 
 
@@ -155,7 +155,7 @@ def test_one_has_removed_what_another_still_has(nodes: list[Server]) -> None:
 def test_one_lags_the_next_has_it(nodes: list[Server]) -> None:
     nodes[0].journal.next_offset[4] = 9
     assert read(nodes[:2], RANGES[4]).done
-    with pytest.raises(ServerError, match="nothing for what was committed before"):
+    with pytest.raises(AdminError, match="nothing for what was committed before"):
         read(nodes[:1], RANGES[4])
 
 

@@ -28,7 +28,8 @@ from holdfast.cli.cluster import commands as cluster_commands
 from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
 from holdfast.cli.cluster import watch as cluster_watch
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminError, AdminPort
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort
+from holdfast.client.admin_connection import AdminError
 
 EXIT_ERROR: Final = 2
 DRAIN_TIMEOUT_S: Final = 600.0

@@ -1,6 +1,5 @@
 """Requests of the command line to the admin port of a broker."""
 
-import http.client
 import json
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -9,22 +8,11 @@ import msgspec
 
 from holdfast.addresses import split_address
 from holdfast.cli.cluster.status import ClusterStatus
+from holdfast.client.admin_connection import AdminConnection, AdminError, NoHttp, Unanswered
 
 DEFAULT_ADMIN: Final = "127.0.0.1:18083"
 TIMEOUT_S: Final = 10.0
 """The time in seconds for one request. A change waits for a majority to agree."""
-
-
-class AdminError(Exception):
-    """A request failed. The text says why and what to do."""
-
-
-class NoAnswer(AdminError):
-    """No response was received. A later request may succeed."""
-
-
-class Unanswered(NoAnswer):
-    """The request may have been received, and may be carried out."""
 
 
 class AdminRefused(AdminError):
@@ -37,42 +25,26 @@ class AdminPort:
     def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
         """Parse the address. Raises `AdminError` if it is malformed."""
         try:
-            self._host, self._port = split_address(address)
+            host, port = split_address(address)
         except ValueError:
-            self._port = 0
-        if not 0 < self._port < 65536:
+            host, port = "", 0
+        if not 0 < port < 65536:
             raise AdminError(f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}")
         self.address = address
-        self._timeout_s = timeout_s
+        self._connection = AdminConnection((host, port), timeout_s)
 
     def request(self, method: str, path: str) -> tuple[int, bytes]:
         """Send a request and return status and body. Raises `AdminError` without a response."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        connection = self._connection
         try:
-            self._connect(connection)
-            connection.request(method, path)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except TimeoutError:
-            raise Unanswered(
-                f"{self.address} does not answer within {self._timeout_s:g} s"
-            ) from None
-        except (OSError, http.client.IncompleteRead) as error:
-            raise Unanswered(f"{self.address} has closed the connection: {error}") from error
-        except http.client.HTTPException as error:
-            raise AdminError(f"{self.address} speaks no HTTP: {error!r}") from error
+            connection.send_request(method, path)
+            answer = connection.receive_response()
+            return answer.status, connection.text_of(answer)
+        except NoHttp as error:
+            # Another program listens there, so a later request will not succeed.
+            raise AdminError(str(error)) from error
         finally:
             connection.close()
-
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            connection.connect()
-        except ConnectionRefusedError:
-            raise NoAnswer(
-                f"nothing listens on {self.address}: is the node running, and is that its --admin?"
-            ) from None
-        except OSError as error:
-            raise NoAnswer(f"cannot reach {self.address}: {error.strerror or error}") from error
 
     def is_ready(self) -> bool:
         """Return whether the node is ready. Raises `AdminError` without a response."""

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final, TypeVar
 
 from holdfast.cli.cluster.children import POLL_S, Child, stop_all
-from holdfast.cli.cluster.http import AdminError, AdminPort, AdminRefused, NoAnswer
+from holdfast.cli.cluster.http import AdminPort, AdminRefused
 from holdfast.cli.cluster.layout import (
     ADMIN_DISTANCE,
     BASE_PORT_MAX,
@@ -35,6 +35,7 @@ from holdfast.cli.cluster.layout import (
 from holdfast.cli.cluster.status import ClusterStatus
 from holdfast.cli.cluster.text import table
 from holdfast.cli.log.text import count_text
+from holdfast.client.admin_connection import AdminError, NoAnswer
 from holdfast.numbers import whole_number
 
 START_TIMEOUT_S: Final = 60.0

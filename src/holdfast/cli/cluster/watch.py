@@ -10,8 +10,9 @@ import time
 from datetime import datetime
 from typing import Final
 
-from holdfast.cli.cluster.http import AdminError, AdminPort
+from holdfast.cli.cluster.http import AdminPort
 from holdfast.cli.cluster.status import ClusterStatus, changes, verdict
+from holdfast.client.admin_connection import AdminError
 
 POLL_S: Final = 0.5
 TIMEOUT_S: Final = 2.0

@@ -15,10 +15,11 @@ import sys
 from typing import Any, Final
 from urllib.parse import quote
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminError, AdminPort
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort
 from holdfast.cli.cluster.text import table
 from holdfast.cli.federation import manager, sidecar
 from holdfast.cli.log.text import count_text
+from holdfast.client.admin_connection import AdminError
 
 EXIT_FAILED: Final = 1
 

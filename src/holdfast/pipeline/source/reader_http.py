@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import Final
 
-from holdfast.pipeline.admin_connection import (
+from holdfast.client.admin_connection import (
     AdminConnection,
-    ConnectionFailed,
+    AdminError,
+    NoAnswer,
     Server,
-    ServerError,
 )
 from holdfast.pipeline.source.offsets import OffsetRange
 from holdfast.pipeline.source.scan import Chunk, Coverage, find_batch_in
@@ -79,22 +79,22 @@ class LogStream:
         """Read the next response for the wanted ranges (partition, start, end).
 
         If the request sent ahead does not fit them, the connection is closed, because its response
-        would come first. Raises ConnectionFailed, LogMovedError or ServerError.
+        would come first. Raises NoAnswer, LogMovedError or AdminError.
         """
         if self._requested != wanted:
             if self._requested is not None:
                 self.close()
             self._request(wanted)
         self._requested = None
-        response = self._connection.receive_response()
+        response = self._connection.receive_usable()
         if response.status != 200:
             raise self._refusal(response)
         length = response.length
         if length is None:
-            raise ServerError(f"{self.name}: an answer that does not say how long it is")
+            raise AdminError(f"{self.name}: an answer that does not say how long it is")
         told, passed = self._parse_log_header(response)
         if length > BATCH_BYTES_MAX + FETCH_BYTES:
-            raise ServerError(f"{self.name}: an answer of {length} bytes is longer than any batch")
+            raise AdminError(f"{self.name}: an answer of {length} bytes is longer than any batch")
         if len(self._buffer) < length or len(self._buffer) > max(8 * FETCH_BYTES, 4 * length):
             self._buffer = bytearray(max(length, FETCH_BYTES))
         data = memoryview(self._buffer)[:length]
@@ -121,7 +121,7 @@ class LogStream:
             following = {int(p): int(offset) for p, offset in told["next"]}
             return following, [(int(p), int(a), int(b)) for p, a, b in told["passed"]]
         except (KeyError, TypeError, ValueError):
-            raise ServerError(f"{self.name}: the answer does not tell how far it goes") from None
+            raise AdminError(f"{self.name}: the answer does not tell how far it goes") from None
 
     def _refusal(self, response: HTTPResponse) -> Exception:
         body = self._connection.text_of(response)
@@ -129,8 +129,8 @@ class LogStream:
             try:
                 return LogMovedError({int(p): int(o) for p, o in json.loads(body)["first_offsets"]})
             except (KeyError, TypeError, ValueError):
-                return ServerError(f"{self.name}: 410 without first_offsets")
-        return ServerError(self._connection.complaint(PATH, response.status, body))
+                return AdminError(f"{self.name}: 410 without first_offsets")
+        return AdminError(self._connection.complaint(PATH, response.status, body))
 
 
 def read_ranges(
@@ -142,7 +142,7 @@ def read_ranges(
     """Read the wanted batches from the servers.
 
     The data of a chunk is valid until the next chunk is requested. Missing records raise
-    DataLossError, unusable servers ServerError.
+    DataLossError, unusable servers AdminError.
     """
     return _Reading(servers, ranges, coverage, topics).chunks()
 
@@ -181,7 +181,7 @@ class _Reading:
                 before = dict(self._coverage.next)
                 try:
                     chunk = self._next()
-                except ConnectionFailed as error:
+                except NoAnswer as error:
                     self._turn(str(error))
                     continue
                 if self._coverage.next != before:
@@ -199,8 +199,8 @@ class _Reading:
                 self._stream.close()
 
     def _next(self) -> Chunk | None:
-        """Read one response and return its wanted batches. Raises ConnectionFailed, DataLossError
-        or ServerError."""
+        """Read one response and return its wanted batches. Raises NoAnswer, DataLossError
+        or AdminError."""
         coverage = self._coverage
         if self._stream is None:
             self._stream = LogStream(self._servers[self._at], self._topics)
@@ -231,7 +231,7 @@ class _Reading:
                 f"{behind}"
             )
         else:
-            raise ServerError(f"{self._stream.name}: the answer does not contain what it tells")
+            raise AdminError(f"{self._stream.name}: the answer does not contain what it tells")
         return None
 
     def _scan(self, chunk: Chunk, answer: ReadResponse, *, is_last_word: bool) -> str:
@@ -272,7 +272,7 @@ class _Reading:
         coverage = self._coverage
         assert self._stream is not None
         if not any(coverage.next.get(p, o) < o for p, o in error.first_offsets.items()):
-            raise ServerError(f"{self._stream.name}: 410 for offsets that it says it has")
+            raise AdminError(f"{self._stream.name}: 410 for offsets that it says it has")
         for partition, first in error.first_offsets.items():
             self._moved[partition] = min(first, self._moved.get(partition, first))
         self._refuse("removed by retention")
@@ -293,13 +293,13 @@ class _Reading:
         self._at = (self._at + 1) % len(self._servers)
 
     def _turn(self, failure: str) -> None:
-        """Switch to the next server, with a pause after each round. Raises ServerError after
+        """Switch to the next server, with a pause after each round. Raises AdminError after
         PATIENCE_S without progress."""
         self._leave()
         waited_s = time.monotonic() - self._silent_since
         if waited_s > PATIENCE_S:
             listing = ", ".join(f"{host}:{port}" for host, port in self._servers)
-            raise ServerError(
+            raise AdminError(
                 f"nothing from {listing} for {waited_s:.0f} s; the last error: {failure}"
             )
         if self._at == 0:

@@ -8,13 +8,15 @@ do not lead the partitions, because leaders have more work.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from holdfast.pipeline.admin_connection import (
+from msgspec import Struct
+
+from holdfast.client.admin_connection import (
     AdminConnection,
-    ConnectionFailed,
+    AdminError,
+    NoAnswer,
     Server,
-    ServerError,
 )
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
@@ -32,6 +34,16 @@ LAG_PAUSE_S: Final = 0.1
 """The pause in seconds between two looks at lagging servers."""
 
 T = TypeVar("T")
+
+
+class _LogAnswer(Struct):
+    ranges: list[tuple[int, int]]
+    log: str = ""
+    leads: frozenset[int] = frozenset()
+
+
+class _OffsetsAnswer(Struct):
+    offsets: list[int]
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class Servers:
         """Return the offsets that all servers together have.
 
         The call waits at most LAG_WAIT_S until the ends reach `at_least`, the ends that were seen
-        before. Raises ServerError.
+        before. Raises AdminError.
         """
         deadline = time.monotonic() + LAG_WAIT_S
         while True:
@@ -102,10 +114,7 @@ class Servers:
 
         def of(connection: AdminConnection) -> list[int]:
             path = f"/api/v1/log/offsets?timestamp_us={timestamp_us}"
-            try:
-                return [int(each) for each in connection.get(path)["offsets"]]
-            except (KeyError, TypeError, ValueError):
-                raise ServerError(f"{connection.name}: no usable offsets at {path}") from None
+            return connection.get(path, _OffsetsAnswer).offsets
 
         answers = self._request_all(of)
         return {p: min(each) for p, each in enumerate(zip(*answers, strict=False))}
@@ -171,7 +180,7 @@ class Servers:
             listing = ", ".join(
                 f"{state.server[0]}:{state.server[1]} has {name}" for name, state in names.items()
             )
-            raise ServerError(f"the servers have different logs: {listing}")
+            raise AdminError(f"the servers have different logs: {listing}")
         return {
             partition: PartitionBounds(min(b.first for b in each), max(b.end for b in each))
             for partition, each in enumerate(
@@ -180,7 +189,7 @@ class Servers:
         }
 
     def _request_all(self, question: Callable[[AdminConnection], T]) -> list[T]:
-        """Return the replies of all servers that respond, at least one. Raises ServerError."""
+        """Return the replies of all servers that respond, at least one. Raises AdminError."""
         pause_s = PAUSE_S
         failure = ""
         for round_number in range(ROUNDS):
@@ -193,26 +202,19 @@ class Servers:
                     continue
                 try:
                     answers.append(question(connection))
-                except ConnectionFailed as error:
+                except NoAnswer as error:
                     failure = str(error)
                     self._penalties[number] = time.monotonic() + PENALTY_S
             if answers:
                 return answers
         listing = ", ".join(connection.name for connection in self._connections)
-        raise ServerError(
+        raise AdminError(
             f"no answer from {listing} in {ROUNDS} rounds; the last error: {failure}. Is "
             "it the admin port (`holdfast serve --admin ADDR:PORT`), and is it reachable from here?"
         )
 
 
 def _log_of(connection: AdminConnection) -> ServerLog:
-    answer: dict[str, Any] = connection.get("/api/v1/log")
-    try:
-        return ServerLog(
-            connection.server,
-            str(answer.get("log", "")),
-            tuple(PartitionBounds(int(first), int(end)) for first, end in answer["ranges"]),
-            frozenset(int(each) for each in answer.get("leads", ())),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise ServerError(f"{connection.name}: /api/v1/log has no usable ranges") from None
+    answer = connection.get("/api/v1/log", _LogAnswer)
+    bounds = tuple(PartitionBounds(first, end) for first, end in answer.ranges)
+    return ServerLog(connection.server, answer.log, bounds, answer.leads)

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.pipeline.admin_connection import Server
+from holdfast.client.admin_connection import Server
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.decode import SCHEMA, decode_rows
 from holdfast.pipeline.source.journal_index import JournalMap

@@ -1,0 +1,164 @@
+"""A blocking connection to the admin port of one node, kept alive between requests.
+
+`holdfast.api` has the interface of the port.
+"""
+
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from typing import Final, TypeVar
+
+from msgspec import MsgspecError, json
+
+T = TypeVar("T")
+
+Server = tuple[str, int]
+"""The host and admin port of a node."""
+
+TIMEOUT_S: Final = 15.0
+"""The timeout in seconds for connecting and for every read of the socket."""
+ANSWER_BYTES_MAX: Final = 16 << 20
+"""The most bytes of a response that is no log data."""
+ERROR_TEXT_BYTES: Final = 500
+"""The most bytes of an error response that an error text quotes."""
+
+
+class AdminError(Exception):
+    """A request failed. The text says why and what to do."""
+
+
+class NoAnswer(AdminError):
+    """No usable response was received. A later request may succeed, or one to another node."""
+
+
+class Unanswered(NoAnswer):
+    """The request may have been received, and may be carried out."""
+
+
+class NoHttp(NoAnswer):
+    """The response is no HTTP."""
+
+
+class AdminConnection:
+    """One connection, opened when first used and again after a failure."""
+
+    def __init__(self, server: Server, timeout_s: float | None = None) -> None:
+        self.server = server
+        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        self._connection: HTTPConnection | None = None
+
+    @property
+    def name(self) -> str:
+        """The address of the server, for error texts."""
+        return f"{self.server[0]}:{self.server[1]}"
+
+    def close(self) -> None:
+        """Close the connection. The next request opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def get(self, path: str, kind: type[T]) -> T:
+        """Return the JSON at a path.
+
+        Raises NoAnswer, or AdminError for a failure that a later attempt will not fix.
+        """
+        is_used = self._connection is not None
+        try:
+            self.send_request("GET", path)
+            response = self.receive_usable()
+        except NoAnswer:
+            if not is_used:
+                raise
+            # Servers close connections that are idle for some seconds. So a used connection gets a
+            # second attempt.
+            self.send_request("GET", path)
+            response = self.receive_usable()
+        body = self.text_of(response)
+        if response.status != 200:
+            raise AdminError(self.complaint(path, response.status, body))
+        try:
+            return json.decode(body, type=kind)
+        except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise AdminError(f"{self.name}: the answer to {path} is not usable: {error}") from None
+
+    def send_request(self, method: str, path: str, body: bytes | None = None) -> None:
+        """Send a request. Raises NoAnswer."""
+        try:
+            if self._connection is None:
+                self._connection = HTTPConnection(*self.server, timeout=self._timeout_s)
+                self._connection.connect()
+        except ConnectionRefusedError:
+            self.close()
+            raise NoAnswer(
+                f"nothing listens on {self.name}: is the node running, and is that its --admin?"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise NoAnswer(f"cannot reach {self.name}: {error.strerror or error}") from error
+        try:
+            self._connection.request(method, path, body)
+        except (OSError, HTTPException) as error:
+            raise self._failed(error) from error
+
+    def receive_response(self) -> HTTPResponse:
+        """Receive the response to the last request. Raises NoAnswer."""
+        assert self._connection is not None
+        try:
+            return self._connection.getresponse()
+        except (OSError, HTTPException) as error:
+            raise self._failed(error) from error
+
+    def receive_usable(self) -> HTTPResponse:
+        """Receive a response with a status below 500. Raises NoAnswer."""
+        response = self.receive_response()
+        if response.status >= 500:
+            text = self.complaint("the request", response.status, self.text_of(response))
+            self.close()
+            raise NoAnswer(text)
+        return response
+
+    def text_of(self, response: HTTPResponse) -> bytes:
+        """Read the body of a response that is no log data. Raises NoAnswer."""
+        try:
+            # A chunked response does not announce its length, so the limit applies while reading.
+            text = response.read(ANSWER_BYTES_MAX + 1)
+            if response.length and len(text) <= ANSWER_BYTES_MAX:
+                # With a limit, http.client does not report a response that was cut short.
+                raise IncompleteRead(text, response.length)
+        except (OSError, HTTPException) as error:
+            raise self._failed(error) from error
+        if len(text) > ANSWER_BYTES_MAX:
+            raise self._unusable(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+        return text
+
+    def read_into(self, response: HTTPResponse, buffer: memoryview) -> None:
+        """Fill all of `buffer` from the response. Raises NoAnswer."""
+        done = 0
+        try:
+            while done < len(buffer):
+                count = response.readinto(buffer[done:])
+                if not count:
+                    raise self._unusable(f"the answer ends after {done} bytes of {len(buffer)}")
+                done += count
+            # Reading past the end also makes http.client mark this response as complete.
+            is_longer = response.read(1)
+        except (OSError, HTTPException) as error:
+            raise self._failed(error) from error
+        if is_longer:
+            raise self._unusable(f"the answer is longer than the {done} bytes it announced")
+
+    def complaint(self, path: str, status: int, body: bytes) -> str:
+        """Return the error text for a response with another status."""
+        text = body[:ERROR_TEXT_BYTES].decode(errors="replace").strip()
+        return f"{self.name}: {status} to {path}: {text}"
+
+    def _unusable(self, text: str) -> NoAnswer:
+        self.close()
+        return NoAnswer(f"{self.name}: {text}")
+
+    def _failed(self, error: OSError | HTTPException) -> NoAnswer:
+        self.close()
+        if isinstance(error, TimeoutError):
+            return Unanswered(f"{self.name} does not answer within {self._timeout_s:g} s")
+        if isinstance(error, OSError | IncompleteRead):
+            return Unanswered(f"{self.name} has closed the connection: {error}")
+        return NoHttp(f"{self.name} speaks no HTTP: {error!r}")
