@@ -61,7 +61,7 @@ class Site:
             """Raises ManagerUnreachable, ManagerRefuses."""
             files = (who.certificate, who.key) if who else ()
             http = ManagerHttp(url, self.authority.ca, *files)
-            return asyncio.run(http.ask(method, f"/api/v1{path}", body, token, TIMEOUT_S))
+            return asyncio.run(http.request(method, f"/api/v1{path}", body, token, TIMEOUT_S))
 
         return ask
 

@@ -65,7 +65,7 @@ async def running(settings: EdgeSettings, host: ScriptedHost) -> AsyncIterator[M
 
 async def wanting(edge: MqttEdge, host: ScriptedHost, *filters: str) -> None:
     """Until it is subscribed to."""
-    edge.want(frozenset(filters))
+    edge.set_wanted_filters(frozenset(filters))
     await until(lambda: host.is_up, "the edge comes up")
     await until(
         lambda: edge.status()["is_settled"] is True, f"subscribed to {filters}: {edge.status()}"
@@ -454,9 +454,9 @@ def test_reads_and_sets_what_is_retained(mosquitto: Mosquitto) -> None:
             messages = {message.topic: message for message in await found}
             assert len(messages) == 99
             assert messages["r/99"].payload == b"99"
-            assert messages["r/99"].came_from is None
+            assert messages["r/99"].delivered_id is None
             assert messages["r/7"].payload == b"set"
-            assert messages["r/7"].came_from == message_id(7)
+            assert messages["r/7"].delivered_id == message_id(7)
             assert not host.published
 
     run(test)

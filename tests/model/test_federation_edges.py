@@ -105,7 +105,7 @@ class World:
                 self.place += 1
                 id = MessageId(NODE, self.epoch, self.sequence)
                 message = outgoing(packet, place)
-                assert message.is_known_again
+                assert message.is_repeatable
                 self.custody.append((id, self.place, message))
                 self.unstored[id] = (packet.qos, packet.packet_id)
             elif isinstance(packet, Ack) and packet.kind == PUBREL:

@@ -38,9 +38,9 @@ def no_dedup_window() -> AbstractContextManager[object]:
         source.next_place = place
         core._deliver(source, data, now)
         source.next_place = place + 1
-        core._owe(data.node, source, now)
+        core._acknowledge(data.node, source, now)
 
-    return changed(IncomingStreams, "take", deliver_all)
+    return changed(IncomingStreams, "accept", deliver_all)
 
 
 def a_cache_that_forgets_instead_of_a_position() -> AbstractContextManager[object]:
@@ -58,9 +58,9 @@ def a_cache_that_forgets_instead_of_a_position() -> AbstractContextManager[objec
         while len(seen) > 8:
             seen.popitem(last=False)
         source.next_place = place + 1
-        core._owe(data.node, source, now)
+        core._acknowledge(data.node, source, now)
 
-    return changed(IncomingStreams, "take", deliver_unknown)
+    return changed(IncomingStreams, "accept", deliver_unknown)
 
 
 def confirmed_before_it_is_stored() -> AbstractContextManager[object]:
@@ -68,13 +68,13 @@ def confirmed_before_it_is_stored() -> AbstractContextManager[object]:
 
 
 def sent_before_it_is_stored() -> AbstractContextManager[object]:
-    take = Custody.take
+    take = Custody.accept
 
     def take_as_stored(core: Custody, id: Any, message: Any, nodes: Any, *more: Any) -> None:
         take(core, id, message, nodes, *more)
         core.stored(id)
 
-    return changed(Custody, "take", take_as_stored)
+    return changed(Custody, "accept", take_as_stored)
 
 
 def a_repetition_is_not_known_again() -> AbstractContextManager[object]:
@@ -120,7 +120,7 @@ def next_epoch_before_the_last_is_confirmed() -> AbstractContextManager[object]:
         found = fill(core, node, stream, now)
         head = stream.entries[0] if stream.entries else None
         for entry in list(stream.entries)[stream.sent :]:
-            if head is not None and entry.may_go and entry.id.epoch != head.id.epoch:
+            if head is not None and entry.may_send and entry.id.epoch != head.id.epoch:
                 _, place, _ = core._launch(node, stream, now)
                 found.append((entry, (node, place, place)))
         return found
@@ -129,12 +129,12 @@ def next_epoch_before_the_last_is_confirmed() -> AbstractContextManager[object]:
 
 
 def early_places_are_delivered_at_once() -> AbstractContextManager[object]:
-    take = IncomingStreams.take
+    take = IncomingStreams.accept
 
     def take_from_here(core: IncomingStreams, data: Any, place: int, base: int, now: float) -> Any:
         return take(core, data, place, place, now)
 
-    return changed(IncomingStreams, "take", take_from_here)
+    return changed(IncomingStreams, "accept", take_from_here)
 
 
 @pytest.mark.timeout(600)
@@ -169,7 +169,7 @@ def test_a_share_that_is_sent_before_it_is_stored_may_be_two_members() -> None:
     group = "$share/g/t"
 
     def run() -> list[int]:
-        config = FederationConfig(share_patience_s=3.0)
+        config = FederationConfig(group_reassign_s=3.0)
         weather = Weather(sync_s=(0.2, 0.2))
         world = World(4, [(0, 1), (1, 2), (0, 2), (2, 3), (0, 3)], 1, weather, config)
         for number in (2, 3):
@@ -195,17 +195,17 @@ def test_a_share_that_is_sent_before_it_is_stored_may_be_two_members() -> None:
         world.run(15.0)
         return world.group_arrivals[b"x", group]
 
-    take = Custody.take
+    take = Custody.accept
 
     def take_as_known(core: Custody, id: Any, message: Any, nodes: Any, *more: Any) -> None:
         take(core, id, message, nodes, *more)
-        core._entries[id].may_go = message.is_known_again
+        core._entries[id].may_send = message.is_repeatable
         core._ready.update(nodes)
 
     assert len(run()) == 1
     # The world would say at once that it was not stored.
     unchecked = changed(SimMember, "_may_go", lambda member, store: True)
-    with unchecked, changed(Custody, "take", take_as_known):
+    with unchecked, changed(Custody, "accept", take_as_known):
         assert len(run()) == 2
 
 
@@ -233,7 +233,7 @@ def test_a_missing_hop_limit_is_found() -> None:
     def without_own(core: Arrivals, peer: bytes, data: Data, now: float) -> None:
         core._forwarding.forward(data, data.destinations, peer, now)
 
-    with changed(Arrivals, "take", without_own):
+    with changed(Arrivals, "handle_data", without_own):
         assert 3 < run() <= 16
 
     forward = FrameForwarder.forward
@@ -242,7 +242,7 @@ def test_a_missing_hop_limit_is_found() -> None:
         forward(core, replace(data, hops=0), *more)
 
     with (
-        changed(Arrivals, "take", without_own),
+        changed(Arrivals, "handle_data", without_own),
         changed(FrameForwarder, "forward", uncounted),
     ):
         assert run() > 16

@@ -48,7 +48,7 @@ def the_last_to_arrive_is_retained() -> AbstractContextManager[object]:
 
 
 def a_clock_that_hears_nothing() -> AbstractContextManager[object]:
-    return changed(HybridClock, "hear", lambda clock, stamp, now: True)
+    return changed(HybridClock, "observe", lambda clock, stamp, now: True)
 
 
 def a_removal_is_forgotten_at_once() -> AbstractContextManager[object]:
@@ -81,11 +81,11 @@ def every_group_takes_what_comes() -> AbstractContextManager[object]:
 
 def what_came_early_is_not_looked_at_again() -> AbstractContextManager[object]:
     def deliver_early(core: IncomingStreams, source: Any, now: float) -> None:
-        while source.next_place in source.early:
-            core._deliver(source, source.early.pop(source.next_place), now)
+        while source.next_place in source.out_of_order:
+            core._deliver(source, source.out_of_order.pop(source.next_place), now)
             source.next_place += 1
 
-    return changed(IncomingStreams, "_deliver_early", deliver_early)
+    return changed(IncomingStreams, "_deliver_in_order", deliver_early)
 
 
 def what_was_granted_stays_granted() -> AbstractContextManager[object]:
@@ -93,11 +93,11 @@ def what_was_granted_stays_granted() -> AbstractContextManager[object]:
 
 
 def a_share_is_taken_back_and_given_to_nobody() -> AbstractContextManager[object]:
-    return changed(Custody, "take_again", lambda core, entry, id, grants, now: None)
+    return changed(Custody, "regrant", lambda core, entry, id, grants, now: None)
 
 
 def grants_stay_behind_at_a_relay() -> AbstractContextManager[object]:
-    let_out = FrameForwarder._let_out
+    let_out = FrameForwarder._send
 
     def without(core: FrameForwarder, hop: bytes, data: Any, *more: Any) -> Any:
         found: Any = let_out(core, hop, data, *more)
@@ -106,7 +106,7 @@ def grants_stay_behind_at_a_relay() -> AbstractContextManager[object]:
                 found.grants.remove(grant)
         return found
 
-    return changed(FrameForwarder, "_let_out", without)
+    return changed(FrameForwarder, "_send", without)
 
 
 @pytest.mark.timeout(600)
@@ -130,7 +130,7 @@ def test_a_planted_bug_is_found(rough: Rough, plant: Planted) -> None:
     with plant():
         for seed in range(PLANTED_SEEDS):
             try:
-                rough(seed, settle_s=12.0)
+                rough(seed, repair_close_s=12.0)
             except Wrong:
                 return
     pytest.fail(f"not found in {PLANTED_SEEDS} seeds")

@@ -13,7 +13,7 @@ import pytest
 from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
 from holdfast.federation.paper.effects import PublishToNeighbour
 from holdfast.federation.paper.messages import CORE_ANN
-from holdfast.federation.paper.outbox import Voice
+from holdfast.federation.paper.outbox import Outbox
 from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
 from tests.sim.schedule import Wrong
 from tests.support.paper_worlds import calm_world, rough_world
@@ -30,7 +30,7 @@ def changed(target: object, name: str, value: object) -> AbstractContextManager[
 
 
 def no_dedup() -> AbstractContextManager[object]:
-    return changed(Duplicates, "take", lambda core, id, now: Freshness.NEW)
+    return changed(Duplicates, "add", lambda core, id, now: Freshness.NEW)
 
 
 def a_cache_that_forgets() -> AbstractContextManager[object]:
@@ -45,7 +45,7 @@ def a_cache_that_forgets() -> AbstractContextManager[object]:
             seen.popitem(last=False)
         return Freshness.NEW
 
-    return changed(Duplicates, "take", take)
+    return changed(Duplicates, "add", take)
 
 
 def restart_without_an_epoch() -> AbstractContextManager[object]:
@@ -59,25 +59,25 @@ def restart_without_an_epoch() -> AbstractContextManager[object]:
 
 
 def a_root_that_hears_no_answers() -> AbstractContextManager[object]:
-    answered = Topic.answered
+    answered = Topic.handle_reply
 
     def ignore(topic: Topic, message: Any, now: float) -> Any:
         return None if isinstance(topic.root, OwnRoot) else answered(topic, message, now)
 
-    return changed(Topic, "answered", ignore)
+    return changed(Topic, "handle_reply", ignore)
 
 
 def relays_that_do_not_join() -> AbstractContextManager[object]:
-    answered = Topic.answered
+    answered = Topic.handle_reply
 
     def keep_to_oneself(topic: Topic, message: Any, now: float) -> Any:
-        with changed(Topic, "_answer", lambda topic, root: None):
+        with changed(Topic, "_reply", lambda topic, root: None):
             result = answered(topic, message, now)
         if isinstance(topic.root, OtherRoot):
             topic.root.is_joined = False
         return result
 
-    return changed(Topic, "answered", keep_to_oneself)
+    return changed(Topic, "handle_reply", keep_to_oneself)
 
 
 def two_counts_per_hop() -> AbstractContextManager[object]:
@@ -91,14 +91,14 @@ def two_counts_per_hop() -> AbstractContextManager[object]:
 
 
 def farther_neighbours_as_parents() -> AbstractContextManager[object]:
-    again = Topic._announced_again
+    again = Topic._handle_repeated
 
     def any_distance(topic: Topic, root: OtherRoot, message: Any, now: float) -> Any:
         if message.number == root.number and message.distance + 1 > root.distance:
             return topic._another_parent(root, message.sender, now)
         return again(topic, root, message, now)
 
-    return changed(Topic, "_announced_again", any_distance)
+    return changed(Topic, "_handle_repeated", any_distance)
 
 
 def a_root_that_gives_way_to_nobody() -> AbstractContextManager[object]:
@@ -111,12 +111,12 @@ def a_root_that_gives_way_to_nobody() -> AbstractContextManager[object]:
 
 
 def retained_announcements() -> AbstractContextManager[object]:
-    def retain(voice: Voice, neighbour: int, topic: str, payload: bytes) -> None:
+    def retain(voice: Outbox, neighbour: int, topic: str, payload: bytes) -> None:
         voice._effects.append(
             PublishToNeighbour(neighbour, topic, payload, 2, topic.startswith(CORE_ANN))
         )
 
-    return changed(Voice, "send", retain)
+    return changed(Outbox, "send", retain)
 
 
 def removed_neighbours_stay_parents() -> AbstractContextManager[object]:

@@ -72,7 +72,7 @@ class Site:
         return self
 
     async def want(self, *filters: str) -> None:
-        self.edge.want(frozenset(filters))
+        self.edge.set_wanted_filters(frozenset(filters))
         await until(lambda: self.edge.status()["export_filters"])
 
     def client(self, name: str, **options: object) -> Client:

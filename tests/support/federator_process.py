@@ -48,8 +48,8 @@ class FileEdge(ScriptedEdge):
         super().__init__(filters)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def want(self, filters: frozenset[str]) -> None:
-        super().want(filters)
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
+        super().set_wanted_filters(filters)
         say(wanted=sorted(filters))
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ def rough_world(seed: int, duration_s: float = 60.0) -> PaperWorld:
         redundancy=rng.choice((1, 2, 3)),
         core_ann_interval_s=interval_s,
         beacon_interval_s=rng.choice((1.0, 2.0)),
-        answer_delay_s=rng.choice((0.0, 0.05)),
+        reply_delay_s=rng.choice((0.0, 0.05)),
         hops_max=2 * count,
     )
     weather = Weather(

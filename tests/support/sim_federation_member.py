@@ -119,7 +119,7 @@ class SimMember:
     def publish(self, message: Message) -> MessageId | None:
         self._published += 1
         is_known = self.tells_places or message.qos == 1
-        message = replace(message, is_known_again=is_known)
+        message = replace(message, is_repeatable=is_known)
         return self._hand_over(self._published, message, None, self.groups(message.topic))
 
     def _hand_over(

@@ -15,7 +15,7 @@ from tests.support.sim_federation import World, Wrong, happen, random_edges, ran
 
 GROUPS = ("$share/g/a/#", "$share/g/+/1", "$share/h/a/1")
 TOPICS = ("a/1", "a/2", "b/1")
-QUICK = FederationConfig(share_patience_s=3.0)
+QUICK = FederationConfig(group_reassign_s=3.0)
 
 
 def lacking(world: World, permanent: dict[str, int]) -> list[tuple[bytes, str]]:

@@ -320,7 +320,7 @@ class PaperWorld(VirtualTime):
         ):
             return False
         parents, true_parents = self.mesh(topic).parents, self.true_parents(topic)
-        if self.config.answer_delay_s:
+        if self.config.reply_delay_s:
             return parents == true_parents
         # Who answers at once answers some that are none of the lowest.
         return parents.items() >= true_parents.items()

@@ -28,7 +28,7 @@ class Life:
 
     def join(self) -> None:
         id = self.state.next_id
-        self.trips.member_measured(id, self.random.choice([None, 1.0, 20.0, 150.0]))
+        self.trips.add_measurement(id, self.random.choice([None, 1.0, 20.0, 150.0]))
         joined = desired.join(
             self.state,
             Member(id=-1, ip=f"tcp://m:{id}", uuid=f"uuid-{id:08}"),

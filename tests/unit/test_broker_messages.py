@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from holdfast.federation.sidecar.edge_broker.interest import BrokerInterest
 from holdfast.federation.sidecar.edge_broker.origin_offset import (
     LogPlace,
-    place_in,
-    with_place,
-    without_place,
+    offset_in,
+    with_offset,
+    without_offset,
 )
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
@@ -50,23 +50,23 @@ def test_a_place_goes_along_and_comes_off_whatever_else_there_is(
     fields: Properties, place: LogPlace
 ) -> None:
     block = encode_block(fields)
-    marked = with_place(block, place)
-    assert place_in(marked) == place
+    marked = with_offset(block, place)
+    assert offset_in(marked) == place
     pairs = fields.get(USER_PROPERTY, [])
     assert isinstance(pairs, list)
     kept = [pair for pair in pairs if isinstance(pair, tuple) and pair[0] != "hf-place"]
     expected = {**fields, USER_PROPERTY: kept}
     if not kept:
         del expected[USER_PROPERTY]
-    bare = without_place(marked)
+    bare = without_offset(marked)
     assert decode_block(bare, 0, len(bare), PUBLISH) == expected
-    assert place_in(bare) is None
-    assert without_place(block) == bare
+    assert offset_in(bare) is None
+    assert without_offset(block) == bare
 
 
 @given(BLOCKS)
 def test_what_nobody_of_us_has_written_is_no_place(fields: Properties) -> None:
-    found = place_in(encode_block(fields))
+    found = offset_in(encode_block(fields))
     assert found is None or found == LogPlace(NODE, "log", 1, 2)
 
 

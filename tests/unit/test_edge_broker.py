@@ -9,9 +9,9 @@ from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge_broker.origin_offset import (
     LogPlace,
-    place_in,
-    with_place,
-    without_place,
+    offset_in,
+    with_offset,
+    without_offset,
 )
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
@@ -64,11 +64,11 @@ def test_quality_flag_and_properties_go_out_whole(tmp_path: Path) -> None:
             assert (message.qos, message.payload, message.is_retained) == (qos, b"%d" % qos, True)
             assert message.expiry_s is not None
             assert 99 <= message.expiry_s <= 100
-            place = place_in(message.properties)
+            place = offset_in(message.properties)
             assert (place is None) == (qos == 0)
             if place is not None:
                 assert (place.node, place.log) == (OURS, LOG)
-            block = without_place(message.properties)
+            block = without_offset(message.properties)
             found = decode_block(block, 0, len(block), PUBLISH)
             assert found == {
                 CONTENT_TYPE: "text/plain",
@@ -93,7 +93,7 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
             for number in range(20):
                 await client.publish(f"t/{number % 3}", b"%d" % number, qos=1 + number % 2)
         await until(lambda: len(site.host.published) == 20)
-        before = {each.payload: place_in(each.properties) for each in site.host.published}
+        before = {each.payload: offset_in(each.properties) for each in site.host.published}
         assert len(set(before.values())) == 20
         # The first of them is in custody, and the log knows; of the others it knows nothing.
         await broker.broker.drain_journal()
@@ -106,7 +106,7 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
         async with loop_broker(tmp_path) as again:
             site = await Site(again).start()
             await until(lambda: len(site.host.published) >= 19)
-            assert {each.payload: place_in(each.properties) for each in site.host.published} == {
+            assert {each.payload: offset_in(each.properties) for each in site.host.published} == {
                 payload: place for payload, place in before.items() if payload != b"0"
             }
             for topic in range(3):
@@ -172,7 +172,7 @@ def test_a_federation_without_room_closes_the_window_and_loses_nothing(tmp_path:
             window = site.loop_broker.config.inflight_max
             await until(lambda: len(site.host.published) == window)
             # What is wanted changes meanwhile: nothing that waits is given up for that.
-            site.edge.want(frozenset(["#"]))
+            site.edge.set_wanted_filters(frozenset(["#"]))
             await client.publish("other", b"last", qos=1)
             site.host.takes = True
             while site.host.waiting:
@@ -222,7 +222,7 @@ def test_a_place_in_the_log_of_its_origin_counts_once_under_any_id(tmp_path: Pat
     """An origin that crashed hands over again what it had handed over, with new ids."""
 
     def marked(offset: int, log: str = "l", node: bytes = OTHER) -> bytes:
-        return with_place(b"", LogPlace(node, log, 3, offset))
+        return with_offset(b"", LogPlace(node, log, 3, offset))
 
     async def scenario(site: Site) -> None:
         await site.start()

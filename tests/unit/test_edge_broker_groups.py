@@ -17,7 +17,7 @@ from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.routing.interest import plain_of
 from holdfast.federation.sidecar.edge_broker.interest import importable
 from holdfast.federation.sidecar.edge_broker.messages import audience_of
-from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, with_place
+from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, with_offset
 from holdfast.protocol.topics.names import matches
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import OTHER, Site, run
@@ -90,7 +90,7 @@ def test_a_share_that_another_member_was_to_have_is_stored_once_behind_newer_one
     under its place there."""
 
     def marked(offset: int) -> bytes:
-        return with_place(b"", LogPlace(OTHER, "l", 3, offset))
+        return with_offset(b"", LogPlace(OTHER, "l", 3, offset))
 
     async def scenario(site: Site) -> None:
         await site.start()

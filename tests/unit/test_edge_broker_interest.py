@@ -88,7 +88,7 @@ def test_what_is_retained_is_told_as_it_went_out(tmp_path: Path) -> None:
                 sent[topic].qos,
                 sent[topic].properties,
             )
-            assert message.came_from is None
+            assert message.delivered_id is None
             assert (message.expiry_s is None) == (topic != "both/x")
 
     run(tmp_path, scenario)
@@ -115,7 +115,7 @@ def test_what_is_retained_for_the_federation_is_no_publication_and_told_as_come_
         found: list[list[Message]] = []
         site.edge.read_retained(frozenset(["#"]), found.append)
         await until(lambda: found)
-        assert [(one.topic, one.came_from is None) for one in found[0]] == [("a/x", False)]
+        assert [(one.topic, one.delivered_id is None) for one in found[0]] == [("a/x", False)]
         assert site.host.published == []
         assert site.edge.counts == {"retained": 1, "import refused: import filters": 1}
 

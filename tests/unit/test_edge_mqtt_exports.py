@@ -56,7 +56,7 @@ def received(
 def test_acknowledges_in_order_what_is_done() -> None:
     world = World()
     for number in (1, 2, 3):
-        world.exports.take(received(number, b"%d" % number))
+        world.exports.handle(received(number, b"%d" % number))
     world.dones[2]()
     world.dones[1]()
     assert world.acknowledged == []
@@ -68,13 +68,13 @@ def test_acknowledges_in_order_what_is_done() -> None:
 def test_what_was_done_while_away_is_not_given_again() -> None:
     world = World()
     for number in (1, 2, 3):
-        world.exports.take(received(number, b"%d" % number))
+        world.exports.handle(received(number, b"%d" % number))
     world.is_connected = False
     world.dones[0]()
     world.dones[2]()
     world.is_connected = True
     for number in (1, 2, 3):
-        world.exports.take(received(number, b"%d" % number, 2, True))
+        world.exports.handle(received(number, b"%d" % number, 2, True))
     assert world.payloads() == [b"1", b"2", b"3"]
     assert world.acknowledged == [1]
     world.dones[1]()
@@ -84,22 +84,22 @@ def test_what_was_done_while_away_is_not_given_again() -> None:
 def test_another_client_counts_its_connections_anew() -> None:
     """What was held of the one before comes again, once."""
     world = World()
-    world.exports.hold()
-    world.exports.take(received(1, b"held"))
+    world.exports.suspend()
+    world.exports.handle(received(1, b"held"))
     world.exports.new_client()
-    world.exports.take(received(1, b"held", dup=True))
-    world.exports.release()
+    world.exports.handle(received(1, b"held", dup=True))
+    world.exports.resume()
     assert world.payloads() == [b"held"]
     assert world.exports.counts == {"exported": 1}
 
 
 def test_a_packet_id_that_is_used_anew_is_a_new_message() -> None:
     world = World()
-    world.exports.take(received(1, b"old"))
+    world.exports.handle(received(1, b"old"))
     world.exports.forget_session()
     world.dones[0]()
-    world.exports.take(received(1, b"old", 2))
-    world.exports.take(received(2, b"new", 2, True))
+    world.exports.handle(received(1, b"old", 2))
+    world.exports.handle(received(2, b"new", 2, True))
     assert world.payloads() == [b"old", b"old", b"new"]
     world.dones[1]()
     world.dones[2]()
@@ -118,7 +118,7 @@ def test_a_packet_id_that_is_used_anew_is_a_new_message() -> None:
 def test_retained(replays: Replays, is_settling: bool, given: bool) -> None:
     world = World(replays)
     world.exports.is_settling = is_settling
-    world.exports.take(received(1, retain=True))
+    world.exports.handle(received(1, retain=True))
     assert bool(world.given) is given
     assert bool(world.acknowledged) is not given
 
@@ -126,11 +126,11 @@ def test_retained(replays: Replays, is_settling: bool, given: bool) -> None:
 def test_not_everything_leaves() -> None:
     world = World(Replays.NONE, "a/#")
     for number, topic in enumerate(("$SYS/x", "federator/interest", "b"), 1):
-        world.exports.take(received(number, topic=topic))
-    world.exports.take(received(0, topic="b"))
+        world.exports.handle(received(number, topic=topic))
+    world.exports.handle(received(0, topic="b"))
     marked = received(4, topic="a")
     marked.properties = {pr.USER_PROPERTY: [(MARK, "")]}
-    world.exports.take(marked)
+    world.exports.handle(marked)
     assert not world.given
     assert world.acknowledged == [1, 2, 3, 4]
     assert world.exports.counts == {"not federated": 2, "not wanted": 2, "echo": 1}
@@ -141,41 +141,41 @@ def test_copies_of_overlapping_subscriptions() -> None:
     world.exports.is_changing = True
     # Before the second subscription; with both, in any order; after the first is gone.
     for number, identifier in enumerate((1, 1, 2, 2, 1), 1):
-        world.exports.take(received(number, b"same", ids=(identifier,)))
+        world.exports.handle(received(number, b"same", ids=(identifier,)))
     world.exports.fence()
     for number, identifier in enumerate((1, 2, 2, 2), 6):
-        world.exports.take(received(number, b"same", ids=(identifier,)))
+        world.exports.handle(received(number, b"same", ids=(identifier,)))
     assert len(world.given) == 3 + 3
     # The first by the old one alone, the next by the new one alone: what parts them is the fence.
-    world.exports.take(received(10, b"one", ids=(1,)))
+    world.exports.handle(received(10, b"one", ids=(1,)))
     world.exports.fence()
-    world.exports.take(received(11, b"one", ids=(2,)))
+    world.exports.handle(received(11, b"one", ids=(2,)))
     assert len(world.given) == 8
     # A broker that sends one for all names all; without identifiers nothing is taken for a copy.
-    world.exports.take(received(12, b"all", ids=(1,)))
-    world.exports.take(received(13, b"all", ids=(1, 2)))
-    world.exports.take(received(14, b"none"))
-    world.exports.take(received(15, b"none"))
+    world.exports.handle(received(12, b"all", ids=(1,)))
+    world.exports.handle(received(13, b"all", ids=(1, 2)))
+    world.exports.handle(received(14, b"none"))
+    world.exports.handle(received(15, b"none"))
     assert len(world.given) == 12
 
 
 def test_nothing_is_given_while_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_exports, "HELD_UNACKNOWLEDGED_MAX", 2)
     world = World()
-    world.exports.hold()
-    world.exports.take(received(1, b"1"))
-    world.exports.take(received(0, b"zero"))
-    world.exports.take(received(2, b"2"))
+    world.exports.suspend()
+    world.exports.handle(received(1, b"1"))
+    world.exports.handle(received(0, b"zero"))
+    world.exports.handle(received(2, b"2"))
     # The connection is made again: the broker repeats what has a packet id.
-    world.exports.take(received(1, b"1", 2, True))
-    world.exports.take(received(2, b"2", 2, True))
+    world.exports.handle(received(1, b"1", 2, True))
+    world.exports.handle(received(2, b"2", 2, True))
     assert not world.given
-    world.exports.release()
+    world.exports.resume()
     assert world.payloads() == [b"zero", b"1", b"2"]
     for done in world.dones:
         done()
     assert world.acknowledged == [1, 2]
-    world.exports.release()
+    world.exports.resume()
     assert len(world.given) == 3
 
 
@@ -194,7 +194,7 @@ def test_a_broker_that_is_cut_again_and_again() -> None:
             if what < 0.5:
                 sent += 1
                 waiting[sent] = b"%d" % (sent // 2)
-                world.exports.take(received(sent, waiting[sent], connection))
+                world.exports.handle(received(sent, waiting[sent], connection))
             elif what < 0.8 and pending:
                 pending.pop(choose.randrange(len(pending)))()
             else:
@@ -204,7 +204,7 @@ def test_a_broker_that_is_cut_again_and_again() -> None:
                 world.is_connected = True
                 connection += 1
                 for packet_id, payload in list(waiting.items()):
-                    world.exports.take(received(packet_id, payload, connection, True))
+                    world.exports.handle(received(packet_id, payload, connection, True))
             pending += world.dones[seen:]
             seen = len(world.dones)
             for packet_id in world.acknowledged[unacknowledged:]:
@@ -222,7 +222,7 @@ def test_the_mark_and_the_sequence() -> None:
     })  # fmt: skip
     message = outbound(sent)
     assert message.expiry_s == 9.0
-    assert message.came_from is None
+    assert message.delivered_id is None
     plain = inbound(id, message, "", 5)
     assert plain[pr.USER_PROPERTY] == [
         ("hf-seq", "pump:1:7"), ("a", "b"), (MARK, f"{id.node.hex()}:3:42"),

@@ -41,9 +41,9 @@ def test_static_ones_stay() -> None:
 
 def test_a_beacon_holds_for_its_time() -> None:
     interest = sources()
-    interest.take("federator/beacon/a/b", b"whatever", 10.0)
+    interest.handle("federator/beacon/a/b", b"whatever", 10.0)
     assert interest.take_changes() == (["a/b"], [])
-    interest.take("federator/beacon/a/b", b"", 15.0)
+    interest.handle("federator/beacon/a/b", b"", 15.0)
     interest.expire(20.9)
     assert interest.take_changes() == ([], [])
     interest.expire(21.0)
@@ -53,11 +53,11 @@ def test_a_beacon_holds_for_its_time() -> None:
 def test_several_who_want_the_same() -> None:
     interest = sources("a/+")
     known = wanted(interest, set())
-    interest.take(INTEREST_TOPIC, word("a/+", "c", client="x"), 0.0)
-    interest.take(INTEREST_TOPIC, word("c", ttl=120, client="y"), 0.0)
+    interest.handle(INTEREST_TOPIC, word("a/+", "c", client="x"), 0.0)
+    interest.handle(INTEREST_TOPIC, word("c", ttl=120, client="y"), 0.0)
     known = wanted(interest, known)
     assert known == {"a/+", "c"}
-    interest.take(INTEREST_TOPIC, word("a/+", "c", ttl=0, client="x"), 1.0)
+    interest.handle(INTEREST_TOPIC, word("a/+", "c", ttl=0, client="x"), 1.0)
     assert wanted(interest, known) == known
     interest.expire(120.0)
     assert wanted(interest, known) == {"a/+"}
@@ -65,36 +65,36 @@ def test_several_who_want_the_same() -> None:
 
 def test_what_may_not_come_in_is_not_wanted() -> None:
     interest = sources("#", allowed=("in/#", "both/+"))
-    interest.take(INTEREST_TOPIC, word("+/x", "out/#", "$share/g/in/y"), 0.0)
+    interest.handle(INTEREST_TOPIC, word("+/x", "out/#", "$share/g/in/y"), 0.0)
     assert wanted(interest, set()) == {"in/#", "both/+", "in/x", "both/x", "$share/g/in/y"}
 
 
 def test_own_topics_and_those_of_the_broker_are_nobodys() -> None:
     interest = sources()
     interest.own_clients = frozenset({"me"})
-    interest.take(LOG_SUBSCRIBE, b"1795346351: me 2 wanted/by/others", 0.0)
-    interest.take(LOG_SUBSCRIBE, b"1795346351: other 0 $SYS/#", 0.0)
-    interest.take(LOG_SUBSCRIBE, b"1795346351: other 0 federator/interest", 0.0)
-    interest.take("federator/beacon/$SYS/x", b"", 0.0)
+    interest.handle(LOG_SUBSCRIBE, b"1795346351: me 2 wanted/by/others", 0.0)
+    interest.handle(LOG_SUBSCRIBE, b"1795346351: other 0 $SYS/#", 0.0)
+    interest.handle(LOG_SUBSCRIBE, b"1795346351: other 0 federator/interest", 0.0)
+    interest.handle("federator/beacon/$SYS/x", b"", 0.0)
     assert interest.take_changes() == ([], [])
 
 
 def test_the_log_of_mosquitto() -> None:
     """Lines as Mosquitto 2.0.11 writes them."""
     interest = sources()
-    interest.take(
+    interest.handle(
         LOG_NOTICE, b"1: New client connected from 127.0.0.1:5 as c l (p2, c1, k60).", 0.0
     )
-    interest.take(LOG_NOTICE, b"1: New client connected from ::1:5 as kept (p2, c0, k60).", 0.0)
-    interest.take(LOG_NOTICE, b"1: New client connected from ::1:5 as five (p5, c1, k60).", 0.0)
+    interest.handle(LOG_NOTICE, b"1: New client connected from ::1:5 as kept (p2, c0, k60).", 0.0)
+    interest.handle(LOG_NOTICE, b"1: New client connected from ::1:5 as five (p5, c1, k60).", 0.0)
     for client in ("c l", "kept", "five"):
-        interest.take(LOG_SUBSCRIBE, f"1: {client} 1 {client[0]}/x y/+".encode(), 0.0)
-    interest.take(LOG_SUBSCRIBE, b"1: kept 2 $share/g/shared/#", 0.0)
+        interest.handle(LOG_SUBSCRIBE, f"1: {client} 1 {client[0]}/x y/+".encode(), 0.0)
+    interest.handle(LOG_SUBSCRIBE, b"1: kept 2 $share/g/shared/#", 0.0)
     known = wanted(interest, set())
     assert known == {"c/x y/+", "k/x y/+", "f/x y/+", "$share/g/shared/#"}
-    interest.take(LOG_UNSUBSCRIBE, b"1: kept k/x y/+", 0.0)
+    interest.handle(LOG_UNSUBSCRIBE, b"1: kept k/x y/+", 0.0)
     for client in ("c l", "kept", "five"):
-        interest.take(LOG_NOTICE, f"1: Client {client} disconnected.".encode(), 0.0)
+        interest.handle(LOG_NOTICE, f"1: Client {client} disconnected.".encode(), 0.0)
     assert wanted(interest, known) == {"f/x y/+", "$share/g/shared/#"}
 
 
@@ -124,7 +124,7 @@ def test_the_log_of_mosquitto() -> None:
 def test_refused_and_counted(topic: str, payload: bytes) -> None:
     interest = sources()
     with pytest.raises(BadWord):
-        interest.take(topic, payload, 0.0)
+        interest.handle(topic, payload, 0.0)
     assert sum(interest.refused.values()) == 1
     assert interest.take_changes() == ([], [])
 
@@ -133,20 +133,20 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interest_sources, "HELD_MAX", 10)
     interest = sources("static")
     for number in range(9):
-        interest.take(f"federator/beacon/{number}", b"", 0.0)
+        interest.handle(f"federator/beacon/{number}", b"", 0.0)
     with pytest.raises(BadWord, match="10 filters"):
-        interest.take("federator/beacon/one-more", b"", 0.0)
+        interest.handle("federator/beacon/one-more", b"", 0.0)
     # What is wanted already may be said again, and what has expired makes room.
-    interest.take("federator/beacon/1", b"", 5.0)
+    interest.handle("federator/beacon/1", b"", 5.0)
     interest.expire(6.0)
-    interest.take("federator/beacon/one-more", b"", 6.0)
+    interest.handle("federator/beacon/one-more", b"", 6.0)
     assert len(interest) == 3
 
 
 def test_survives_a_restart_with_the_time_that_is_left() -> None:
     interest = sources("static")
-    interest.take("federator/beacon/a", b"", 10.0)
-    interest.take(INTEREST_TOPIC, word("b/#", ttl=100, client="x"), 10.0)
+    interest.handle("federator/beacon/a", b"", 10.0)
+    interest.handle(INTEREST_TOPIC, word("b/#", ttl=100, client="x"), 10.0)
     kept = interest.snapshot(14.0)
     assert len(kept) == 2
     after = sources("static")
@@ -171,7 +171,7 @@ def test_any_bytes_at_all() -> None:
         for _ in range(choose.randint(0, 4)):
             payload.insert(choose.randint(0, len(payload)), choose.randrange(256))
         try:
-            interest.take(choose.choice(topics), bytes(payload), 0.0)
+            interest.handle(choose.choice(topics), bytes(payload), 0.0)
         except BadWord:
             refused += 1
     interest.take_changes()

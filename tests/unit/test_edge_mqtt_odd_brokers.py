@@ -76,7 +76,7 @@ def test_311_that_echoes_is_refused_unless_nothing_meets(tmp_path: Path) -> None
                 assert not host.ups
             filters = {"export_filters": ("up/#",), "import_filters": ("down/#", "t/#")}
             async with edge_at(broker, tmp_path / "b", host, 4, **filters) as edge:
-                edge.want(frozenset({"#"}))
+                edge.set_wanted_filters(frozenset({"#"}))
                 await until(lambda: host.is_up, "up")
                 await until(lambda: edge.status()["export_filters"] == ["up/#"], "subscribed")
                 undone = messages(3)
@@ -92,7 +92,7 @@ def test_mqtt_5_without_no_local_is_told_by_the_mark(tmp_path: Path) -> None:
         async with OddBroker(echoes=True) as broker:
             host = ScriptedHost()
             async with edge_at(broker, tmp_path, host) as edge:
-                edge.want(frozenset({"t/#"}))
+                edge.set_wanted_filters(frozenset({"t/#"}))
                 await until(lambda: edge.status()["is_settled"] is True, "settled")
                 undone = messages(3)
                 give(edge, undone)
@@ -114,7 +114,7 @@ def test_a_broker_that_knows_no_bridges(tmp_path: Path) -> None:
             host = ScriptedHost()
             filters = {"export_filters": ("up/#",), "import_filters": ("down/#",)}
             async with edge_at(broker, tmp_path, host, 4, **filters) as edge:
-                edge.want(frozenset({"up/#"}))
+                edge.set_wanted_filters(frozenset({"up/#"}))
                 await until(lambda: edge.status()["is_settled"] is True, "settled")
                 assert broker.bridges == 2
                 options = Options(level=4)
@@ -131,7 +131,7 @@ def test_refused_for_now_is_sent_again_and_nothing_overtakes(tmp_path: Path) -> 
         async with OddBroker() as broker:
             host = ScriptedHost()
             async with edge_at(broker, tmp_path, host, inflight_messages=1) as edge:
-                edge.want(frozenset())
+                edge.set_wanted_filters(frozenset())
                 await until(lambda: host.is_up, "up")
                 broker.refusals = [0, 0, reasons.QUOTA_EXCEEDED]
                 undone = messages(5)
@@ -152,7 +152,7 @@ def test_refused_for_good_is_dropped_and_counted(tmp_path: Path) -> None:
         async with OddBroker(connack=limits) as broker:
             host = ScriptedHost()
             async with edge_at(broker, tmp_path, host) as edge:
-                edge.want(frozenset())
+                edge.set_wanted_filters(frozenset())
                 await until(lambda: host.is_up, "up")
                 broker.refusals = [reasons.NOT_AUTHORIZED]
                 undone = messages(2, qos=2)
@@ -175,7 +175,7 @@ def test_a_refused_subscription_is_told(tmp_path: Path, caplog: pytest.LogCaptur
         async with OddBroker(refused_filters=frozenset({"no/#"})) as broker:
             host = ScriptedHost()
             async with edge_at(broker, tmp_path, host) as edge:
-                edge.want(frozenset({"no/#", "yes/#"}))
+                edge.set_wanted_filters(frozenset({"no/#", "yes/#"}))
                 await until(lambda: edge.status()["is_settled"] is True, "settled")
                 assert edge.status()["refused_filters"] == ["no/#"]
                 assert edge.status()["export_filters"] == ["yes/#"]

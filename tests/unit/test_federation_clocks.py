@@ -74,17 +74,17 @@ def test_clocks_that_are_right_change_nothing() -> None:
 def test_a_single_linked_member_does_not_decide_what_time_it_is() -> None:
     """Both say that they differ, and nobody knows who is wrong."""
     clock = HybridClock(WALL_S, 0.0)
-    assert clock.peer_says(node_id(1), WALL_S + YEAR_S, 0.0) == 0.0
+    assert clock.set_peer(node_id(1), WALL_S + YEAR_S, 0.0) == 0.0
     assert not clock.is_wrong
     assert clock.is_disputed
     assert clock.stamp(0.0) == int(WALL_S * 1e6)
     # Two that contradict each other, neither; two that agree do.
-    assert clock.peer_says(node_id(2), WALL_S + 3 * YEAR_S, 0.0) == 0.0
-    assert clock.peer_says(node_id(3), WALL_S + YEAR_S + 5.0, 0.0) > 0.9 * YEAR_S
+    assert clock.set_peer(node_id(2), WALL_S + 3 * YEAR_S, 0.0) == 0.0
+    assert clock.set_peer(node_id(3), WALL_S + YEAR_S + 5.0, 0.0) > 0.9 * YEAR_S
     assert clock.is_wrong
     # Set right, it is believed again, and what is stamped follows.
-    clock.peer_says(node_id(1), WALL_S + 60.0, 60.0)
-    clock.peer_says(node_id(3), WALL_S + 60.0, 60.0)
+    clock.set_peer(node_id(1), WALL_S + 60.0, 60.0)
+    clock.set_peer(node_id(3), WALL_S + 60.0, 60.0)
     assert not clock.is_wrong
     assert clock.stamp(60.0) < (WALL_S + 61.0) * 1e6
 

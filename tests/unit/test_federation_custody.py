@@ -22,7 +22,7 @@ from tests.support.sim_federation_member import node_id
 from tests.unit.test_federation_defects import A, B, C, alone
 
 GROUP = "$share/g/t"
-KNOWN = Message("t", b"x", 2, is_known_again=True)
+KNOWN = Message("t", b"x", 2, is_repeatable=True)
 
 
 def lan(weather: Weather | None = None, **options: object) -> World:
@@ -56,7 +56,7 @@ def test_what_would_be_known_again_is_sent_at_once() -> None:
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_is_confirmed_before_it_is_stored_need_not_be_stored(qos: int) -> None:
     member = alone()
-    id = member.local_publish(Message("t", b"x", qos, is_known_again=True), 1.0)
+    id = member.local_publish(Message("t", b"x", qos, is_repeatable=True), 1.0)
     assert id is not None
     member.take_effects()
     member.frame(A, encode(StreamAck(B, 1, A, 1, 0)), 1.1)
@@ -73,7 +73,7 @@ def test_what_is_confirmed_before_it_is_stored_need_not_be_stored(qos: int) -> N
     [
         (Message("t", b"x", 1), ["t"]),
         # Another version is made of it when it is handed over again.
-        (Message("t", b"x", 1, True, is_known_again=True), ["t"]),
+        (Message("t", b"x", 1, True, is_repeatable=True), ["t"]),
         # Another member may be given the group's share the second time.
         (KNOWN, [GROUP]),
         (KNOWN, ["t", GROUP]),
@@ -204,7 +204,9 @@ def test_what_comes_ahead_of_its_turn_is_bounded() -> None:
         world.run(0.01)
         for number in (0, 5):
             sources = world.members[number].member.receiving._sources
-            early = max(early, len(sources[node_id(11)].early) if node_id(11) in sources else 0)
+            early = max(
+                early, len(sources[node_id(11)].out_of_order) if node_id(11) in sources else 0
+            )
     assert 0 < early < world.config.shared_window_messages
     world.run_until(lambda: not world.missing(), 20.0)
 
@@ -256,7 +258,7 @@ def test_patience_grows_with_waits_in_vain_and_with_what_confirmations_take() ->
     assert waits == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     # What was sent several times says nothing; one that was sent once does.
     patience.confirmed(1, 1, 50.0)
-    patience.begin(50.0)
+    patience.start(50.0)
     assert patience.wait_s == 8.0
     patience.launched(1, 2, 50.0)
     patience.confirmed(1, 2, 52.0)
@@ -281,9 +283,9 @@ def test_after_a_loss_of_the_path_waits_begin_short_and_end_long() -> None:
     # And a message that is sent soon after is not left to the long one.
     patience = RetransmitTimer(config)
     patience.moved(10.0)
-    patience.begin(10.5)
+    patience.start(10.5)
     assert patience.wait_s == config.reroute_s
-    patience.begin(11.5)
+    patience.start(11.5)
     assert patience.wait_s == config.retry_s
 
 

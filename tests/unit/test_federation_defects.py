@@ -168,7 +168,7 @@ def test_topics_of_brokers_and_federators_and_what_came_in_stay() -> None:
         assert member.local_publish(Message(topic, b"", 1), 1.0) is None
     id = member.local_publish(Message("t", b"", 1), 1.0)
     assert id is not None
-    assert member.local_publish(Message("t", b"", 1, came_from=id), 1.0) is None
+    assert member.local_publish(Message("t", b"", 1, delivered_id=id), 1.0) is None
 
 
 def test_nothing_is_sent_before_it_is_stored() -> None:

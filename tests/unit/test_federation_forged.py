@@ -86,7 +86,7 @@ def member_a(signing: bool = True, **options: Any) -> FederationMember:
         said(member, node, announcement(node), 0.03)
     said(member, B, announcement(D), 0.03)
     for number in range(3):
-        message = Message("t/1", b"%d" % number, 1, is_known_again=True)
+        message = Message("t/1", b"%d" % number, 1, is_repeatable=True)
         assert member.local_publish(message, 0.1)
     for place in range(1, 4):
         member.frame(B, encode(data(B, place, [A])), 0.1)

@@ -141,8 +141,8 @@ def test_nothing_that_a_peer_says_breaks_a_member(seed: int) -> None:
     assert member.counts["bad frame"] == 0
     assert len(member.retained.store) <= 3
     assert len(member.retained._reconciling._pulls) <= PULLS_MAX
-    assert len(member.retained._reconciling._said) <= len(NODES)
+    assert len(member.retained._reconciling._digests) <= len(NODES)
     assert len(member.receiving.positions()) <= MEMBERS_MAX
-    assert sum(map(len, (source.early for source in member.receiving._sources.values()))) <= (
-        len(NODES) * config.shared_window_messages
-    )
+    assert sum(
+        map(len, (source.out_of_order for source in member.receiving._sources.values()))
+    ) <= (len(NODES) * config.shared_window_messages)

@@ -25,8 +25,8 @@ def silent_for(burdened_at: float | None) -> tuple[float, int]:
     links.up(PEER, 0.0)
     asked = 0
     now = 0.0
-    while not (due := links.due(now)).lost:
-        asked += len(due.asks)
+    while not (due := links.due(now)).down:
+        asked += len(due.probes)
         now = links.timer(now)
         if burdened_at is not None and now > burdened_at:
             now = burdened_at
@@ -48,8 +48,8 @@ def test_any_word_counts() -> None:
     for step in range(1, 100):
         now = step * 1.25
         links.burdened(PEER, now - 1.2)
-        assert links.due(now).asks == []
-        links.heard(PEER, now)
+        assert links.due(now).probes == []
+        links.note_received(PEER, now)
 
 
 def test_a_peer_that_answers_late_is_given_more_time_for_a_while() -> None:
@@ -57,17 +57,17 @@ def test_a_peer_that_answers_late_is_given_more_time_for_a_while() -> None:
     links = LinkTable(config)
     links.up(PEER, 0.0)
     links.burdened(PEER, 0.0)
-    assert links.due(1.3).asks == [PEER]
-    assert links.due(1.5).asks == [PEER]
-    links.heard(PEER, 1.6)
+    assert links.due(1.3).probes == [PEER]
+    assert links.due(1.5).probes == [PEER]
+    links.note_received(PEER, 1.6)
     links.burdened(PEER, 1.6)
-    assert links.due(1.6 + 2.0).asks == []
-    assert links.due(1.6 + 2.05).asks == [PEER]
-    links.heard(PEER, 3.7)
+    assert links.due(1.6 + 2.0).probes == []
+    assert links.due(1.6 + 2.05).probes == [PEER]
+    links.note_received(PEER, 3.7)
     later = 1.6 + config.slow_s
-    links.heard(PEER, later)
+    links.note_received(PEER, later)
     links.burdened(PEER, later)
-    assert links.due(later + 1.3).asks == [PEER]
+    assert links.due(later + 1.3).probes == [PEER]
 
 
 def test_a_member_that_stood_still_itself_asks_before_it_concludes() -> None:
@@ -76,8 +76,8 @@ def test_a_member_that_stood_still_itself_asks_before_it_concludes() -> None:
     links.burdened(PEER, 0.0)
     now = 60.0
     asks = []
-    while not (due := links.due(now)).lost:
-        asks += [now] * len(due.asks)
+    while not (due := links.due(now)).down:
+        asks += [now] * len(due.probes)
         now = max(now, links.timer(now))
     assert asks == pytest.approx([60.0, 60.2, 60.4])
     assert now == pytest.approx(60.6)

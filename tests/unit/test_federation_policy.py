@@ -63,7 +63,7 @@ def test_an_allowance_is_used_up_and_fills_again() -> None:
     def take(now: float) -> int:
         count = 0
         while allowance.has(now):
-            allowance.take(1.0)
+            allowance.spend(1.0)
             count += 1
         return count
 
@@ -75,7 +75,7 @@ def test_an_allowance_is_used_up_and_fills_again() -> None:
 def test_a_message_larger_than_the_allowance_is_not_held_up_for_ever() -> None:
     allowance = Allowance(10.0, 1.0, 0.0)
     assert allowance.has(0.0)
-    allowance.take(100.0)
+    allowance.spend(100.0)
     assert not allowance.has(8.0)
     assert allowance.has(9.5)
 

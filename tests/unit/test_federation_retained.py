@@ -132,7 +132,7 @@ def test_stamps_grow_and_stay_near_the_wall() -> None:
     assert first == NOW_US + 1_000_000
     assert clock.stamp(1.0) == first + 1
     # Another clock is ahead: what follows is newer than what was seen.
-    assert clock.hear(first + 60_000_000, 1.0)
+    assert clock.observe(first + 60_000_000, 1.0)
     assert clock.stamp(2.0) == first + 60_000_001
     assert clock.stamp(100.0) == NOW_US + 100_000_000
     clock.set_wall(WALL_S - 3600.0, 100.0)
@@ -142,7 +142,7 @@ def test_stamps_grow_and_stay_near_the_wall() -> None:
 def test_a_stamp_too_far_ahead_is_not_believed() -> None:
     clock = HybridClock(WALL_S, 0.0)
     ahead = int((WALL_S + AHEAD_MAX_S + 1.0) * 1e6)
-    assert not clock.hear(ahead, 0.0)
+    assert not clock.observe(ahead, 0.0)
     assert clock.stamp(0.0) == NOW_US
     one = member()
     assert tell(one, retained("a/1", stamp=ahead + 10_000_000)) == []
@@ -169,7 +169,7 @@ def test_a_replay_is_given_to_the_broker_and_stored_and_nothing_is_sent() -> Non
     assert [type(effect) for effect in effects] == [RetainLocally, StoreRetained]
     assert isinstance(effects[0], RetainLocally)
     assert effects[0].message.payload == b"x"
-    assert effects[0].message.came_from == effects[0].id
+    assert effects[0].message.delivered_id == effects[0].id
     assert tell(one, retained("a/1")) == []
 
 
@@ -352,9 +352,9 @@ def test_pages_are_bounded_and_together_have_everything() -> None:
         assert len(page.messages) <= RETAINED_PAGE_MAX
         assert sum(message.size for message in page.messages) <= 256 << 10
         got += [message.topic for message in page.messages]
-        if page.upto is None:
+        if page.end_topic is None:
             break
-        after = page.upto
+        after = page.end_topic
     assert got == topics
     assert 4 <= asked < 8
 

@@ -25,7 +25,7 @@ GROUP = "$share/g/t/#"
 
 
 def lan(subscriptions: dict[int, list[str]]) -> World:
-    config = FederationConfig(share_patience_s=3.0)
+    config = FederationConfig(group_reassign_s=3.0)
     world = World(12, edges_of(LAN_EDGES), 1, None, config, subscriptions)
     world.run_until(world.is_stable, 10.0)
     world.run(0.5)
@@ -85,9 +85,9 @@ def test_groups_are_announced_and_plain_members_told_apart() -> None:
     remote.change(B, [GROUP], [])
     wanting = remote.wanting("t/1")
     assert wanting.members == (A,)
-    assert wanting.shares == {GROUP: (A, B)}
+    assert wanting.groups == {GROUP: (A, B)}
     remote.change(B, [], [GROUP])
-    assert remote.wanting("t/1").shares == {GROUP: (A,)}
+    assert remote.wanting("t/1").groups == {GROUP: (A,)}
     assert remote.wanting("x") == ((), {})
 
 
@@ -96,7 +96,7 @@ def test_too_many_filters_are_announced_without_groups() -> None:
     local.change([GROUP, "a/1", "a/2"], [])
     assert local.announced() == {"t/#", "a/#"}
     # Nobody can be granted the group, so it gets what plain subscribers get.
-    assert not local.tells_groups()
+    assert not local.announces_groups()
 
 
 def test_a_group_that_was_not_granted_a_message_does_not_get_it() -> None:

@@ -99,9 +99,9 @@ def test_filters_are_counted() -> None:
     interest = LocalInterest()
     assert interest.change(["a/+", "a/+"], [])
     assert not interest.change([], ["a/+"])
-    assert interest.wants("a/b")
+    assert interest.matches("a/b")
     assert interest.change([], ["a/+"])
-    assert not interest.wants("a/b")
+    assert not interest.matches("a/b")
     assert interest.announced() == set()
 
 
@@ -169,15 +169,15 @@ def test_the_window_is_a_set_that_refuses_what_it_cannot_know(sequences: list[in
             expected = Freshness.SEEN
         else:
             expected = Freshness.NEW if sequence > newest else Freshness.LATE
-        assert window.take(sequence) is expected
+        assert window.add(sequence) is expected
         seen.add(sequence)
 
 
 def test_windows_are_forgotten_after_ten_minutes() -> None:
     duplicates = Duplicates()
-    assert duplicates.take(MessageId(A, 1, 5), 0.0) is Freshness.NEW
-    assert duplicates.take(MessageId(A, 2, 5), 1.0) is Freshness.NEW
-    assert duplicates.take(MessageId(A, 1, 5), 2.0) is Freshness.SEEN
+    assert duplicates.add(MessageId(A, 1, 5), 0.0) is Freshness.NEW
+    assert duplicates.add(MessageId(A, 2, 5), 1.0) is Freshness.NEW
+    assert duplicates.add(MessageId(A, 1, 5), 2.0) is Freshness.SEEN
     duplicates.expire(1.0 + EPOCH_KEPT_S)
     assert len(duplicates) == 1
 

@@ -70,10 +70,10 @@ def test_messages_go_where_they_are_wanted(tmp_path: Path) -> None:
         assert here.payloads_of("a/1", most_qos=0) == [str(n) for n in range(300) if not n % 3]
         id, message_here, place = here.delivered[-1]
         assert (id.node, id.epoch) == (first.node, 1)
-        assert message_here.came_from == id
+        assert message_here.delivered_id == id
         assert message_here.expiry_s is not None
         assert 0 < message_here.expiry_s <= 30.0
-        assert replace(message_here, came_from=None, expiry_s=30.0, stamp=0) == message
+        assert replace(message_here, delivered_id=None, expiry_s=30.0, stamp=0) == message
         assert place == 201
         assert all(event.is_set() for event in done)
         assert relay.delivered == other.delivered == []
@@ -469,4 +469,4 @@ def test_settings_say_what_is_wrong() -> None:
         payload_bytes_max=10, messages_per_s=5, bytes_per_s=0.5
     )
     assert member_config(settings).queue_messages_max == 100_000
-    assert member_config(member_settings({"hello_s": 0.4})).ask_after_s == pytest.approx(0.41)
+    assert member_config(member_settings({"hello_s": 0.4})).probe_after_s == pytest.approx(0.41)

@@ -31,7 +31,7 @@ class Bench:
     ) -> None:
         message = Message("a/1", f"{place}".encode(), qos, expiry_s=expiry_s)
         id = MessageId(origin, 1, place)
-        self.deliveries.take(DeliverLocally(id, message, place if qos else 0, 1), now)
+        self.deliveries.accept(DeliverLocally(id, message, place if qos else 0, 1), now)
 
 
 def test_a_position_moves_over_what_is_done_only() -> None:

@@ -60,7 +60,7 @@ async def server(answer: bytes, tls: ssl.SSLContext | None = None) -> Any:
 
 async def ask(port: int, scheme: str = "http", ca: str = "", timeout_s: float = 60) -> Any:
     http = ManagerHttp(f"{scheme}://127.0.0.1:{port}/under/", ca)
-    return await http.ask("POST", "/x", {"a": 1}, "token", timeout_s)
+    return await http.request("POST", "/x", {"a": 1}, "token", timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -401,10 +401,10 @@ def test_a_token_file_that_is_missing(tmp_path: Path, caplog: pytest.LogCaptureF
         manager, member = Manager(), Member()
         await manager.start()
         async with client_of(manager, member, tmp_path) as client:
-            client._kept = manager_client.StoredManager("")
+            client._stored = manager_client.StoredManager("")
             (tmp_path / "token").unlink()
             await until(lambda: "token: cannot be read" in caplog.text, "a line")
-            assert not client.is_connected or client._kept.token
+            assert not client.is_connected or client._stored.token
             (tmp_path / "token").write_text("good")
             await until(lambda: client.is_connected, "a place")
 

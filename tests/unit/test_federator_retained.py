@@ -232,15 +232,15 @@ def test_all_that_a_broker_has_is_told(tmp_path: Path) -> None:
         ]
         assert bench.told[-1].payload == b""
         bench.told.clear()
-        bench.retention.want(frozenset(["a/1", "a/2"]))
+        bench.retention.set_wanted_filters(frozenset(["a/1", "a/2"]))
         await until(lambda: len(bench.told) == 2, "what is wanted now")
-        bench.retention.want(frozenset(["a/1"]))
-        bench.retention.want(frozenset(["a/1", "a/3"]))
+        bench.retention.set_wanted_filters(frozenset(["a/1"]))
+        bench.retention.set_wanted_filters(frozenset(["a/1", "a/3"]))
         await until(lambda: len(bench.told) == 3, "what is new")
         assert bench.edge.reads[1:] == [frozenset(["a/1", "a/2"]), frozenset(["a/3"])]
         # What is read for a broker that has gone meanwhile counts for nothing.
         bench.told.clear()
-        bench.retention.want(frozenset(["#"]))
+        bench.retention.set_wanted_filters(frozenset(["#"]))
         bench.retention.down()
         await asyncio.sleep(0.05)
         assert bench.told == []

@@ -254,9 +254,9 @@ def test_an_outlet_keeps_the_newest_and_counts_the_others(monkeypatch: pytest.Mo
         lost: Counter[str] = Counter()
         outlet = Outlet(lost, Complaints(asyncio.get_running_loop().time), "broker")
         for _ in range(5):
-            outlet.put(("t", b"x", 2))
+            outlet.enqueue(("t", b"x", 2))
         assert (len(outlet), lost["queue full"]) == (3, 2)
-        outlet.put(("t", bytes(99), 2))
+        outlet.enqueue(("t", bytes(99), 2))
         assert (len(outlet), lost["queue full"]) == (2, 4)
         outlet.clear()
         assert (len(outlet), lost["broker away"]) == (0, 2)
@@ -271,7 +271,7 @@ def test_nothing_waits_for_a_neighbour_whose_broker_is_away() -> None:
         address = f"tcp://127.0.0.1:{free_port()}"
         link = NeighbourLink(1, address, options("federator_2", None, None), lost, complaints)
         for _ in range(3):
-            link.put(("t", b"x", 2))
+            link.enqueue(("t", b"x", 2))
         assert (link.queued, lost["broker away"], link.is_up) == (0, 3, False)
         await link.stop()
         with pytest.raises(ValueError, match="unknown scheme"):

@@ -33,12 +33,12 @@ from holdfast.federation.paper.messages import (
 from holdfast.protocol.topics.names import check_filter, matches
 
 EPOCH = 1_700_000_000_000
-CONFIG = PaperConfig(answer_delay_s=0.0)
+CONFIG = PaperConfig(reply_delay_s=0.0)
 
 
 def member(**options: Any) -> PaperMember:
     """Member 1; its neighbours are 2 and 3."""
-    config = PaperConfig(answer_delay_s=0.0, **options)
+    config = PaperConfig(reply_delay_s=0.0, **options)
     started = PaperMember(1, EPOCH, config, {2: "tcp://b", 3: "tcp://c"}, 0.0)
     started.take_effects()
     return started

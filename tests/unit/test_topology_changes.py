@@ -196,7 +196,7 @@ async def test_a_disk_that_fails_in_a_commit(tmp_path: Path, fails: str) -> None
         store.fails = fails
         with pytest.raises(StoreLost, match="disk I/O error"):
             await join(manager, 1)
-        await until(lambda: not manager.changes.lost, "it is read again")
+        await until(lambda: not manager.changes.unknown_because, "it is read again")
         assert sorted(manager.state.members) == ([0, 1] if fails == "after" else [0])
         assert (await join(manager, 1)).id == 1
         assert (await join(manager, 2)).id == 2
@@ -209,7 +209,7 @@ async def test_a_database_is_lost_and_found(postgresql_server: PostgresqlServer)
         await join(manager, 0)
         end_connections(postgresql_server, database)
         await until(lambda: manager.changes.losses == 1, "the loss is noticed without a change")
-        await until(lambda: not manager.changes.lost, "it is back")
+        await until(lambda: not manager.changes.unknown_because, "it is back")
         assert (await join(manager, 1)).id == 1
         assert (await join(manager, 0)).id == 0
 
@@ -229,7 +229,7 @@ async def test_nobody_is_dead_for_the_time_without_a_database(
         end_connections(postgresql_server, database)
         await until(lambda: manager.changes.losses == 1, "the loss is noticed")
         now[0] += 60
-        await until(lambda: not manager.changes.lost, "it is back")
+        await until(lambda: not manager.changes.unknown_because, "it is back")
         for number in range(3):
             await manager.report(number, Report())
         for _ in range(3):
@@ -250,14 +250,16 @@ async def test_another_manager_takes_over_and_gives_back(
         second = manager_with(await taken_over(postgresql_server, database))
         await join(second, 1)
         await second.leave(0, "test")
-        await until(lambda: "another manager" in first.changes.lost, "the first has noticed")
+        await until(
+            lambda: "another manager" in first.changes.unknown_because, "the first has noticed"
+        )
         revision = first.state.revision
         for refused in (join(first, 2), first.report(0, Report()), first.changed_since(-1, 0)):
             with pytest.raises(StateStoreError, match="another manager"):
                 await refused
         assert first.state.revision == revision
         await second.stop()
-        await until(lambda: not first.changes.lost, "the first goes on")
+        await until(lambda: not first.changes.unknown_because, "the first goes on")
         assert first.state == second.state
         assert sorted(first.verdict().states) == [1]
         assert (await join(first, 2)).id == 2
@@ -293,7 +295,9 @@ async def test_a_database_from_a_backup_is_not_gone_on_with(
             await join(manager, number)
         postgresql_server.execute(database, "UPDATE meta SET value = 1 WHERE name = 'revision'")
         end_connections(postgresql_server, database)
-        await until(lambda: "revision is 1" in manager.changes.lost, "it is seen to be older")
+        await until(
+            lambda: "revision is 1" in manager.changes.unknown_because, "it is seen to be older"
+        )
         with pytest.raises(StateStoreError, match="was a backup restored"):
             await join(manager, 3)
         assert manager.state.revision == 3
@@ -319,10 +323,10 @@ async def test_a_server_that_stands_still_holds_nothing_up(
         )
         with pytest.raises(StoreLost, match=r"no answer in 0\.5 s"):
             await join(manager, 1)
-        assert manager.changes.lost
+        assert manager.changes.unknown_because
         end_connections(postgresql_server, database)
         postgresql_server.execute(database, "DROP TRIGGER asleep ON audit")
-        await until(lambda: not manager.changes.lost, "it is back")
+        await until(lambda: not manager.changes.unknown_because, "it is back")
         assert sorted(manager.state.members) == [0]
         assert (await join(manager, 1)).id == 1
 
@@ -357,7 +361,7 @@ async def test_connections_cut_at_any_byte(postgresql_server: PostgresqlServer) 
             proxy.cut_all()
             for first in range(0, 60, 6):
                 await asyncio.gather(*(come(manager, first + more) for more in range(6)))
-            await until(lambda: not manager.changes.lost, "it is back")
+            await until(lambda: not manager.changes.unknown_because, "it is back")
             last = manager.state
             losses = manager.changes.losses
     store = PostgresqlStore(postgresql_server.url(database))

@@ -60,7 +60,7 @@ def test_a_probe_that_gives_no_number_is_never_the_best() -> None:
     """The published manager stores the mean of nothing, which its database sorts first."""
     trips = RoundTrips()
     for node, value in enumerate([math.nan, None, -1.0, math.inf, 80.0, 90.0]):
-        trips.member_measured(node, value)
+        trips.add_measurement(node, value)
     assert [trips.latency(node) for node in range(4)] == [UNKNOWN_MS] * 4
     graph = {node: {(node + 1) % 6, (node - 1) % 6} for node in range(6)}
     rules = GraphRules(lambda node: 5)
@@ -70,8 +70,8 @@ def test_a_probe_that_gives_no_number_is_never_the_best() -> None:
 
 def test_a_failed_probe_forgets_the_measurement_before_it() -> None:
     trips = RoundTrips()
-    trips.member_measured(1, 3.0)
-    trips.member_measured(1, None)
+    trips.add_measurement(1, 3.0)
+    trips.add_measurement(1, None)
     assert trips.latency(1) == UNKNOWN_MS
 
 

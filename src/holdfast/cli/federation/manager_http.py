@@ -49,7 +49,7 @@ class ManagerPort:
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Send a request and return the data of the response. Raises `ManagerError`."""
-        return self._run(self._http.ask(method, path, body, self._token, TIMEOUT_S))
+        return self._run(self._http.request(method, path, body, self._token, TIMEOUT_S))
 
     def text(self, path: str) -> str:
         """Return the text at a path. Raises `ManagerError`."""

@@ -12,22 +12,22 @@ class FederationConfig:
 
     hello_s: float = 2.0
     """The seconds between HELLOs in one direction of a link; both together make one a second."""
-    ask_after_s: float = 2.05
+    probe_after_s: float = 2.05
     """The seconds of silence after which the member requests a HELLO from the peer."""
-    ask_sooner_s: float = 1.3
+    busy_probe_after_s: float = 1.3
     """The same after a message was sent to the peer, because most messages bring a reply."""
-    ask_s: float = 0.2
-    asks: int = 3
+    probe_interval_s: float = 0.2
+    probes_max: int = 3
     """The number of unanswered requests after which the link counts as down. By default that is
     2.65 s after the last frame, 1.9 s after a message."""
     slow_s: float = 60.0
-    """The seconds for which `ask_sooner_s` does not apply to a peer that replied only after a
+    """The seconds for which `busy_probe_after_s` does not apply to a peer that replied only after a
     second request."""
     flaps_free: int = 2
     """The losses of a link within `flap_s` after which it is used again without a delay. Each
-    further loss doubles the delay, from 1 s to `hold_max_s`."""
+    further loss doubles the delay, from 1 s to `link_delay_max_s`."""
     flap_s: float = 60.0
-    hold_max_s: float = 30.0
+    link_delay_max_s: float = 30.0
     relink_s: float = 0.1
     """The seconds after its loss for which a link is not used. Members must learn of the loss
     before it is back, because messages on it were lost too."""
@@ -58,7 +58,7 @@ class FederationConfig:
     dial_every_max_s: float = 2.0
     """The longest seconds between attempts. It is low because it bounds how long a healed network
     partition goes unnoticed."""
-    settle_s: float = 10.0
+    repair_close_s: float = 10.0
     """The seconds with all desired links up after which the member closes its own repairs."""
     window_messages: int = 256
     """The most messages in flight to one destination alone."""
@@ -88,7 +88,7 @@ class FederationConfig:
     redundancy: int = 1
     """The number of paths by which a message is sent at once, as disjoint as the graph allows; at
     most PATHS_MAX."""
-    share_patience_s: float = 30.0
+    group_reassign_s: float = 30.0
     """The seconds after which an unreachable member forfeits its shared groups' messages to another
     member. Messages that it already has are then delivered twice."""
     retained_messages_max: int = 100_000

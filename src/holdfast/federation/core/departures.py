@@ -22,7 +22,7 @@ class Departures:
         self._routes = routes
         self._reached: set[bytes] = set()
         # The times at which members became unreachable.
-        self._lost_at: dict[bytes, float] = {}
+        self._unreachable_since: dict[bytes, float] = {}
         # Members whose departure was announced, and the time at which it is believed.
         self.due: dict[bytes, float] = {}
 
@@ -30,9 +30,11 @@ class Departures:
         """Record which members became unreachable with this graph."""
         reached = self._routes.reached()
         for node in self._reached - reached:
-            self._lost_at[node] = now
-        self._lost_at = {
-            node: at for node, at in self._lost_at.items() if now - at < self._config.leave_s
+            self._unreachable_since[node] = now
+        self._unreachable_since = {
+            node: at
+            for node, at in self._unreachable_since.items()
+            if now - at < self._config.leave_s
         }
         self._reached = reached
 
@@ -43,10 +45,13 @@ class Departures:
             self.due.pop(node, None)
         elif is_certain:
             self.due[node] = now
-        elif node in self._reached or now - self._lost_at.get(node, -1e9) < self._config.leave_s:
+        elif (
+            node in self._reached
+            or now - self._unreachable_since.get(node, -1e9) < self._config.leave_s
+        ):
             self.due.setdefault(node, now + self._config.leave_s)
 
-    def take(self, now: float) -> list[bytes]:
+    def pop(self, now: float) -> list[bytes]:
         """Return the members that have left, each once."""
         left = [node for node, at in self.due.items() if at <= now]
         for node in left:

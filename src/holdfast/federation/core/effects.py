@@ -17,13 +17,13 @@ class Message:
     """The properties in MQTT 5 encoding, without the message expiry."""
     expiry_s: float | None = None
     """The seconds until it expires, counted from the call that hands it over. None: never."""
-    came_from: MessageId | None = None
+    delivered_id: MessageId | None = None
     """The id of a message that the federation delivered here. The member never publishes such a
     message again: two members would otherwise send it back and forth for ever."""
     stamp: int = 0
     """The federation's stamp of a retained version. For a message found in a broker it is the time
     of its publication there, in microseconds of the wall clock. 0: not known."""
-    is_known_again: bool = False
+    is_repeatable: bool = False
     """True: the driver hands it over again if this member dies before it is stored, and a second
     arrival is detected or harmless. The member may therefore send it before it is stored."""
     done_may_wait: bool = False

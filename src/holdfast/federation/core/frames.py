@@ -77,7 +77,7 @@ class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     epoch: Positive
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)]
     """The digest of the sender's database. If ours differs, one of the two lacks news."""
-    asks: bool
+    wants_reply: bool
     """True: the sender requests a Hello at once."""
 
 
@@ -197,8 +197,8 @@ class StreamAck(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
 class RetainedRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """A request by `source` for versions that `destination` has retained and `source` lacks.
 
-    It covers topics after `after` up to `upto`, in string order. The reply has the versions that
-    are newer than the known ones, and those of unknown topics.
+    It covers topics after `after` up to `end_topic`, in string order. The reply has the versions
+    that are newer than the known ones, and those of unknown topics.
     """
 
     source: Node
@@ -211,7 +211,7 @@ class RetainedRequest(Struct, array_like=True, frozen=True, forbid_unknown_field
     """The bucket to compare, restricted to topics that concern both members. None: all topics that
     the filter matches."""
     after: Topic
-    upto: Topic | None
+    end_topic: Topic | None
     known: Annotated[list[tuple[Topic, Version]], Meta(max_length=FILTERS_MAX)]
     """With a bucket: all versions that the source has in this range."""
 
@@ -242,7 +242,7 @@ class Retained(Struct, array_like=True, frozen=True, forbid_unknown_fields=True)
     number: Number
     """The number of the request. 0: this is no reply."""
     messages: Annotated[list[RetainedMessage], Meta(max_length=RETAINED_PAGE_MAX)]
-    upto: Topic | None
+    end_topic: Topic | None
     """The last topic that this reply covers. None: it covers the whole request."""
 
 

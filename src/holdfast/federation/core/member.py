@@ -126,7 +126,7 @@ class FederationMember:
             self.custody,
             self.retained,
             self._forwarding,
-            self.receiving.take,
+            self.receiving.accept,
         )
         self._repair = Repair(context, self.database, self.links)
         self._announcing = Flooder(
@@ -156,7 +156,7 @@ class FederationMember:
         self._repair.linked(peer, now)
         self.custody.wake()
         self._hello(peer, False)
-        self._tell_clock(peer, now)
+        self._send_clock(peer, now)
         self._run(now)
 
     def link_down(self, peer: bytes, now: float) -> None:
@@ -165,8 +165,8 @@ class FederationMember:
             del self._forwarding.gates[peer]
             self._announcing.set_links(self.links.usable(now), now)
             self._announcing.unlinked(peer, now)
-            self.retained.clock.peer_gone(peer)
-            self._repair.lost(peer, now)
+            self.retained.clock.forget_peer(peer)
+            self._repair.link_down(peer, now)
             self._run(now)
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None:
@@ -181,7 +181,7 @@ class FederationMember:
         if peer not in self.links:
             self.counts["not linked"] += 1
             return
-        self.links.heard(peer, now)
+        self.links.note_received(peer, now)
         try:
             frame = decode(data)
         except InvalidFrame as error:
@@ -208,7 +208,7 @@ class FederationMember:
         here even while no other member is interested. It is safe when all stores of this call are
         durable.
         """
-        if message.came_from is not None:
+        if message.delivered_id is not None:
             self.counts["came from the federation"] += 1
             return None
         if not may_leave(message.topic):
@@ -225,7 +225,7 @@ class FederationMember:
         payload means that the broker retains none. The federation's version wins and goes to the
         broker, unless the message found is known to be newer.
         """
-        if message.came_from is None and may_leave(message.topic):
+        if message.delivered_id is None and may_leave(message.topic):
             self.retained.broker_has(self._sending.new_id(), message, now)
             self._run(now)
 
@@ -233,7 +233,7 @@ class FederationMember:
         """Report the wall clock, after it was set and from time to time."""
         if self.retained.set_wall(wall_s, now):
             for peer in self.links.peers():
-                self._tell_clock(peer, now)
+                self._send_clock(peer, now)
         self._run(now)
 
     def desired_topology(self, links: dict[bytes, str], now: float) -> None:
@@ -265,11 +265,11 @@ class FederationMember:
     def handle_timers(self, now: float) -> None:
         """Do everything that is due at `now`."""
         due = self.links.due(now)
-        for peer in due.lost:
+        for peer in due.down:
             self._close(peer, "silent", now)
         for peer in due.hellos:
             self._hello(peer, False)
-        for peer in due.asks:
+        for peer in due.probes:
             self._hello(peer, True)
         self._announcing.handle_timers(now)
         self.custody.handle_timers(now)
@@ -311,8 +311,8 @@ class FederationMember:
     def interested(self, topic: str) -> tuple[bytes, ...]:
         """Return the members that are interested in the topic, by this member's database."""
         wanting = self._remote.wanting(topic)
-        nodes = set(wanting.members).union(*wanting.shares.values()) - {self.node}
-        if self._interest.wants(topic):
+        nodes = set(wanting.members).union(*wanting.groups.values()) - {self.node}
+        if self._interest.matches(topic):
             nodes.add(self.node)
         return tuple(sorted(nodes))
 
@@ -343,18 +343,18 @@ class FederationMember:
         if isinstance(frame, Data):
             admitted = self._forwarding.admit(peer, frame, now)
             if admitted is not None:
-                self._arriving.take(peer, admitted, now)
+                self._arriving.handle_data(peer, admitted, now)
         elif isinstance(frame, Skip):
-            self._arriving.take(peer, frame, now)
+            self._arriving.handle_data(peer, frame, now)
         elif isinstance(frame, StreamAck):
-            self._take_ack(peer, frame, now)
+            self._handle_ack(peer, frame, now)
         elif isinstance(frame, Hello):
-            if frame.asks:
+            if frame.wants_reply:
                 self._hello(peer, False)
-                self.links.answered(peer, now)
+                self.links.note_hello(peer, now)
             self._announcing.handle_digest(peer, frame.digest, now)
         elif isinstance(frame, Announcements):
-            self._take_news(peer, frame, now)
+            self._handle_news(peer, frame, now)
         elif isinstance(frame, Vouchers):
             self._announcing.handle_vouchers(peer, frame)
         elif isinstance(frame, Clock):
@@ -366,9 +366,9 @@ class FederationMember:
         elif isinstance(frame, Goodbye):
             self._close(peer, f"the peer says: {frame.reason}", now)
         else:
-            self._arriving.take_passing(peer, frame, now)
+            self._arriving.handle_retained_frame(peer, frame, now)
 
-    def _take_news(self, peer: bytes, frame: Announcements, now: float) -> None:
+    def _handle_news(self, peer: bytes, frame: Announcements, now: float) -> None:
         entries = self.database.entries
         epochs = {
             news.origin: entries[news.origin].epoch
@@ -382,7 +382,7 @@ class FederationMember:
             if entries[node].epoch > epochs.get(node, 0):
                 self.retained.restarted(node, now)
 
-    def _take_ack(self, peer: bytes, ack: StreamAck, now: float) -> None:
+    def _handle_ack(self, peer: bytes, ack: StreamAck, now: float) -> None:
         if not self._provenance.of_ack(peer, ack):
             return
         if ack.origin == self.node:
@@ -396,7 +396,7 @@ class FederationMember:
         hello = Hello(self.identity.epoch, self.database.digest, asks)
         self._forwarding.send(peer, hello)
 
-    def _tell_clock(self, peer: bytes, now: float) -> None:
+    def _send_clock(self, peer: bytes, now: float) -> None:
         clock = self.retained.own_clock(now)
         if clock is not None:
             self._forwarding.send(peer, clock)
@@ -412,12 +412,12 @@ class FederationMember:
         self.retained.tidy(now)
         self._arriving.tidy(now)
         for node in self.database.expire(now, self.node, self.config.forget_s):
-            self._gone(node, "member gone", now)
+            self._remove_member(node, "member gone", now)
 
-    def _gone(self, node: bytes, reason: str, now: float) -> None:
+    def _remove_member(self, node: bytes, reason: str, now: float) -> None:
         self._sending.review_groups(now, node)
-        self.custody.give_up(node, reason)
-        self.retained.gone(node)
+        self.custody.abandon(node, reason)
+        self.retained.peer_down(node)
 
     def _run(self, now: float) -> None:
         """Draw the consequences of any input: usable links, changes of interest and graph, due
@@ -442,11 +442,11 @@ class FederationMember:
             self.retained.graph_changed(now)
             self._departures.graph_changed(now)
         if self._departures.due:
-            for node in self._departures.take(now):
-                self._gone(node, "member left", now)
+            for node in self._departures.pop(now):
+                self._remove_member(node, "member left", now)
         if self.database.displaced:
             for node in self.database.take_displaced():
-                self._gone(node, "no room for the member", now)
+                self._remove_member(node, "no room for the member", now)
         self._sending.send_due(now)
         for ack in self.receiving.acks(now):
             if ack.origin == self.node:

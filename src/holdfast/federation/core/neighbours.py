@@ -22,8 +22,8 @@ class _Attempts:
 class Repair:
     """The links that a member dials, and the surplus ones that it closes.
 
-    It closes a link of its own choice only after all links of the manager were up for `settle_s`.
-    Closing it sooner could isolate the member if a new link fails at once.
+    It closes a link of its own choice only after all links of the manager were up for
+    `repair_close_s`. Closing it sooner could isolate the member if a new link fails at once.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Repair:
         # Whether a link was ever up. A member without one waits for the manager: dialling at a
         # start would make links that the manager does not want.
         self._had_links = False
-        self._settled_since: float | None = None
+        self._complete_since: float | None = None
         self._run_at = float("inf")
 
     def set_desired(self, desired: dict[bytes, str], now: float) -> None:
@@ -55,7 +55,7 @@ class Repair:
         # A link that is no longer wanted closes like a repair, after its successors are up.
         self._repaired |= {node for node in before if node in self._links}
         self._repaired -= self._desired.keys()
-        self._settled_since = None
+        self._complete_since = None
         self.run(now)
 
     def linked(self, peer: bytes, now: float) -> None:
@@ -63,8 +63,8 @@ class Repair:
         self._attempts.pop(peer, None)
         self.run(now)
 
-    def lost(self, peer: bytes, now: float) -> None:
-        self._settled_since = None
+    def link_down(self, peer: bytes, now: float) -> None:
+        self._complete_since = None
         self._repaired.discard(peer)
         self.run(now)
 
@@ -85,8 +85,8 @@ class Repair:
         self._close_repairs(bool(missing), now)
         is_wanting = bool(missing) or (lacking > 0 and self._had_links)
         self._run_at = now + self._config.dial_every_s if is_wanting else float("inf")
-        if self._settled_since is not None:
-            self._run_at = min(self._run_at, self._settled_since + self._config.settle_s)
+        if self._complete_since is not None:
+            self._run_at = min(self._run_at, self._complete_since + self._config.repair_close_s)
 
     def _dial(self, node: bytes, address: str, now: float) -> None:
         attempts = self._attempts.get(node)
@@ -126,17 +126,17 @@ class Repair:
         return sorted(others, key=rank)
 
     def _close_repairs(self, is_missing: bool, now: float) -> None:
-        """Close this member's own links once the manager's were all up for `settle_s`."""
+        """Close this member's own links once the manager's were all up for `repair_close_s`."""
         repaired = [peer for peer in self._repaired if peer in self._links]
         if self._desired is None or is_missing or not repaired:
-            self._settled_since = None
+            self._complete_since = None
             return
         if len(self._desired) < self._config.degree_min:
-            self._settled_since = None
+            self._complete_since = None
             return
-        if self._settled_since is None:
-            self._settled_since = now
-        if now >= self._settled_since + self._config.settle_s:
-            self._settled_since = None
+        if self._complete_since is None:
+            self._complete_since = now
+        if now >= self._complete_since + self._config.repair_close_s:
+            self._complete_since = None
             self._repaired.clear()
             self.superfluous.extend(sorted(repaired))

@@ -56,7 +56,7 @@ class Allowance:
         self._filled_at = now
         return self._left > 0.0
 
-    def take(self, amount: float) -> None:
+    def spend(self, amount: float) -> None:
         if self._rate_per_s != UNLIMITED:
             self._left -= amount
 
@@ -79,8 +79,8 @@ class _Direction:
     def has_room(self, size: int, now: float) -> bool:
         if not self._messages.has(now) or not self._bytes.has(now):
             return False
-        self._messages.take(1.0)
-        self._bytes.take(size)
+        self._messages.spend(1.0)
+        self._bytes.spend(size)
         return True
 
 

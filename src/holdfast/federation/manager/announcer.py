@@ -32,7 +32,7 @@ class _Entry:
     announcement: PendingAnnouncement
     due: float
     pause_s: float
-    taken: int = 0
+    delivered: int = 0
 
 
 class Schedule:
@@ -63,8 +63,8 @@ class Schedule:
             entry = self._entries[key] = _Entry(announcement, now, PAUSE_FIRST_S / 2)
         entry.pause_s = min(entry.pause_s * 2, PAUSE_MAX_S)
         entry.due = now + entry.pause_s
-        entry.taken += is_taken
-        return entry.taken >= TELLINGS
+        entry.delivered += is_taken
+        return entry.delivered >= TELLINGS
 
     def timer(self) -> float | None:
         return min((entry.due for entry in self._entries.values()), default=None)
@@ -84,7 +84,7 @@ async def announce_all(
     told: list[PendingAnnouncement] = []
     slots = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def tell(receiver: int, announcements: list[PendingAnnouncement]) -> None:
+    async def announce(receiver: int, announcements: list[PendingAnnouncement]) -> None:
         async with slots:
             for announcement in announcements:
                 member = receivers[receiver]
@@ -93,6 +93,6 @@ async def announce_all(
                 told.append(announcement)
 
     await asyncio.gather(
-        *(tell(each, announcements) for each, announcements in by_receiver.items())
+        *(announce(each, announcements) for each, announcements in by_receiver.items())
     )
     return told

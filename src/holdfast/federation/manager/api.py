@@ -148,7 +148,7 @@ class Api:
         ]  # fmt: skip
 
     def _answering(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 caller = self._caller(request, endpoint.described)
                 result = await endpoint.handler(request, caller)
@@ -161,10 +161,10 @@ class Api:
                 return result
             return _enveloped(200, Envelope("success", 200, result, self._notes(endpoint)))
 
-        return answer
+        return respond
 
     def _notes(self, endpoint: Endpoint) -> str:
-        lost = self._manager.changes.lost
+        lost = self._manager.changes.unknown_because
         if endpoint.described.method == "GET":
             return f"as it was when the database was lost: {lost}" if lost else ""
         return "; ".join(self._manager.problems)

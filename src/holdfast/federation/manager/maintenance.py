@@ -27,7 +27,7 @@ class Rounds:
         self.tasks = [
             asyncio.create_task(self._probe_for_ever()),
             asyncio.create_task(self._announce_for_ever()),
-            asyncio.create_task(self._manager.changes.keep(self._manager.adopted)),
+            asyncio.create_task(self._manager.changes.maintain(self._manager.adopted)),
         ]
 
     async def stop(self) -> None:
@@ -55,7 +55,7 @@ class Rounds:
             is_silent = member.id in manager.reports and manager.reports.fresh(member.id) is None
             succeeded = measured_ms(trip_ms) is not None and not is_silent
             manager.health.probed(member.id, succeeded)
-            manager.round_trips.member_measured(member.id, trip_ms)
+            manager.round_trips.add_measurement(member.id, trip_ms)
             manager.counts["probes_failed"] += not succeeded
         if manager.verdict().dead:
             await manager.remove_dead()
@@ -94,7 +94,7 @@ class Rounds:
             except StateStoreError as error:
                 logger.error("not_announced error=%r", str(error))
             # What was read again after a loss is a change.
-            is_waiting = manager.state.announcements and not manager.changes.lost
+            is_waiting = manager.state.announcements and not manager.changes.unknown_because
             due = self._schedule.timer() if is_waiting else None
             pause_s = None if due is None else max(0.05, due - manager.clock())
             try:

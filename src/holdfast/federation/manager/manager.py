@@ -97,7 +97,7 @@ class Manager:
                 return None
             return self._change(changed, "manager", "repair", "the limits have changed")
 
-        await self.changes.make(decide)
+        await self.changes.apply(decide)
 
     def _change(
         self, changed: desired.StateChange, actor: str, action: str, detail: str
@@ -196,12 +196,12 @@ class Manager:
             action = "join" if joined.is_new else "rejoin"
             return StoredChange(state, actor, action, f"{member.id} {ip}", then)
 
-        answer = await self.changes.make(decide)
+        answer = await self.changes.apply(decide)
         assert answer is not None
         return answer
 
     def _measured(self, node: int, round_trip_ms: float | None, request: JoinRequest) -> None:
-        self.round_trips.member_measured(node, round_trip_ms)
+        self.round_trips.add_measurement(node, round_trip_ms)
         for other, trip_ms in request.rtts.items():
             if other in self.state.members:
                 self.round_trips.link_measured(node, other, trip_ms)
@@ -277,7 +277,7 @@ class Manager:
             detail = " ".join(str(node) for node in nodes)
             return StoredChange(changed.state, actor, action, detail, then)
 
-        await self.changes.make(decide)
+        await self.changes.apply(decide)
 
     def _forget(self, nodes: Iterable[int]) -> None:
         for node in nodes:
@@ -293,7 +293,7 @@ class Manager:
             changed = desired.set_rules(self.state, rules, self._policy, self.round_trips.cost)
             return self._change(changed, actor, "links", text)
 
-        await self.changes.make(decide)
+        await self.changes.apply(decide)
 
     async def rebalance(self, actor: str) -> None:
         """Raises StoreError."""
@@ -303,7 +303,7 @@ class Manager:
             moved = len(changed.state.links - self.state.links)
             return self._change(changed, actor, "rebalance", f"{moved} new links")
 
-        await self.changes.make(decide)
+        await self.changes.apply(decide)
 
     async def report(self, node: int, report: Report) -> Desired:
         """Take a member's report of its links and return the links that it should have.
@@ -346,7 +346,7 @@ class Manager:
             return StoredChange(after, "manager", "announced", detail, lambda: None)
 
         if told:
-            await self.changes.make(decide)
+            await self.changes.apply(decide)
 
     async def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
         """Return a new join token and its time of expiry. Raises TooMany or StateStoreError."""
@@ -363,7 +363,7 @@ class Manager:
                 after, actor, "join-token", f"valid for {valid_s:g} s", lambda: None
             )
 
-        await self.changes.make(decide)
+        await self.changes.apply(decide)
         return token, expires_at_s
 
     async def changed_since(self, revision: int, timeout_s: float) -> bool:

@@ -49,7 +49,11 @@ class TopologyCollector(Collector):
                 len(state.announcements),
             ),
             ("frozen", "1 while too many fail at once to remove anybody.", verdict.is_frozen),
-            ("database_away", "1 while the database cannot be used.", bool(manager.changes.lost)),
+            (
+                "database_away",
+                "1 while the database cannot be used.",
+                bool(manager.changes.unknown_because),
+            ),
         ):
             yield GaugeMetricFamily(f"holdfast_topology_{name}", text, value=float(value))
         counts = {**manager.counts, "database_losses": manager.changes.losses}

@@ -27,7 +27,7 @@ class Parameter:
     kind: str
     """Of a JSON schema."""
     text: str
-    place: str = "query"
+    location: str = "query"
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _operation(
         "parameters": [
             {
                 "name": parameter.name,
-                "in": parameter.place,
-                "required": parameter.place == "path",
+                "in": parameter.location,
+                "required": parameter.location == "path",
                 "description": parameter.text,
                 "schema": {"type": parameter.kind},
             }

@@ -67,8 +67,8 @@ def health_view(manager: Manager) -> HealthView:
         state in (MemberState.HEALTHY, MemberState.NEW) for state in verdict.states.values()
     )
     problems = list(manager.problems)
-    if manager.changes.lost:
-        problems.append(f"the database is away: {manager.changes.lost}")
+    if manager.changes.unknown_because:
+        problems.append(f"the database is away: {manager.changes.unknown_because}")
     return HealthView(
         healthy=is_everybody_well and not problems,
         frozen=verdict.is_frozen,

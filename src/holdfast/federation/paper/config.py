@@ -24,7 +24,7 @@ class PaperConfig:
     beacon_interval_s: float = 10.0
     qos: int = 2
     """The QoS of every message that it publishes, on the neighbours' brokers and on its own."""
-    answer_delay_s: float = 0.05
+    reply_delay_s: float = 0.05
     """The seconds from the first copy of an announcement until the member answers its parents. The
     R lowest ids of the nearest neighbours are then its parents, whichever copy came first. 0: it
     answers each at once, as published."""
@@ -45,9 +45,9 @@ class PaperConfig:
             raise BadConfig(f"qos is {self.qos}: it must be 0, 1 or 2")
         if self.hops_max < 2:
             raise BadConfig(f"hops_max is {self.hops_max}: it must be at least 2")
-        if not 0 <= self.answer_delay_s < self.core_ann_interval_s:
+        if not 0 <= self.reply_delay_s < self.core_ann_interval_s:
             raise BadConfig(
-                f"answer_delay_s is {self.answer_delay_s}: it must be 0 or more, and less than "
+                f"answer_delay_s is {self.reply_delay_s}: it must be 0 or more, and less than "
                 f"core_ann_interval_s, which is {self.core_ann_interval_s}"
             )
 

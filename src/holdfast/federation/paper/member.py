@@ -42,7 +42,7 @@ from holdfast.federation.paper.messages import (
     encode,
     topic_below,
 )
-from holdfast.federation.paper.outbox import Voice
+from holdfast.federation.paper.outbox import Outbox
 from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
 from holdfast.federation.paper.topic_table import TableFull, TopicTable
 
@@ -69,18 +69,18 @@ class PaperMember:
         # What was refused, passed over or lost, by reason.
         self.counts: Counter[str] = Counter()
         self._effects: list[Effect] = []
-        self._voice = Voice(id, epoch, config, self._effects)
+        self._outbox = Outbox(id, epoch, config, self._effects)
         self._topics = TopicTable(config.topics_max)
         self._duplicates = Duplicates()
         self._published = 0
         self._tidy_at = now + TIDY_S
         self._routed_bytes_max = config.payload_bytes_max * 4 // 3 + ROUTING_OVERHEAD_BYTES
         self._readers: Final[tuple[tuple[str, Callable[[str, bytes, float], None]], ...]] = (
-            (ROUTING, self._take_routed),
+            (ROUTING, self._handle_routed),
             (FEDERATED, self._publish),
-            (CORE_ANN, self._take_core_ann),
-            (MEMB_ANN, self._take_memb_ann),
-            (BEACON, self._take_beacon),
+            (CORE_ANN, self._handle_core_ann),
+            (MEMB_ANN, self._handle_memb_ann),
+            (BEACON, self._handle_beacon),
         )
         self.set_neighbours(neighbours)
 
@@ -93,7 +93,7 @@ class PaperMember:
 
     def set_neighbours(self, neighbours: Mapping[int, str]) -> None:
         """Replace all neighbours, by the manager's reply to a join."""
-        for id in set(self._voice.neighbours) - set(neighbours):
+        for id in set(self._outbox.neighbours) - set(neighbours):
             self._remove_neighbour(id)
         for id, address in neighbours.items():
             with self._refusing(TOPOLOGY_ANN[0]):
@@ -117,7 +117,7 @@ class PaperMember:
 
     @property
     def neighbours(self) -> Mapping[int, str]:
-        return self._voice.neighbours
+        return self._outbox.neighbours
 
     @property
     def topics(self) -> Iterable[str]:
@@ -172,7 +172,7 @@ class PaperMember:
             self._remove_neighbour(message.neighbor.id)
 
     def _add_neighbour(self, id: int, address: str) -> None:
-        neighbours = self._voice.neighbours
+        neighbours = self._outbox.neighbours
         if id == self.id:
             raise BadMessage("own id", f"a neighbour with this member's own id, {id}")
         if neighbours.get(id) == address:
@@ -185,16 +185,16 @@ class PaperMember:
         self._effects.append(ConnectNeighbour(id, address))
 
     def _remove_neighbour(self, id: int) -> None:
-        if self._voice.neighbours.pop(id, None) is None:
+        if self._outbox.neighbours.pop(id, None) is None:
             return
         for topic in self._topics:
             topic.neighbour_removed(id)
         self._effects.append(DisconnectNeighbour(id))
 
-    def _take_beacon(self, name: str, _: bytes, now: float) -> None:
+    def _handle_beacon(self, name: str, _: bytes, now: float) -> None:
         topic = self._topics.get(name) or self._new_topic(name, now)
         topic.beacon(now)
-        self._topics.keep(topic)
+        self._topics.schedule(topic)
 
     def _publish(self, name: str, payload: bytes, now: float) -> None:
         """By a client here; subscribers here have it from their broker."""
@@ -212,35 +212,35 @@ class PaperMember:
         id = PublicationId(self.id, self._published, self.epoch)
         self._route(name, RoutedPublication(id, self.id, payload, 1), hops)
 
-    def _take_core_ann(self, name: str, payload: bytes, now: float) -> None:
+    def _handle_core_ann(self, name: str, payload: bytes, now: float) -> None:
         message = decode(payload, CoreAnnouncement, CONTROL_BYTES_MAX)
         self._require_neighbour(message.sender)
         topic = self._topics.get(name) or self._new_topic(name, now)
         reason = topic.announced(message, now)
         if reason is None:
-            self._topics.keep(topic)
+            self._topics.schedule(topic)
         else:
             self.counts[reason] += 1
 
-    def _take_memb_ann(self, name: str, payload: bytes, now: float) -> None:
+    def _handle_memb_ann(self, name: str, payload: bytes, now: float) -> None:
         message = decode(payload, MembershipAnnouncement, CONTROL_BYTES_MAX)
         self._require_neighbour(message.sender)
         topic = self._topics.get(name)
         if topic is None:
             self.counts["answer for another root"] += 1
             return
-        reason = topic.answered(message, now)
-        self._topics.keep(topic)
+        reason = topic.handle_reply(message, now)
+        self._topics.schedule(topic)
         if reason is not None:
             self.counts[reason] += 1
 
-    def _take_routed(self, name: str, payload: bytes, now: float) -> None:
+    def _handle_routed(self, name: str, payload: bytes, now: float) -> None:
         message = decode(payload, RoutedPublication, self._routed_bytes_max)
         self._require_neighbour(message.sender)
         if message.id.origin == self.id:
             self.counts["own publication"] += 1
             return
-        if self._duplicates.take(_window_id(name, message.id), now) is Freshness.SEEN:
+        if self._duplicates.add(_window_id(name, message.id), now) is Freshness.SEEN:
             self.counts["duplicate"] += 1
             return
         topic = self._topics.get(name)
@@ -263,11 +263,11 @@ class PaperMember:
     def _route(self, name: str, message: RoutedPublication, hops: list[int]) -> None:
         payload = encode(message)
         for hop in hops:
-            self._voice.send(hop, ROUTING + name, payload)
+            self._outbox.send(hop, ROUTING + name, payload)
 
     def _require_neighbour(self, sender: int) -> None:
         """Nothing can be sent to others, so their announcements are of no use."""
-        if sender not in self._voice.neighbours:
+        if sender not in self._outbox.neighbours:
             raise BadMessage("no neighbour", f"{sender} is no neighbour of {self.id}")
 
     def _new_topic(self, name: str, now: float) -> Topic:
@@ -279,7 +279,7 @@ class PaperMember:
                 "too many topics",
                 f"no room for more than {self.config.topics_max}: all of them are in use",
             ) from None
-        return Topic(name, self._voice)
+        return Topic(name, self._outbox)
 
 
 def _window_id(topic: str, id: PublicationId) -> MessageId:

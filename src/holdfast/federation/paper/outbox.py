@@ -11,7 +11,7 @@ from holdfast.federation.paper.messages import (
 )
 
 
-class Voice:
+class Outbox:
     def __init__(self, id: int, epoch: int, config: PaperConfig, effects: list[Effect]) -> None:
         self.id = id
         self.epoch = epoch
@@ -38,7 +38,7 @@ class Voice:
             if neighbour != besides:
                 self.send(neighbour, CORE_ANN + topic, payload)
 
-    def answer(self, topic: str, parent: int, root: int, epoch: int, number: int) -> None:
+    def reply(self, topic: str, parent: int, root: int, epoch: int, number: int) -> None:
         message = MembershipAnnouncement(root, self.id, number, epoch)
         self.send(parent, MEMB_ANN + topic, encode(message))
 

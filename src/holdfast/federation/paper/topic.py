@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from holdfast.federation.paper.messages import CoreAnnouncement, MembershipAnnouncement
-from holdfast.federation.paper.outbox import Voice
+from holdfast.federation.paper.outbox import Outbox
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class OtherRoot:
     epoch: int
     number: int
     distance: int
-    heard_at: float
+    received_at: float
     parents: dict[int, bool] = field(default_factory=dict)
     """The parents by id, each with whether this member has answered it."""
-    answer_at: float | None = None
+    reply_at: float | None = None
     """The time at which parents are answered. None: at once."""
     former_parents: tuple[int, ...] = ()
-    """The parents of the number before, which serve until `answer_at`. The first copy of an
+    """The parents of the number before, which serve until `reply_at`. The first copy of an
     announcement may have come a long way round, even from a child of this member."""
     is_joined: bool = False
     """True: a child has answered this number."""
@@ -54,7 +54,7 @@ class OtherRoot:
 class Topic:
     """One topic's root, parents, children and timers at this member."""
 
-    def __init__(self, name: str, voice: Voice) -> None:
+    def __init__(self, name: str, voice: Outbox) -> None:
         self.name = name
         self.root: OwnRoot | OtherRoot | None = None
         """The root; valid only after `expire`."""
@@ -63,7 +63,7 @@ class Topic:
         self.armed: list[float] = []
         """The times at which the topic table has armed a timer for this topic."""
         self._beacon_at = -inf
-        self._voice = voice
+        self._outbox = voice
         self._config = voice.config
 
     # Queries
@@ -115,19 +115,19 @@ class Topic:
             self._announce(self.root, now)
         elif isinstance(self.root, OwnRoot):
             self._resume(self.root, now)
-        elif self.root.answer_at is None:
-            self._answer(self.root)
+        elif self.root.reply_at is None:
+            self._reply(self.root)
 
     def announced(self, message: CoreAnnouncement, now: float) -> str | None:
         """Handle a neighbour's announcement. Returns the reason if it changes nothing."""
         self.expire(now)
-        if message.root == self._voice.id:
+        if message.root == self._outbox.id:
             return "own announcement"
         if message.distance >= self._config.distance_max:
             return "root too far"
         root = self.root
         if isinstance(root, OtherRoot) and root.id == message.root:
-            return self._announced_again(root, message, now)
+            return self._handle_repeated(root, message, now)
         if not self._gives_way(message.root, now):
             return "higher root"
         self.children.clear()
@@ -137,14 +137,14 @@ class Topic:
         self._follow(self.root, message, now)
         return None
 
-    def answered(self, message: MembershipAnnouncement, now: float) -> str | None:
+    def handle_reply(self, message: MembershipAnnouncement, now: float) -> str | None:
         """Handle a neighbour's answer. Returns the reason if it changes nothing."""
         self.expire(now)
         root = self.root
         if isinstance(root, OwnRoot):
-            if message.root != self._voice.id:
+            if message.root != self._outbox.id:
                 return "answer for another root"
-            if message.epoch not in (0, self._voice.epoch):
+            if message.epoch not in (0, self._outbox.epoch):
                 return "old answer"
             self.children[message.sender] = now
             self._resume(root, now)
@@ -155,8 +155,8 @@ class Topic:
             return "old answer"
         self.children[message.sender] = now
         root.is_joined = True
-        if root.answer_at is None:
-            self._answer(root)
+        if root.reply_at is None:
+            self._reply(root)
         return None
 
     def neighbour_removed(self, neighbour: int) -> None:
@@ -176,18 +176,18 @@ class Topic:
             return self._subscriber_until()
         if isinstance(root, OtherRoot):
             due = self._root_until(root)
-            return due if root.answer_at is None else min(root.answer_at, due)
+            return due if root.reply_at is None else min(root.reply_at, due)
         return root.announce_at if root.silent_since is None else self._root_until(root)
 
     def handle_timer(self, now: float) -> None:
         self.expire(now)
         root = self.root
         if isinstance(root, OtherRoot):
-            if root.answer_at is not None and now >= root.answer_at:
-                root.answer_at = None
+            if root.reply_at is not None and now >= root.reply_at:
+                root.reply_at = None
                 root.former_parents = ()
                 if root.is_joined or self.has_subscriber(now):
-                    self._answer(root)
+                    self._reply(root)
         elif root is not None and root.silent_since is None and now >= root.announce_at:
             self.children = {each: self.children[each] for each in self.current_children(now)}
             if self.has_subscriber(now) or self.children:
@@ -206,7 +206,7 @@ class Topic:
         return self._beacon_at + self._config.beacon_expires_s
 
     def _root_until(self, root: OwnRoot | OtherRoot) -> float:
-        since = root.heard_at if isinstance(root, OtherRoot) else root.silent_since
+        since = root.received_at if isinstance(root, OtherRoot) else root.silent_since
         return inf if since is None else since + self._config.root_expires_s
 
     # Rules
@@ -217,10 +217,10 @@ class Topic:
         if root is None:
             return True
         if isinstance(root, OwnRoot):
-            return root.silent_since is not None or other < self._voice.id
-        return other < root.id or now - root.heard_at > self._config.root_doubted_s
+            return root.silent_since is not None or other < self._outbox.id
+        return other < root.id or now - root.received_at > self._config.root_doubted_s
 
-    def _announced_again(
+    def _handle_repeated(
         self, root: OtherRoot, message: CoreAnnouncement, now: float
     ) -> str | None:
         # Who passes an epoch over, or does not know it, can only mean the one we know.
@@ -231,13 +231,13 @@ class Topic:
             root.number = message.number
             root.former_parents = root.next_hops()
             root.is_joined = False
-            root.answer_at = None
+            root.reply_at = None
         elif (epoch, message.number) < (root.epoch, root.number) or distance > root.distance:
             return "old announcement"
         elif distance == root.distance:
             return self._another_parent(root, message.sender, now)
         root.distance = distance
-        root.heard_at = now
+        root.received_at = now
         root.parents = {}
         self._follow(root, message, now)
         return None
@@ -245,12 +245,12 @@ class Topic:
     def _follow(self, root: OtherRoot, message: CoreAnnouncement, now: float) -> None:
         """The sender is the only parent so far; everybody else is told."""
         root.parents[message.sender] = False
-        if root.answer_at is None:
-            root.answer_at = now + self._config.answer_delay_s
+        if root.reply_at is None:
+            root.reply_at = now + self._config.reply_delay_s
         announcement = CoreAnnouncement(
-            root.id, self._voice.id, root.number, root.distance, root.epoch
+            root.id, self._outbox.id, root.number, root.distance, root.epoch
         )
-        self._voice.announce(self.name, announcement, message.sender)
+        self._outbox.announce(self.name, announcement, message.sender)
         self.handle_timer(now)
 
     def _another_parent(self, root: OtherRoot, sender: int, now: float) -> str | None:
@@ -262,18 +262,18 @@ class Topic:
                 return "enough parents"
             del root.parents[highest]
         root.parents[sender] = False
-        if root.answer_at is None and (root.is_joined or self.has_subscriber(now)):
-            self._answer(root)
+        if root.reply_at is None and (root.is_joined or self.has_subscriber(now)):
+            self._reply(root)
         return None
 
-    def _answer(self, root: OtherRoot) -> None:
+    def _reply(self, root: OtherRoot) -> None:
         for parent, is_answered in root.parents.items():
             if not is_answered:
-                self._voice.answer(self.name, parent, root.id, root.epoch, root.number)
+                self._outbox.reply(self.name, parent, root.id, root.epoch, root.number)
                 root.parents[parent] = True
 
     def _announce(self, root: OwnRoot, now: float) -> None:
-        self._voice.announce_own(self.name)
+        self._outbox.announce_own(self.name)
         root.announce_at = now + self._config.core_ann_interval_s
 
     def _resume(self, root: OwnRoot, now: float) -> None:

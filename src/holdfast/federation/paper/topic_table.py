@@ -53,7 +53,7 @@ class TopicTable:
                 return name
         raise TableFull
 
-    def keep(self, topic: Topic) -> None:
+    def schedule(self, topic: Topic) -> None:
         """Arm the timer of a topic. Call it after every event of the topic."""
         self._topics[topic.name] = topic
         due = topic.timer()
@@ -88,7 +88,7 @@ class TopicTable:
             if topic.is_over(now):
                 del self._topics[name]
             else:
-                self.keep(topic)
+                self.schedule(topic)
 
 
 class TableFull(Exception):

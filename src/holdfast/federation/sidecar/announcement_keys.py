@@ -51,7 +51,7 @@ class CertificateKeys:
             )
         self._context = _CONTEXT + settings.name.encode() + b"\0"
         # By origin and certificate. None: the certificate does not belong to the origin.
-        self._kept: dict[tuple[bytes, bytes], Certificate | None] = {}
+        self._cache: dict[tuple[bytes, bytes], Certificate | None] = {}
         try:
             self._key = load_pem_private_key(Path(settings.key).read_bytes(), None)
             self._authorities = x509.load_pem_x509_certificates(Path(settings.ca).read_bytes())
@@ -102,13 +102,13 @@ class CertificateKeys:
     def _certified(self, origin: bytes, certificate: bytes) -> "Certificate | None":
         """Return the member's certificate if the authority has issued it, else None."""
         key = (origin, certificate)
-        if key not in self._kept:
-            if len(self._kept) >= KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = self._look_at(origin, certificate)
-        return self._kept[key]
+        if key not in self._cache:
+            if len(self._cache) >= KEPT_MAX:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = self._check(origin, certificate)
+        return self._cache[key]
 
-    def _look_at(self, origin: bytes, certificate: bytes) -> "Certificate | None":
+    def _check(self, origin: bytes, certificate: bytes) -> "Certificate | None":
         from cryptography import x509
 
         try:

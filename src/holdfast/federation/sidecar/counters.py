@@ -41,7 +41,7 @@ class Counters:
             self.data_bytes += len(frame)
             self.data_copies += frame[1] == _DATA
 
-    def lost(self, effect: Dropped, complaints: Complaints) -> None:
+    def count_lost(self, effect: Dropped, complaints: Complaints) -> None:
         """Count a lost message, and log the reasons that an operator should know."""
         self.dropped[effect.reason] += 1
         if effect.reason in LOSSES:

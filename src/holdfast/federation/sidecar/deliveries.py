@@ -24,7 +24,7 @@ Pass = Callable[[bytes, Position, list[MessageId]], None]
 @dataclass(slots=True, eq=False)
 class _Delivery:
     effect: DeliverLocally
-    taken_at: float
+    accepted_at: float
     is_done: bool = False
 
 
@@ -50,12 +50,12 @@ class Deliveries:
     def is_up(self) -> bool:
         return self._is_up
 
-    def take(self, effect: DeliverLocally, now: float) -> None:
+    def accept(self, effect: DeliverLocally, now: float) -> None:
         """Accept a delivery. QoS 0 is dropped while the edge is down; other messages wait for
         it."""
         if not effect.message.qos:
             if self._is_up:
-                self._edge.deliver(effect, _nothing)
+                self._edge.deliver(effect, _do_nothing)
             else:
                 self._counts["edge down"] += 1
             return
@@ -63,7 +63,7 @@ class Deliveries:
         self._waiting[effect.id] = delivery
         self._origins.setdefault(effect.id.node, deque()).append(delivery)
         if self._is_up:
-            self._hand_over(delivery, now)
+            self._deliver(delivery, now)
 
     def up(self, now: float) -> None:
         """Give all unfinished deliveries to the edge, in order."""
@@ -73,17 +73,17 @@ class Deliveries:
         for delivery in list(self._waiting.values()):
             # The edge may go down in the middle of this loop.
             if generation == self._generation and self._is_up and not delivery.is_done:
-                self._hand_over(delivery, now)
+                self._deliver(delivery, now)
 
     def down(self) -> None:
         """Stop giving deliveries to the edge. They stay in the queue, unfinished."""
         self._is_up = False
 
-    def _hand_over(self, delivery: _Delivery, now: float) -> None:
+    def _deliver(self, delivery: _Delivery, now: float) -> None:
         effect = delivery.effect
         expiry_s = effect.message.expiry_s
         if expiry_s is not None:
-            left_s = expiry_s - (now - delivery.taken_at)
+            left_s = expiry_s - (now - delivery.accepted_at)
             if left_s <= 0:
                 self._counts["expired"] += 1
                 self._done(delivery)
@@ -114,5 +114,5 @@ class Deliveries:
             self._passed(origin, position, [effect.id for effect in passed])
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

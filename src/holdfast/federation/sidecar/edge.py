@@ -49,7 +49,7 @@ class Edge(Protocol):
         The edge reconnects automatically, and reports each success with `edge_up`.
         """
 
-    def want(self, filters: frozenset[str]) -> None:
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
         """Replace the set of filters that other members want of this broker's messages."""
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
@@ -70,8 +70,8 @@ class RetainingEdge(Edge, Protocol):
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
         """Read the broker's retained messages under the filters.
 
-        `came_from` is set on messages that the federation brought. `done` receives an empty list if
-        the broker cannot be read.
+        `delivered_id` is set on messages that the federation brought. `done` receives an empty list
+        if the broker cannot be read.
         """
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:

@@ -86,7 +86,7 @@ class Federator:
         self._identity: Identity | None = None
         self._member: FederationMember | None = None
         self._store: CustodyStore | None = None
-        self._kept: StoredMember | None = None
+        self._stored: StoredMember | None = None
         self._links: MemberLinks | None = None
         self._managing: NeighbourSources | None = None
         self._publications = Publications(
@@ -97,16 +97,16 @@ class Federator:
         self._deliveries = Deliveries(edge, self._passed, self.counters.dropped)
         self._effects: deque[Effect] = deque()
         self._is_carrying_out = False
-        self._is_tending = False
+        self._is_flush_scheduled = False
         self._is_stopped = False
         self._has_edge = False
         self._failure: asyncio.Future[FederatorError] | None = None
         # Bound once: a look-up of the running loop for each message is measurable.
         self._clock: Callable[[], float]
         # The counts of `MADE_UP` that were last logged.
-        self._made_up: Counter[str] = Counter()
+        self._forged: Counter[str] = Counter()
         # Interest that the edge reports before the member exists.
-        self._early_interest: Counter[str] = Counter()
+        self._interest_before_start: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._noticing: InterestPersister | None = None
@@ -150,13 +150,13 @@ class Federator:
         try:
             self._identity = await asyncio.to_thread(self._identity_file.begin, self.settings.id)
             self._store = CustodyStore(self._directory / STORE, self._identity.node, self)
-            self._kept = await self._store.open()
+            self._stored = await self._store.open()
         except (BadIdentity, MemberStoreError, MemberStoreFull) as error:
             raise FederatorError(str(error)) from error
         except OSError as error:
             raise FederatorError(f"{self._directory}: {error.strerror or error}") from error
         finally:
-            if self._kept is None:
+            if self._stored is None:
                 self._identity_file.release()
 
     async def start(self) -> None:
@@ -176,7 +176,7 @@ class Federator:
             raise
 
     async def _start(self) -> None:
-        settings, identity, kept = self.settings, self._identity, self._kept
+        settings, identity, kept = self.settings, self._identity, self._stored
         assert identity is not None
         assert kept is not None
         auth = await asyncio.to_thread(PeerAuth.load, settings)
@@ -193,7 +193,7 @@ class Federator:
             settings.address,
             self.config,
             self._now(),
-            self._early_interest.elements(),
+            self._interest_before_start.elements(),
             stored=[aged(data, age_s) for data, age_s in kept.custody],
             positions=kept.positions,
             remembered=kept.memory,
@@ -202,10 +202,10 @@ class Federator:
             signing=signing,
         )
         if isinstance(self._edge, RetainingEdge):
-            self._retention = RetainedSync(self._edge, self.store, kept.retained, self._tell)
-        self._kept = None
-        self._noticing = InterestPersister(self._member, self.store, self._want)
-        self._publications.begin(self._member, self.store)
+            self._retention = RetainedSync(self._edge, self.store, kept.retained, self._input)
+        self._stored = None
+        self._noticing = InterestPersister(self._member, self.store, self._set_wanted_filters)
+        self._publications.connect(self._member, self.store)
         logger.info(
             "federation_member name=%r node=%s epoch=%d custody=%d",
             settings.name,
@@ -216,7 +216,7 @@ class Federator:
         await self._links.start(settings.listen)
         self._managing.start()
         if self._retention is not None:
-            self._retention.begin()
+            self._retention.start()
             if self._deliveries.is_up:
                 self._retention.up()
         self._call(lambda member, now: None)
@@ -284,12 +284,12 @@ class Federator:
     # EdgeHost
 
     def publish(self, message: Message, done: Callable[[], None]) -> None:
-        self._publications.take(message, done)
+        self._publications.accept(message, done)
 
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
         if self._member is None:
-            self._early_interest.update(added)
-            self._early_interest.subtract(removed)
+            self._interest_before_start.update(added)
+            self._interest_before_start.subtract(removed)
         else:
             self._call(lambda member, now: member.local_interest(added, removed, now))
 
@@ -333,7 +333,7 @@ class Federator:
 
     def link_stirred(self, peer: bytes) -> None:
         if peer in self.member.links:
-            self.member.links.heard(peer, self._now())
+            self.member.links.note_received(peer, self._now())
 
     def found(self, address: str, peer: bytes) -> None:
         assert self._managing is not None
@@ -361,7 +361,7 @@ class Federator:
 
     # Effects of the member
 
-    def _tell(self, input: Callable[[FederationMember, float], None]) -> None:
+    def _input(self, input: Callable[[FederationMember, float], None]) -> None:
         self._call(input)
 
     def _now(self) -> float:
@@ -382,9 +382,9 @@ class Federator:
                 self._carry_out(self._effects.popleft())
         finally:
             self._is_carrying_out = False
-        if not self._is_tending:
-            self._is_tending = True
-            asyncio.get_running_loop().call_soon(self._tend)
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
         return result
 
     def _carry_out(self, effect: Effect) -> None:
@@ -396,7 +396,7 @@ class Federator:
             self.counters.hops[effect.hops] += 1
             if effect.message.is_retained and self._retention is not None:
                 self._retention.delivered(effect.message.topic)
-            self._deliveries.take(effect, self._now())
+            self._deliveries.accept(effect, self._now())
         elif isinstance(effect, Store):
             self.store.add(effect.id, effect.data, effect.may_wait)
         elif isinstance(effect, Delete):
@@ -408,7 +408,7 @@ class Federator:
         elif isinstance(effect, CloseLink):
             self.links.disconnect(effect.peer, effect.reason)
         elif isinstance(effect, Dropped):
-            self.counters.lost(effect, self._complaints)
+            self.counters.count_lost(effect, self._complaints)
         elif isinstance(effect, IdentityConflict):
             self._conflict(effect.epoch)
         else:
@@ -416,10 +416,10 @@ class Federator:
             assert self._retention is not None
             self._retention.carry_out(effect)
 
-    def _want(self, filters: frozenset[str]) -> None:
-        self._edge.want(filters)
+    def _set_wanted_filters(self, filters: frozenset[str]) -> None:
+        self._edge.set_wanted_filters(filters)
         if self._retention is not None:
-            self._retention.want(filters)
+            self._retention.set_wanted_filters(filters)
 
     def _conflict(self, epoch: int) -> None:
         try:
@@ -434,14 +434,14 @@ class Federator:
             " its own"
         )
 
-    def _tend(self) -> None:
+    def _flush(self) -> None:
         """Do the deferred work once for all inputs of a turn of the loop."""
-        self._is_tending = False
+        self._is_flush_scheduled = False
         if self._is_stopped:
             return
         self._arm()
         if self._noticing is not None:
-            self._noticing.look()
+            self._noticing.on_input()
         self._publications.release()
 
     def _arm(self) -> None:
@@ -459,6 +459,6 @@ class Federator:
         self._call(lambda member, now: member.handle_timers(now))
         for reason, text in MADE_UP.items():
             count = self.member.counts[reason]
-            if count > self._made_up[reason]:
-                self._made_up[reason] = count
+            if count > self._forged[reason]:
+                self._forged[reason] = count
                 self._complaints.say(reason, reason, f"{count} announcements {text}")

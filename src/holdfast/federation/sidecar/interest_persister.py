@@ -42,14 +42,14 @@ class InterestPersister:
         self._wanted: frozenset[str] = frozenset()
         self._remembered_digest = b""
 
-    def look(self) -> None:
+    def on_input(self) -> None:
         """Schedule the work that is due. The federator calls this after any input of the member."""
         member = self._member
         if self._is_stopped:
             return
         loop = asyncio.get_running_loop()
         if self._want_timer is None and member.remote_version != self._wanted_version:
-            self._want_timer = loop.call_later(self._want_delay_s, self._tell_wanted)
+            self._want_timer = loop.call_later(self._want_delay_s, self._report_wanted)
         if self._memory_timer is None and member.database.digest != self._remembered_digest:
             self._memory_timer = loop.call_later(self._memory_delay_s, self._remember)
 
@@ -61,7 +61,7 @@ class InterestPersister:
                 timer.cancel()
         self._store.remember(self._memory())
 
-    def _tell_wanted(self) -> None:
+    def _report_wanted(self) -> None:
         self._want_timer = None
         self._wanted_version = self._member.remote_version
         begin = time.monotonic()

@@ -71,7 +71,7 @@ class NeighbourSources:
     def start(self) -> None:
         """Report the fixed peers, look for those without an id, and start the manager's client."""
         if self._fixed:
-            self._tell()
+            self._report()
         self._federator.links.find(self._unnamed)
         if self.client is not None:
             self._task = asyncio.get_running_loop().create_task(self.client.run())
@@ -92,9 +92,9 @@ class NeighbourSources:
         """Add the peer found at a configured address."""
         if self._found.get(address) != peer:
             self._found[address] = peer
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         found = {peer: address for address, peer in self._found.items()}
         self._federator.set_desired(self._managed | found | self._fixed)
 
@@ -115,4 +115,4 @@ class NeighbourSources:
     def set_neighbours(self, neighbours: dict[bytes, str]) -> None:
         """Replace the neighbours that the manager assigns."""
         self._managed = neighbours
-        self._tell()
+        self._report()

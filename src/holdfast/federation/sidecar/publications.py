@@ -38,20 +38,20 @@ class Publications:
         self._store: MemberStore | None = None
         # Given to the member and not durable yet; then those not given to it yet.
         self._confirming: dict[MessageId, Callable[[], None]] = {}
-        self._held: deque[tuple[Message, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Message, Callable[[], None]]] = deque()
         self._is_releasing = False
 
-    def begin(self, member: FederationMember, store: MemberStore) -> None:
+    def connect(self, member: FederationMember, store: MemberStore) -> None:
         """Connect the member and the store. Until then every message waits."""
         self._member = member
         self._store = store
 
     @property
-    def held(self) -> int:
+    def waiting_count(self) -> int:
         """The number of messages that wait for room."""
-        return len(self._held)
+        return len(self._waiting)
 
-    def take(self, message: Message, done: Callable[[], None]) -> None:
+    def accept(self, message: Message, done: Callable[[], None]) -> None:
         """Accept a message from the edge. A QoS 1 or 2 message waits behind those that wait
         already."""
         size = len(message.properties)
@@ -60,10 +60,10 @@ class Publications:
             text = f"{size} bytes of properties, at most {PROPERTIES_BYTES_MAX} travel"
             self._refuse("properties too large", f"a message on {message.topic[:200]!r} has {text}")
             done()
-        elif self._member is None or (message.qos and (self._held or not self._fits(message))):
-            self._held.append((message, done))
+        elif self._member is None or (message.qos and (self._waiting or not self._fits(message))):
+            self._waiting.append((message, done))
         else:
-            self._hand_over(message, done)
+            self._publish_now(message, done)
 
     def release(self) -> None:
         """Hand over waiting messages for which there is room now."""
@@ -73,8 +73,8 @@ class Publications:
             return
         self._is_releasing = True
         try:
-            while self._held and self._fits(self._held[0][0]):
-                self._hand_over(*self._held.popleft())
+            while self._waiting and self._fits(self._waiting[0][0]):
+                self._publish_now(*self._waiting.popleft())
         finally:
             self._is_releasing = False
 
@@ -84,7 +84,7 @@ class Publications:
         if done is not None:
             done()
 
-    def _hand_over(self, message: Message, done: Callable[[], None]) -> None:
+    def _publish_now(self, message: Message, done: Callable[[], None]) -> None:
         id = self._publish(message)
         if message.is_retained and message.qos:
             assert self._store is not None

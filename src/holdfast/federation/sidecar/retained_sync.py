@@ -43,7 +43,7 @@ class _Setting:
 
     def __init__(self, effect: RetainLocally) -> None:
         self.effect = effect
-        self.given: RetainLocally | None = None
+        self.unconfirmed: RetainLocally | None = None
         """The change that the broker has not confirmed yet."""
         self.is_stored = False
         """Whether `data` waits to be stored."""
@@ -70,8 +70,8 @@ class RetainedSync:
         self._complained = (False, False)
         self._clock: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        self._tell_clock()
+    def start(self) -> None:
+        self._report_clock()
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -104,13 +104,13 @@ class RetainedSync:
         self._is_up = True
         self._generation += 1
         for setting in list(self._settings.values()):
-            self._give(setting)
+            self._set_in_broker(setting)
         missing = set(self._topics)
 
         def found(messages: list[Message]) -> None:
             missing.difference_update(message.topic for message in messages)
             nothing = (Message(topic, b"", 1, True) for topic in sorted(missing))
-            self._tell([*messages, *nothing])
+            self._report([*messages, *nothing])
 
         self._read(frozenset("#"), found)
 
@@ -118,11 +118,11 @@ class RetainedSync:
         """Stop giving changes to the broker. They stay pending until `up`."""
         self._is_up = False
 
-    def want(self, filters: frozenset[str]) -> None:
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
         """Replace what others want, and read what the broker has retained under new filters."""
         new, self._wanted = filters - self._wanted, filters
         if new and self._is_up:
-            self._read(new, self._tell)
+            self._read(new, self._report)
 
     def removed(self, removals: Mapping[str, int]) -> None:
         """Pass on removals by the broker's clients, with their times in wall microseconds.
@@ -132,7 +132,7 @@ class RetainedSync:
         """
         if self._is_up:
             known = self._topics.intersection(removals)
-            self._tell([Message(t, b"", 1, True, stamp=removals[t]) for t in sorted(known)])
+            self._report([Message(t, b"", 1, True, stamp=removals[t]) for t in sorted(known)])
 
     def _read(self, filters: frozenset[str], found: Callable[[list[Message]], None]) -> None:
         generation = self._generation
@@ -143,22 +143,22 @@ class RetainedSync:
 
         self._edge.read_retained(filters, done)
 
-    def _tell(self, messages: list[Message]) -> None:
-        self._tell_some(iter(messages), self._generation)
+    def _report(self, messages: list[Message]) -> None:
+        self._report_batch(iter(messages), self._generation)
 
-    def _tell_some(self, messages: Iterator[Message], generation: int) -> None:
+    def _report_batch(self, messages: Iterator[Message], generation: int) -> None:
         if not self._is_up or generation != self._generation:
             return
         some = list(islice(messages, TOLD_MAX))
 
-        def tell(member: FederationMember, now: float) -> None:
+        def report(member: FederationMember, now: float) -> None:
             for message in some:
                 member.broker_has_retained(message, now)
 
-        self._call(tell)
+        self._call(report)
         if some:
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._tell_some, messages, generation)
+            loop.call_soon(self._report_batch, messages, generation)
 
     # The member
 
@@ -167,22 +167,22 @@ class RetainedSync:
         if isinstance(effect, RetainLocally):
             self._retain(effect)
         elif isinstance(effect, StoreRetained):
-            self._keep(effect.topic, effect.data)
+            self._save(effect.topic, effect.data)
         else:
-            self._keep(effect.topic, None)
+            self._save(effect.topic, None)
 
     def _retain(self, effect: RetainLocally) -> None:
         setting = self._settings.setdefault(effect.message.topic, _Setting(effect))
         setting.effect = effect
         if effect.may_wait:
-            asyncio.get_running_loop().call_later(MAY_WAIT_S, self._give_late, setting, effect)
-        elif self._is_up and setting.given is None:
-            self._give(setting)
+            asyncio.get_running_loop().call_later(MAY_WAIT_S, self._set_late, setting, effect)
+        elif self._is_up and setting.unconfirmed is None:
+            self._set_in_broker(setting)
 
-    def _give_late(self, setting: _Setting, effect: RetainLocally) -> None:
+    def _set_late(self, setting: _Setting, effect: RetainLocally) -> None:
         is_current = self._settings.get(effect.message.topic) is setting
-        if is_current and setting.effect is effect and setting.given is None and self._is_up:
-            self._give(setting)
+        if is_current and setting.effect is effect and setting.unconfirmed is None and self._is_up:
+            self._set_in_broker(setting)
 
     def delivered(self, topic: str) -> None:
         """Drop a delayed change of a topic: a newer version was delivered as a publication.
@@ -190,10 +190,10 @@ class RetainedSync:
         Given to the broker after it, the older version would replace the newer one.
         """
         setting = self._settings.get(topic)
-        if setting is not None and setting.effect.may_wait and setting.given is None:
-            self._settle(setting)
+        if setting is not None and setting.effect.may_wait and setting.unconfirmed is None:
+            self._resolve(setting)
 
-    def _keep(self, topic: str, data: bytes | None) -> None:
+    def _save(self, topic: str, data: bytes | None) -> None:
         """Store the version of a topic, or remove it if `data` is None."""
         if data is None:
             self._topics.discard(topic)
@@ -205,31 +205,31 @@ class RetainedSync:
         else:
             setting.is_stored, setting.data = True, data
 
-    def _give(self, setting: _Setting) -> None:
-        setting.given = effect = setting.effect
+    def _set_in_broker(self, setting: _Setting) -> None:
+        setting.unconfirmed = effect = setting.effect
         generation = self._generation
 
         def done() -> None:
-            if self._is_up and generation == self._generation and setting.given is effect:
-                self._given(setting)
+            if self._is_up and generation == self._generation and setting.unconfirmed is effect:
+                self._confirmed(setting)
 
         self._edge.retain(effect.id, effect.message, done)
 
-    def _given(self, setting: _Setting) -> None:
-        if setting.given is not setting.effect:
-            self._give(setting)
+    def _confirmed(self, setting: _Setting) -> None:
+        if setting.unconfirmed is not setting.effect:
+            self._set_in_broker(setting)
             return
-        setting.given = None
-        self._settle(setting)
+        setting.unconfirmed = None
+        self._resolve(setting)
 
-    def _settle(self, setting: _Setting) -> None:
+    def _resolve(self, setting: _Setting) -> None:
         topic = setting.effect.message.topic
         del self._settings[topic]
         if setting.is_stored:
             self._store.retain(topic, setting.data)
 
-    def _tell_clock(self) -> None:
+    def _report_clock(self) -> None:
         self._call(lambda member, now: member.wall_clock(time.time(), now))
         self._call(lambda member, now: self._complain(member.retained.clock))
         if not self._is_stopped:
-            self._clock = asyncio.get_running_loop().call_later(CLOCK_S, self._tell_clock)
+            self._clock = asyncio.get_running_loop().call_later(CLOCK_S, self._report_clock)

@@ -13,12 +13,12 @@ JOIN_PATH: Final = "/api/v1/join"
 
 def member_config(settings: Federation) -> FederationConfig:
     """Derive the member's configuration. Its timeouts scale with `hello_s`."""
-    asks = FederationConfig.ask_after_s / FederationConfig.hello_s
-    sooner = FederationConfig.ask_sooner_s / FederationConfig.hello_s
+    asks = FederationConfig.probe_after_s / FederationConfig.hello_s
+    sooner = FederationConfig.busy_probe_after_s / FederationConfig.hello_s
     return FederationConfig(
         hello_s=settings.hello_s,
-        ask_after_s=asks * settings.hello_s,
-        ask_sooner_s=sooner * settings.hello_s,
+        probe_after_s=asks * settings.hello_s,
+        busy_probe_after_s=sooner * settings.hello_s,
         degree_min=settings.degree,
         redundancy=settings.redundancy,
         queue_messages_max=settings.queue_messages,

@@ -22,18 +22,18 @@ def clock_problem(clock: HybridClock) -> str:
         return "the clock was never set: set it, as with NTP"
     if clock.is_wrong:
         return (
-            f"the clock is {_apart(clock.ahead_s)} of the other members': set it, as with NTP;"
+            f"the clock is {_skew(clock.ahead_s)} of the other members': set it, as with NTP;"
             " retained messages are stamped with their time until then"
         )
     if clock.is_disputed:
         return (
-            f"the clock is {_apart(clock.ahead_s)} of a linked member's: one of the two is wrong,"
+            f"the clock is {_skew(clock.ahead_s)} of a linked member's: one of the two is wrong,"
             " and what is retained may differ until it is set"
         )
     return ""
 
 
-def _apart(ahead_s: float | None) -> str:
+def _skew(ahead_s: float | None) -> str:
     assert ahead_s is not None
     return f"{abs(ahead_s) / 86_400:.1f} days {'ahead' if ahead_s > 0 else 'behind'}"
 
@@ -96,7 +96,7 @@ def status_of(
             "bytes": member.custody.bytes,
             "queued": dict(longest[:QUEUES_MAX]),
             "unconfirmed": store.waiting(),
-            "held": publications.held,
+            "held": publications.waiting_count,
             "disk_full": store.is_full,
         },
         "delivering": len(deliveries),

@@ -40,7 +40,7 @@ class Arrivals:
         self._relayed.expire(now)
         self._received.expire(now)
 
-    def take(self, peer: bytes, data: Data | Skip, now: float) -> None:
+    def handle_data(self, peer: bytes, data: Data | Skip, now: float) -> None:
         if data.node == self._own:
             self._counts["own message"] += 1
             return
@@ -50,25 +50,25 @@ class Arrivals:
         data = believed
         if isinstance(data, Data) and not data.qos:
             # Copies on the further paths are no duplicates: each may have other destinations.
-            if not data.path and self._relayed.take(data.id, now) is Freshness.SEEN:
+            if not data.path and self._relayed.add(data.id, now) is Freshness.SEEN:
                 self._counts["duplicate"] += 1
                 return
-            self._take_unstored(data, now)
+            self._handle_qos0(data, now)
         onward = [place for place in data.destinations if place[0] != self._own]
         for node, place, base in data.destinations:
             if node == self._own and place:
-                reason = self._receiving.take(data, place, base, now)
+                reason = self._receiving.accept(data, place, base, now)
                 if reason is not None:
                     self._counts[reason] += 1
         if onward:
             self._forwarding.forward(data, onward, peer, now)
 
-    def _take_unstored(self, data: Data, now: float) -> None:
+    def _handle_qos0(self, data: Data, now: float) -> None:
         """Deliver a message of QoS 0, unless a later one of its origin came first: the order of a
         topic holds at QoS 0 too."""
         if all(node != self._own for node, _, _ in data.destinations):
             return
-        freshness = self._received.take(data.id, now)
+        freshness = self._received.add(data.id, now)
         if freshness is Freshness.NEW:
             self._delivering.deliver(data, 0, now)
         elif freshness is Freshness.LATE:
@@ -77,7 +77,7 @@ class Arrivals:
         else:
             self._counts["duplicate"] += 1
 
-    def take_passing(self, peer: bytes, frame: Passing, now: float) -> None:
+    def handle_retained_frame(self, peer: bytes, frame: Passing, now: float) -> None:
         """Handle a frame about retained messages, for this member or for one beyond it."""
         if not self._provenance.of_passing(peer, frame):
             return

@@ -11,7 +11,7 @@ one stream's window is full and the message goes to others, it goes along, up to
 Otherwise a near destination would run ahead of a far one whenever messages queue up here, and each
 message would be sent twice. No stream waits for another.
 
-A message that `is_known_again` may be sent before it is stored, which promises nothing. Stores
+A message that `is_repeatable` may be sent before it is stored, which promises nothing. Stores
 become durable in the order of their effects. So after a crash the messages that were sent and not
 stored are the last ones of their epoch, and the driver hands all of them over again in order. A
 destination that has some of them recognises each by its number at the origin's broker. None that it
@@ -58,16 +58,16 @@ class CustodyEntry:
 
     id: MessageId
     message: Message
-    taken_at: float
+    accepted_at: float
     places: dict[bytes, int]
     """The places at the destinations that have not confirmed it."""
     grants: Grants = field(default_factory=dict)
     """The grants of those destinations that have one. The others serve plain subscribers only."""
-    may_go: bool = False
+    may_send: bool = False
     """True: it is stored, or may be sent before."""
     is_regranted: bool = False
     """True: its grants were reclaimed from an earlier entry."""
-    behind: MessageId | None = None
+    follows: MessageId | None = None
     """The entry that has its reclaimed grants. This one may go when that one is stored."""
 
     @property
@@ -77,7 +77,7 @@ class CustodyEntry:
 
     def remaining_s(self, now: float) -> float | None:
         expiry_s = self.message.expiry_s
-        return None if expiry_s is None else max(0.0, expiry_s - (now - self.taken_at))
+        return None if expiry_s is None else max(0.0, expiry_s - (now - self.accepted_at))
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Custody:
             for node in entry.places:
                 self._queue(node, entry)
 
-    def take(
+    def accept(
         self,
         id: MessageId,
         message: Message,
@@ -159,20 +159,20 @@ class Custody:
         now: float,
         grants: Grants | None = None,
     ) -> None:
-        may_go = message.is_known_again and not message.is_retained and not grants
-        self._put(CustodyEntry(id, message, now, {}, grants or {}, may_go), nodes, now)
+        may_go = message.is_repeatable and not message.is_retained and not grants
+        self._add_entry(CustodyEntry(id, message, now, {}, grants or {}, may_go), nodes, now)
 
-    def take_again(self, entry: CustodyEntry, id: MessageId, grants: Grants, now: float) -> None:
+    def regrant(self, entry: CustodyEntry, id: MessageId, grants: Grants, now: float) -> None:
         """Put reclaimed grants into a new entry, under another id and with the same age.
 
         The rest of the old entry is sent only after the new one is stored. Otherwise the member
         that had the grants could pass the place, and a crash would lose the group's share.
         """
-        entry.behind = id
-        entry.may_go = False
+        entry.follows = id
+        entry.may_send = False
         self._followers[id] = entry
-        again = CustodyEntry(id, entry.message, entry.taken_at, {}, grants, is_regranted=True)
-        self._put(again, sorted(grants), now)
+        again = CustodyEntry(id, entry.message, entry.accepted_at, {}, grants, is_regranted=True)
+        self._add_entry(again, sorted(grants), now)
 
     def grant_only(
         self, entry: CustodyEntry, node: bytes, shares: tuple[str, ...], now: float
@@ -189,7 +189,7 @@ class Custody:
         """Return the entries with a group's share that is not confirmed."""
         return list(self._granted.values())
 
-    def _put(self, entry: CustodyEntry, nodes: Iterable[bytes], now: float) -> None:
+    def _add_entry(self, entry: CustodyEntry, nodes: Iterable[bytes], now: float) -> None:
         for node in nodes:
             stream = self._stream(node)
             entry.places[node] = stream.next_place
@@ -197,7 +197,7 @@ class Custody:
         self._entries[entry.id] = entry
         self.bytes += entry.size
         self._note_grants(entry)
-        self._store(entry, now, entry.may_go and entry.message.done_may_wait)
+        self._store(entry, now, entry.may_send and entry.message.done_may_wait)
         for node in list(entry.places):
             self._queue(node, entry)
             self._bound(node)
@@ -219,20 +219,20 @@ class Custody:
 
     def stored(self, id: MessageId) -> None:
         entry = self._entries.get(id)
-        if entry is not None and not entry.may_go and entry.behind is None:
+        if entry is not None and not entry.may_send and entry.follows is None:
             self._allow(entry)
-        self._let_follow(id)
+        self._release_next(id)
 
-    def _let_follow(self, id: MessageId) -> None:
+    def _release_next(self, id: MessageId) -> None:
         """It is stored, or not needed any more."""
         entry = self._followers.pop(id, None)
-        if entry is not None and entry.behind == id:
+        if entry is not None and entry.follows == id:
             # It was stored itself before that.
-            entry.behind = None
+            entry.follows = None
             self._allow(entry)
 
     def _allow(self, entry: CustodyEntry) -> None:
-        entry.may_go = True
+        entry.may_send = True
         self._ready.update(entry.places)
 
     def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
@@ -281,7 +281,7 @@ class Custody:
         """
         self._ready.update(node for node, stream in self._streams.items() if stream.entries)
 
-    def give_up(self, node: bytes, reason: str) -> None:
+    def abandon(self, node: bytes, reason: str) -> None:
         """Drop all messages to a destination that has left the federation."""
         stream = self._streams.get(node)
         while stream is not None and stream.entries:
@@ -300,7 +300,7 @@ class Custody:
         found = []
         for id in sorted(due):
             entry, places = due[id]
-            self._go_along(entry, places, can_reach, now)
+            self._send_along(entry, places, can_reach, now)
             found.append(_data(entry, places, 1, now))
         return found
 
@@ -329,7 +329,7 @@ class Custody:
                 head = stream.entries[0]
                 if head.remaining_s(now) == 0.0:
                     self._drop(node, stream, "expired")
-                elif now - head.taken_at >= self._config.queue_age_max_s:
+                elif now - head.accepted_at >= self._config.queue_age_max_s:
                     self._drop(node, stream, "too old")
                 else:
                     break
@@ -349,7 +349,7 @@ class Custody:
                 return found
             found.append((entry, self._launch(node, stream, now)))
 
-    def _go_along(
+    def _send_along(
         self,
         entry: CustodyEntry,
         places: list[Place],
@@ -378,7 +378,7 @@ class Custody:
         patience = stream.patience
         if node not in self._flying:
             self._flying.add(node)
-            patience.begin(now)
+            patience.start(now)
             stream.retry_at = now + patience.wait_s
         place = entry.places[node]
         stream.launched = max(stream.launched, (entry.id.epoch, place))
@@ -396,7 +396,7 @@ class Custody:
         stream = self._stream(node)
         stream.entries.append(entry)
         stream.bytes += entry.size
-        if entry.may_go:
+        if entry.may_send:
             self._ready.add(node)
 
     def _bound(self, node: bytes) -> None:
@@ -428,7 +428,7 @@ class Custody:
         if not entry.places:
             del self._entries[entry.id]
             self.bytes -= entry.size
-            self._let_follow(entry.id)
+            self._release_next(entry.id)
             self._effects.append(Delete(entry.id))
 
 
@@ -439,7 +439,7 @@ def _next(stream: Stream, messages_max: int, bytes_max: int) -> CustodyEntry | N
     entry = stream.entries[stream.sent]
     # Messages from before the restart are confirmed before those of this epoch are sent. A
     # destination that has received the new epoch refuses the old one.
-    if not entry.may_go or entry.id.epoch != stream.entries[0].id.epoch:
+    if not entry.may_send or entry.id.epoch != stream.entries[0].id.epoch:
         return None
     return None if stream.sent and stream.sent_bytes + entry.size > bytes_max else entry
 

@@ -37,7 +37,7 @@ class Window:
         self.used_at = 0.0
         self._bits = bytearray(WINDOW // 8)
 
-    def take(self, sequence: int) -> Freshness:
+    def add(self, sequence: int) -> Freshness:
         """Look up a sequence and mark it as seen."""
         if sequence <= self.newest - WINDOW:
             return Freshness.SEEN
@@ -76,7 +76,7 @@ class Duplicates:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def take(self, id: MessageId, now: float) -> Freshness:
+    def add(self, id: MessageId, now: float) -> Freshness:
         key = (id.node, id.epoch)
         window = self._windows.pop(key, None)
         if window is None:
@@ -93,7 +93,7 @@ class Duplicates:
         # The order of the dict is the order of use.
         self._windows[key] = window
         window.used_at = now
-        return window.take(id.sequence)
+        return window.add(id.sequence)
 
     def expire(self, now: float) -> None:
         """Forget the epochs without a message for EPOCH_KEPT_S."""

@@ -95,7 +95,7 @@ class FrameForwarder:
             else:
                 hops.setdefault(hop, []).append(destination)
         for hop, onward in hops.items():
-            let_out = self._let_out(hop, data, onward, now)
+            let_out = self._send(hop, data, onward, now)
             if let_out is not None:
                 onto = replace(let_out, hops=data.hops + 1, destinations=onward)
                 self._send_on(hop, onto, now)
@@ -110,7 +110,7 @@ class FrameForwarder:
             return None
         return data
 
-    def _let_out(
+    def _send(
         self, hop: bytes, data: Data | Skip, onward: list[Place], now: float
     ) -> Data | Skip | None:
         if isinstance(data, Skip):

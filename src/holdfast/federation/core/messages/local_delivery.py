@@ -46,13 +46,13 @@ class LocalDelivery:
             return self._drop("expired", data)
         if not is_plain and not shares:
             return self._drop("another has the group", data)
-        if not self._interest.wants(data.topic):
+        if not self._interest.matches(data.topic):
             return self._drop("unwanted", data)
         is_retained = data.is_retained and is_plain
         is_version = is_retained and data.stamp > 0
         if is_version:
             is_retained = self._retained.is_newest(data, now)
-        granted = tuple(shares) if self._interest.tells_groups() else None
+        granted = tuple(shares) if self._interest.announces_groups() else None
         message = message_of(data, is_retained)
         self._effects.append(
             DeliverLocally(data.id, message, place, data.hops, is_plain, granted, data.is_regranted)

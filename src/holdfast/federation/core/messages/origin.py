@@ -26,7 +26,7 @@ class Origin:
         forwarding: FrameForwarder,
         take_here: Callable[[Data, int, int, float], str | None],
     ) -> None:
-        """`take_here`: `IncomingStreams.take`."""
+        """`take_here`: `IncomingStreams.accept`."""
         self._identity = context.identity
         self._config = context.config
         self._remote = remote
@@ -34,7 +34,7 @@ class Origin:
         self._retained = retained
         self._forwarding = forwarding
         self._sharing = SharedGroups(context, local, remote, custody, forwarding.can_reach)
-        self._take_here = take_here
+        self._deliver_locally = take_here
         self._sequence = 0
 
     def new_id(self) -> MessageId:
@@ -54,7 +54,7 @@ class Origin:
         if not nodes:
             return None
         if message.qos:
-            self._custody.take(id, message, sorted(nodes), now, grants)
+            self._custody.accept(id, message, sorted(nodes), now, grants)
         else:
             data = Data(
                 id.node,
@@ -82,7 +82,7 @@ class Origin:
             node, place, base = data.destinations[0]
             if node == self._identity.node:
                 # A group's share came back to this origin. It has no other destination.
-                self._take_here(data, place, base, now)
+                self._deliver_locally(data, place, base, now)
             else:
                 self._originate(data, now)
 
@@ -106,6 +106,6 @@ def _stamped(message: Message, stamp: int) -> Message:
         message.is_retained,
         message.properties,
         message.expiry_s,
-        message.came_from,
+        message.delivered_id,
         stamp,
     )

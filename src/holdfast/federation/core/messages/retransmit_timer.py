@@ -38,7 +38,7 @@ class RetransmitTimer:
         self._probe: tuple[int, int] | None = None
         self._probe_at = 0.0
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """Set the timeout when the first message goes into flight."""
         if not self._is_backed_off:
             self.wait_s = self._least_s(now)

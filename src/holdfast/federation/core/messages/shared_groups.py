@@ -8,9 +8,9 @@ of each destination. Groups there without a grant do not receive it (`DeliverLoc
 While databases differ or a member is lost, two members may receive a message; at QoS 1 and 2 none
 is lost. A member whose group has ended refuses the message. Its origin grants it to another member
 once it has received that news. It does the same when the member has left, or is unreachable for
-`share_patience_s`. The new member may be the origin itself, if its clients have joined the group by
+`group_reassign_s`. The new member may be the origin itself, if its clients have joined the group by
 then. If no member has the group, its clients may be moving from one member to another: the message
-waits at its origin for `share_patience_s`.
+waits at its origin for `group_reassign_s`.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,14 +46,14 @@ class SharedGroups:
         can_reach: Callable[[bytes], bool],
     ) -> None:
         self._own = context.node
-        self._patience_s = context.config.share_patience_s
+        self._patience_s = context.config.group_reassign_s
         self._local = local
         self._remote = remote
         self._custody = custody
         self._can_reach = can_reach
         self._effects = context.effects
         # Unreachable members with grants in custody, and since when.
-        self._lost_since: dict[bytes, float] = {}
+        self._unreachable_since: dict[bytes, float] = {}
         # Entries that wait until a member has their group, and since when.
         self._waiting_since: dict[MessageId, float] = {}
 
@@ -62,7 +62,7 @@ class SharedGroups:
         topic = message.topic
         wanting = self._remote.wanting(topic)
         found: dict[bytes, list[str]] = {}
-        for share, nodes in wanting.shares.items():
+        for share, nodes in wanting.groups.items():
             if self._local.has(share) and share not in message.missed_by:
                 continue
             node = self._chosen(share, topic, nodes)
@@ -85,8 +85,10 @@ class SharedGroups:
         that is none any more."""
         granted = self._custody.granted()
         nodes = {node for entry in granted for node in entry.grants if node != self._own}
-        self._lost_since = {
-            node: self._lost_since.get(node, now) for node in nodes if not self._can_reach(node)
+        self._unreachable_since = {
+            node: self._unreachable_since.get(node, now)
+            for node in nodes
+            if not self._can_reach(node)
         }
         ids = {entry.id for entry in granted}
         self._waiting_since = {id: at for id, at in self._waiting_since.items() if id in ids}
@@ -104,8 +106,8 @@ class SharedGroups:
         left: bytes | None,
     ) -> None:
         topic = entry.message.topic
-        having = self._remote.wanting(topic).shares
-        lost_since = self._lost_since.get(node)
+        having = self._remote.wanting(topic).groups
+        lost_since = self._unreachable_since.get(node)
         is_lost = lost_since is not None and now - lost_since >= self._patience_s
         kept: list[str] = []
         moved: dict[bytes, list[str]] = {}
@@ -122,7 +124,7 @@ class SharedGroups:
             elif node != self._own:
                 # Each alone: it is not given away again in part, once the broker may have it.
                 given: Grants = {self._own: (False, (share,))}
-                self._custody.take_again(entry, new_id(), given, now)
+                self._custody.regrant(entry, new_id(), given, now)
             elif now - self._waiting_since.setdefault(entry.id, now) < self._patience_s:
                 kept.append(share)
             else:
@@ -130,5 +132,5 @@ class SharedGroups:
         if len(kept) == len(shares):
             return
         for other, shares_of_it in moved.items():
-            self._custody.take_again(entry, new_id(), {other: (False, tuple(shares_of_it))}, now)
+            self._custody.regrant(entry, new_id(), {other: (False, tuple(shares_of_it))}, now)
         self._custody.grant_only(entry, node, tuple(kept), now)

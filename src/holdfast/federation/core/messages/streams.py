@@ -22,9 +22,9 @@ class StreamSource:
 
     epoch: int
     next_place: int
-    early: dict[int, Data | Skip] = field(default_factory=dict)
+    out_of_order: dict[int, Data | Skip] = field(default_factory=dict)
     """Messages that arrived ahead of their turn, by place."""
-    early_bytes: int = 0
+    out_of_order_bytes: int = 0
     unstored: dict[MessageId, int] = field(default_factory=dict)
     """Delivered messages that are not stored, in order of places."""
     confirmed: int = 0
@@ -61,13 +61,13 @@ class IncomingStreams:
         # The sources with places to confirm.
         self._unconfirmed: set[bytes] = set()
         # Confirmations of old epochs, for origins that retransmit messages confirmed before.
-        self._answers: list[StreamAck] = []
+        self._acknowledgements: list[StreamAck] = []
 
     def positions(self) -> dict[bytes, Position]:
         """Return the positions by delivery. The driver tracks the positions that are stored."""
         return {node: (source.epoch, source.next_place) for node, source in self._sources.items()}
 
-    def take(self, data: Data | Skip, place: int, base: int, now: float) -> str | None:
+    def accept(self, data: Data | Skip, place: int, base: int, now: float) -> str | None:
         """Accept a message and deliver it in its turn. Returns None, or the reason of a refusal."""
         source = self._sources.get(data.node)
         if source is None and len(self._sources) >= MEMBERS_MAX:
@@ -80,16 +80,16 @@ class IncomingStreams:
             self._sources[data.node] = source
             self._unconfirmed.discard(data.node)
         elif data.epoch < source.epoch:
-            self._answers.append(StreamAck(data.node, data.epoch, self._own, place, 0))
+            self._acknowledgements.append(StreamAck(data.node, data.epoch, self._own, place, 0))
             return "old epoch"
         self._skip(source, base, now)
-        early = source.early.get(place)
+        early = source.out_of_order.get(place)
         if early is not None and not self._delivering.accepts(early):
             # A group ended here since it came. This copy may have another grant.
-            source.early_bytes -= _size(source.early.pop(place))
+            source.out_of_order_bytes -= _size(source.out_of_order.pop(place))
             early = None
         if place < source.next_place or early is not None:
-            self._owe(data.node, source, now)
+            self._acknowledge(data.node, source, now)
             return "duplicate"
         if place - source.next_place >= self._config.shared_window_messages:
             return "beyond the window"
@@ -97,22 +97,22 @@ class IncomingStreams:
             return "beyond the window"
         if not self._delivering.accepts(data):
             return "group not here"
-        source.early[place] = data
-        source.early_bytes += _size(data)
-        self._deliver_early(source, now)
-        self._owe(data.node, source, now)
+        source.out_of_order[place] = data
+        source.out_of_order_bytes += _size(data)
+        self._deliver_in_order(source, now)
+        self._acknowledge(data.node, source, now)
         return None
 
     def stored(self, id: MessageId, now: float) -> None:
         source = self._sources.get(id.node)
         if source is not None and source.unstored.pop(id, None) is not None:
-            self._owe(id.node, source, now)
+            self._acknowledge(id.node, source, now)
 
     def acks(self, now: float) -> list[StreamAck]:
         """Return the confirmations that are due."""
-        if not self._answers and not self._unconfirmed:
+        if not self._acknowledgements and not self._unconfirmed:
             return []
-        found, self._answers = self._answers, []
+        found, self._acknowledgements = self._acknowledgements, []
         for node in sorted(self._unconfirmed):
             source = self._sources[node]
             if source.ack_at is not None and source.ack_at <= now:
@@ -138,21 +138,21 @@ class IncomingStreams:
         or the origin dropped them."""
         if base <= source.next_place:
             return
-        for place in [place for place in source.early if place < base]:
-            source.early_bytes -= _size(source.early.pop(place))
+        for place in [place for place in source.out_of_order if place < base]:
+            source.out_of_order_bytes -= _size(source.out_of_order.pop(place))
         source.next_place = base
-        self._deliver_early(source, now)
+        self._deliver_in_order(source, now)
 
     def _has_room(self, source: StreamSource, data: Data | Skip) -> bool:
         """Return whether a message ahead of its turn fits. An origin has no more in flight, unless
         it is a single message."""
-        size = source.early_bytes + _size(data)
-        return not source.early or size <= self._config.shared_window_bytes
+        size = source.out_of_order_bytes + _size(data)
+        return not source.out_of_order or size <= self._config.shared_window_bytes
 
-    def _deliver_early(self, source: StreamSource, now: float) -> None:
-        while source.next_place in source.early:
-            data = source.early.pop(source.next_place)
-            source.early_bytes -= _size(data)
+    def _deliver_in_order(self, source: StreamSource, now: float) -> None:
+        while source.next_place in source.out_of_order:
+            data = source.out_of_order.pop(source.next_place)
+            source.out_of_order_bytes -= _size(data)
             if not self._delivering.accepts(data):
                 # The group ended here since the message came. Its origin sends it again with
                 # another grant.
@@ -164,7 +164,7 @@ class IncomingStreams:
         if self._delivering.deliver(data, source.next_place, now):
             source.unstored[data.id] = source.next_place
 
-    def _owe(self, node: bytes, source: StreamSource, now: float) -> None:
+    def _acknowledge(self, node: bytes, source: StreamSource, now: float) -> None:
         self._unconfirmed.add(node)
         at = now + self._config.ack_delay_s
         if source.stored_up_to() - source.confirmed >= self._config.ack_messages:

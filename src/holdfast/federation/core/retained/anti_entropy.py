@@ -51,10 +51,10 @@ class _Open:
     def __init__(self, pull: Pull) -> None:
         self.pull = pull
         self.after = ""
-        self.upto: str | None = None
+        self.end_topic: str | None = None
         self.number = 0
-        self.asked = 0
-        self.ask_at = 0.0
+        self.requests = 0
+        self.request_at = 0.0
 
 
 class AntiEntropy:
@@ -79,74 +79,74 @@ class AntiEntropy:
         self._open: _Open | None = None
         self._pulls: deque[Pull] = deque()
         # What the peers said last that they share with us.
-        self._said: dict[bytes, dict[int, int]] = {}
+        self._digests: dict[bytes, dict[int, int]] = {}
         self._due: dict[bytes, float] = {}
-        self._told_at: dict[bytes, float] = {}
+        self._digest_sent_at: dict[bytes, float] = {}
         self._reached: set[bytes] = set()
-        self._look_at = NEVER
+        self._review_at = NEVER
         self._check_at = now + context.config.retained_check_s
         self._checked = b""
 
     # What happens
 
-    def wanted(self, filters: Iterable[str], now: float) -> None:
+    def add_filters(self, filters: Iterable[str], now: float) -> None:
         """This member announces further filters."""
         plain = [filter for filter in filters if not is_shared(filter)]
         self._store.review(plain, now)
         for filter in plain if len(plain) <= FILTER_PULLS_MAX else ():
             nearest = self._nearest(filter)
             if nearest is not None:
-                self._want(Pull(nearest, filter, None))
-        self._go_on(now)
+                self._enqueue(Pull(nearest, filter, None))
+        self._continue(now)
 
-    def let_go(self, filters: Iterable[str], now: float) -> None:
+    def remove_filters(self, filters: Iterable[str], now: float) -> None:
         self._store.review([filter for filter in filters if not is_shared(filter)], now)
 
-    def others_changed(self, filters: Iterable[str], now: float) -> None:
+    def peers_changed(self, filters: Iterable[str], now: float) -> None:
         plain = [filter for filter in filters if not is_shared(filter)]
         for peer in self._store.review(plain, now):
-            self._tell(peer, now + NOTICE_S)
+            self._send_digest(peer, now + NOTICE_S)
 
     def found(self, topic: str, now: float) -> None:
         """Held from now on, and no publication that would reach the others by itself."""
         for peer in self._store.sharing(topic):
-            self._tell(peer, now + NOTICE_S)
+            self._send_digest(peer, now + NOTICE_S)
 
     def graph_changed(self, now: float) -> None:
-        self._look_at = min(self._look_at, now + NOTICE_S)
+        self._review_at = min(self._review_at, now + NOTICE_S)
 
     def restarted(self, peer: bytes, now: float) -> None:
-        self._tell(peer, now + NOTICE_S)
+        self._send_digest(peer, now + NOTICE_S)
 
-    def gone(self, peer: bytes) -> None:
-        self._said.pop(peer, None)
+    def peer_down(self, peer: bytes) -> None:
+        self._digests.pop(peer, None)
         self._due.pop(peer, None)
-        self._told_at.pop(peer, None)
+        self._digest_sent_at.pop(peer, None)
 
     # Frames
 
     def handle_digest(self, frame: RetainedDigest, now: float) -> None:
         theirs = dict(frame.buckets)
-        self._said[frame.source] = theirs
+        self._digests[frame.source] = theirs
         ours = self._store.vector(frame.source)
         for bucket in sorted(ours.keys() | theirs.keys()):
             if ours.get(bucket) != theirs.get(bucket):
-                self._want(Pull(frame.source, "#", bucket))
-        self._go_on(now)
+                self._enqueue(Pull(frame.source, "#", bucket))
+        self._continue(now)
 
     def handle_request(self, frame: RetainedRequest, now: float) -> None:
         known = dict(frame.known)
         if frame.bucket is None:
             found = self._store.matching(frame.filter, frame.after)
         else:
-            found = self._store.shared(frame.source, frame.bucket, frame.after, frame.upto)
+            found = self._store.shared(frame.source, frame.bucket, frame.after, frame.end_topic)
             if any(self._is_older(topic, version) for topic, version in frame.known):
-                self._want(Pull(frame.source, "#", frame.bucket))
+                self._enqueue(Pull(frame.source, "#", frame.bucket))
         page: list[RetainedMessage] = []
         size = 0
         upto = None
         for message in found:
-            if frame.upto is not None and message.topic > frame.upto:
+            if frame.end_topic is not None and message.topic > frame.end_topic:
                 break
             theirs = known.get(message.topic)
             if theirs is not None and theirs >= message.version:
@@ -161,7 +161,7 @@ class AntiEntropy:
         self._forwarding.send_on(
             Retained(self._own, frame.source, 0, frame.number, page, upto), None, now
         )
-        self._go_on(now)
+        self._continue(now)
 
     def handle_retained(self, frame: Retained, now: float) -> None:
         newer: list[RetainedMessage] = []
@@ -174,53 +174,53 @@ class AntiEntropy:
         asked = self._open
         if asked is None or frame.number != asked.number or frame.source != asked.pull.peer:
             return
-        asked.asked = 0
-        if frame.upto is not None and frame.upto > asked.after:
-            asked.after = frame.upto
-            self._ask(asked, now)
-        elif asked.upto is not None:
-            asked.after = asked.upto
-            self._ask(asked, now)
+        asked.requests = 0
+        if frame.end_topic is not None and frame.end_topic > asked.after:
+            asked.after = frame.end_topic
+            self._request(asked, now)
+        elif asked.end_topic is not None:
+            asked.after = asked.end_topic
+            self._request(asked, now)
         else:
             self._open = None
-            self._go_on(now)
+            self._continue(now)
 
     # Time
 
     def timer(self) -> float:
-        times = [self._look_at, self._check_at, *self._due.values()]
+        times = [self._review_at, self._check_at, *self._due.values()]
         if self._open is not None:
-            times.append(self._open.ask_at)
+            times.append(self._open.request_at)
         return min(times)
 
     def handle_timers(self, now: float) -> None:
-        if now >= self._look_at:
-            self._look(now)
+        if now >= self._review_at:
+            self._find_reachable(now)
         if now >= self._check_at:
             self._check_at = now + self._config.retained_check_s
             self._check(now)
         for peer in sorted(peer for peer, at in self._due.items() if at <= now):
             del self._due[peer]
             self._compare(peer, now)
-        if self._open is not None and now >= self._open.ask_at:
-            if self._open.asked < self._config.retained_requests:
-                self._ask(self._open, now)
+        if self._open is not None and now >= self._open.request_at:
+            if self._open.requests < self._config.retained_requests:
+                self._request(self._open, now)
             else:
                 self._open = None
-                self._go_on(now)
+                self._continue(now)
 
     # Comparing
 
-    def _tell(self, peer: bytes, at: float) -> None:
-        at = max(at, self._told_at.get(peer, -NEVER) + DIGEST_EVERY_S)
+    def _send_digest(self, peer: bytes, at: float) -> None:
+        at = max(at, self._digest_sent_at.get(peer, -NEVER) + DIGEST_EVERY_S)
         self._due[peer] = min(at, self._due.get(peer, NEVER))
 
-    def _look(self, now: float) -> None:
+    def _find_reachable(self, now: float) -> None:
         """Who has come within reach."""
-        self._look_at = NEVER
+        self._review_at = NEVER
         reached = {peer for peer in self._store.peers() if self._forwarding.can_reach(peer)}
         for peer in reached - self._reached:
-            self._tell(peer, now)
+            self._send_digest(peer, now)
         self._reached = reached
 
     def _check(self, now: float) -> None:
@@ -228,50 +228,50 @@ class AntiEntropy:
         later = [peer for peer in peers if peer > self._checked]
         if peers:
             self._checked = (later or peers)[0]
-            self._tell(self._checked, now)
+            self._send_digest(self._checked, now)
 
     def _compare(self, peer: bytes, now: float) -> None:
         vector = self._store.vector(peer)
         # Who shares nothing that we know of tells us, if there is something.
         if vector and self._forwarding.can_reach(peer):
-            self._told_at[peer] = now
+            self._digest_sent_at[peer] = now
             self._forwarding.send_on(
                 RetainedDigest(self._own, peer, 0, sorted(vector.items())), None, now
             )
 
     # Asking
 
-    def _want(self, pull: Pull) -> None:
+    def _enqueue(self, pull: Pull) -> None:
         if pull not in self._pulls and len(self._pulls) < PULLS_MAX:
             self._pulls.append(pull)
 
-    def _go_on(self, now: float) -> None:
+    def _continue(self, now: float) -> None:
         while self._open is None and self._pulls:
             pull = self._pulls.popleft()
             if self._forwarding.can_reach(pull.peer) and not self._is_alike(pull):
                 self._open = _Open(pull)
-                self._ask(self._open, now)
+                self._request(self._open, now)
 
     def _is_alike(self, pull: Pull) -> bool:
         """By now: others had it, too."""
-        if pull.bucket is None or pull.peer not in self._said:
+        if pull.bucket is None or pull.peer not in self._digests:
             return False
-        said = self._said[pull.peer].get(pull.bucket)
+        said = self._digests[pull.peer].get(pull.bucket)
         return said == self._store.vector(pull.peer).get(pull.bucket)
 
-    def _ask(self, asked: _Open, now: float) -> None:
+    def _request(self, asked: _Open, now: float) -> None:
         pull = asked.pull
         self._number += 1
         asked.number = self._number
-        asked.asked += 1
-        asked.ask_at = now + self._config.retained_request_s
-        asked.upto = None
+        asked.requests += 1
+        asked.request_at = now + self._config.retained_request_s
+        asked.end_topic = None
         known: list[RetainedMessage] = []
         if pull.bucket is not None:
             known = self._store.shared(pull.peer, pull.bucket, asked.after, None)
             if len(known) > FILTERS_MAX:
                 del known[FILTERS_MAX:]
-                asked.upto = known[-1].topic
+                asked.end_topic = known[-1].topic
         request = RetainedRequest(
             self._own,
             pull.peer,
@@ -280,7 +280,7 @@ class AntiEntropy:
             pull.filter,
             pull.bucket,
             asked.after,
-            asked.upto,
+            asked.end_topic,
             [(message.topic, message.version) for message in known],
         )
         self._forwarding.send_on(request, None, now)

@@ -61,11 +61,11 @@ class HybridClock:
         self._own_offset_s = wall_s - now
         return self._judge(now)
 
-    def peer_says(self, peer: bytes, wall_s: float, now: float) -> float:
+    def set_peer(self, peer: bytes, wall_s: float, now: float) -> float:
         self._peers[peer] = wall_s - now
         return self._judge(now)
 
-    def peer_gone(self, peer: bytes) -> None:
+    def forget_peer(self, peer: bytes) -> None:
         """What it has said goes with the next one's word."""
         self._peers.pop(peer, None)
 
@@ -93,7 +93,7 @@ class HybridClock:
         self._newest = max(self.wall_us(now), self._newest + 1)
         return self._newest
 
-    def hear(self, stamp: int, now: float) -> bool:
+    def observe(self, stamp: int, now: float) -> bool:
         """False: it is not to be believed."""
         if self.is_ahead(stamp, now):
             return False

@@ -41,7 +41,7 @@ class RetainedReplication:
         self._counts = context.counts
         self._effects = context.effects
         # Topics that the broker was given a version of lately, and when last.
-        self._given: dict[str, float] = {}
+        self._delivered_at: dict[str, float] = {}
 
     def load(self, stored: list[bytes], now: float) -> None:
         """What `StoreRetained` asked for. Raises BadFrame and BadEntry."""
@@ -50,7 +50,7 @@ class RetainedReplication:
             if not isinstance(frame, Retained):
                 raise BadEntry("a stored retained message is none: delete it from the store")
             for message in frame.messages:
-                self._clock.hear(message.version[0], now)
+                self._clock.observe(message.version[0], now)
                 if not self._store.put(message, now):
                     self._counts["retained full"] += 1
 
@@ -59,7 +59,7 @@ class RetainedReplication:
         return self._stepped(self._clock.set_wall(wall_s, now), now)
 
     def peer_clock(self, peer: bytes, wall_s: float, now: float) -> list[str]:
-        return self._stepped(self._clock.peer_says(peer, wall_s, now), now)
+        return self._stepped(self._clock.set_peer(peer, wall_s, now), now)
 
     def _stepped(self, step_s: float, now: float) -> list[str]:
         """What was published here by a clock that is known to be wrong now gets the stamp that it
@@ -79,7 +79,7 @@ class RetainedReplication:
             if origin == self._own:
                 # Of an earlier life it is not known how long ago that was.
                 shifted = min(max(stamp + int(step_s * 1e6), UNKNOWN_AGE + 1), wall_us)
-                self._hold(replace(message, version=(shifted, origin, epoch, sequence)), now)
+                self._accept(replace(message, version=(shifted, origin, epoch, sequence)), now)
         self._counts["stamps corrected"] += len(wrong)
         return [message.topic for message in wrong]
 
@@ -89,8 +89,8 @@ class RetainedReplication:
         """Of a client here; its stamp."""
         stamp = self._clock.stamp(now)
         retained = self._retained(id, message, stamp, now)
-        self._hold(retained, now)
-        is_given = now - self._given.get(message.topic, -GIVEN_S) < GIVEN_S
+        self._accept(retained, now)
+        is_given = now - self._delivered_at.get(message.topic, -GIVEN_S) < GIVEN_S
         if is_given or message.is_replaced:
             # That may have come to the broker after this publication, which is the newer.
             self._replay(retained, now, may_wait=not is_given)
@@ -102,12 +102,12 @@ class RetainedReplication:
         known to have been published later (`stamp`). Is it new to us?"""
         held = self._store.get(message.topic)
         if held is not None and held.version[0] < message.stamp:
-            self._clock.hear(message.stamp, now)
-            self._hold(self._retained(id, message, message.stamp, now), now)
+            self._clock.observe(message.stamp, now)
+            self._accept(self._retained(id, message, message.stamp, now), now)
             return True
         if held is None:
             if message.payload:
-                self._hold(self._retained(id, message, UNKNOWN_AGE, now), now)
+                self._accept(self._retained(id, message, UNKNOWN_AGE, now), now)
             return bool(message.payload)
         if held.payload != message.payload:
             # A broker may have changed the rest on its own: not worth another publication there.
@@ -118,14 +118,14 @@ class RetainedReplication:
         held = self._store.get(data.topic)
         if held is not None and held.version > version_of(data.stamp, data.id):
             return False
-        if self._clock.hear(data.stamp, now):
+        if self._clock.observe(data.stamp, now):
             return True
         self._counts["stamp ahead"] += 1
         return False
 
     def delivered(self, data: Data, now: float) -> None:
-        self._given[data.topic] = now
-        self._hold(self._of_data(data, now), now)
+        self._delivered_at[data.topic] = now
+        self._accept(self._of_data(data, now), now)
 
     def missed(self, data: Data, now: float) -> None:
         """At QoS 0 it came too late to be delivered; it may still be what is retained."""
@@ -144,7 +144,7 @@ class RetainedReplication:
         ends_us = self._store.ends_us(message)
         if ends_us is not None and ends_us <= self._clock.wall_us(now):
             return None
-        if not self._clock.hear(message.version[0], now):
+        if not self._clock.observe(message.version[0], now):
             self._counts["stamp ahead"] += 1
             return None
         if self._store.put(message, now):
@@ -156,21 +156,23 @@ class RetainedReplication:
         return None
 
     def tidy(self, now: float) -> None:
-        self._given = {topic: at for topic, at in self._given.items() if now - at < GIVEN_S}
+        self._delivered_at = {
+            topic: at for topic, at in self._delivered_at.items() if now - at < GIVEN_S
+        }
         for message in self._store.tidy(now, self._clock.wall_us(now)):
             # The broker forgets it, too: nobody would tell it of a later version.
             if message.payload:
                 nothing = Message(message.topic, b"", message.qos, True)
                 self._effects.append(RetainLocally(_id(message), nothing))
 
-    def _hold(self, message: RetainedMessage, now: float) -> None:
+    def _accept(self, message: RetainedMessage, now: float) -> None:
         if self._store.put(message, now):
             self._store.store(message)
         else:
             self._counts["retained full"] += 1
 
     def _replay(self, held: RetainedMessage, now: float, may_wait: bool = False) -> None:
-        self._given[held.topic] = now
+        self._delivered_at[held.topic] = now
         expiry_s = None
         if held.expires_us is not None:
             expiry_s = max(0.0, (held.expires_us - self._clock.wall_us(now)) / 1e6)

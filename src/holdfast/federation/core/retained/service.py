@@ -37,7 +37,7 @@ class RetainedMessages:
         self.store = RetainedStore(context, remote.members)
         self.clock = HybridClock(wall_s or 0.0, now)
         self._retaining = RetainedReplication(context, self.store, self.clock)
-        self._told_at = now
+        self._digest_sent_at = now
         self._own_wall_s = (wall_s or 0.0) - now
         self._reconciling = AntiEntropy(
             context, self.store, self._retaining, remote, routes, forwarding, now
@@ -54,9 +54,9 @@ class RetainedMessages:
         self._own_wall_s = wall_s - now
         for topic in self._retaining.set_wall(wall_s, now):
             self._reconciling.found(topic, now)
-        if jumped_s <= TOLD_S and now - self._told_at < CLOCK_EVERY_S:
+        if jumped_s <= TOLD_S and now - self._digest_sent_at < CLOCK_EVERY_S:
             return False
-        self._told_at = now
+        self._digest_sent_at = now
         return True
 
     def own_clock(self, now: float) -> Clock | None:
@@ -96,10 +96,10 @@ class RetainedMessages:
         if not self.is_on:
             return
         if change.node != self._own:
-            self._reconciling.others_changed([*change.added, *change.removed], now)
+            self._reconciling.peers_changed([*change.added, *change.removed], now)
         else:
-            self._reconciling.let_go(change.removed, now)
-            self._reconciling.wanted(change.added, now)
+            self._reconciling.remove_filters(change.removed, now)
+            self._reconciling.add_filters(change.added, now)
 
     def graph_changed(self, now: float) -> None:
         if self.is_on:
@@ -109,8 +109,8 @@ class RetainedMessages:
         if self.is_on:
             self._reconciling.restarted(node, now)
 
-    def gone(self, node: bytes) -> None:
-        self._reconciling.gone(node)
+    def peer_down(self, node: bytes) -> None:
+        self._reconciling.peer_down(node)
 
     def handle(self, frame: Passing, now: float) -> None:
         if not self.is_on:

@@ -59,7 +59,7 @@ class RetainedStore:
         return len(self._trie)
 
     def get(self, topic: str) -> RetainedMessage | None:
-        held = self._held(topic)
+        held = self._entry(topic)
         return held.message if held is not None else None
 
     def is_wanted(self, topic: str) -> bool:
@@ -68,7 +68,7 @@ class RetainedStore:
 
     def put(self, message: RetainedMessage, now: float) -> bool:
         """In place of what is held for its topic. False: there is no room for another topic."""
-        held = self._held(message.topic)
+        held = self._entry(message.topic)
         size = self._bytes + message.size - (held.message.size if held is not None else 0)
         if held is None and len(self._trie) >= self._config.retained_messages_max:
             return False
@@ -79,7 +79,7 @@ class RetainedStore:
         held = RetainedEntry(message, bucket_of(message.topic), _hash(message))
         self._bytes = size
         self._trie.set(message.topic, held)
-        self._share(message.topic, held, now)
+        self._set_sharers(message.topic, held, now)
         ends_us = self.ends_us(message)
         if ends_us is not None:
             heappush(self._endings, (ends_us, message.topic, message.version))
@@ -109,7 +109,7 @@ class RetainedStore:
         latter is returned."""
         while self._endings and self._endings[0][0] <= wall_us:
             _, topic, version = heappop(self._endings)
-            held = self._held(topic)
+            held = self._entry(topic)
             if held is not None and held.message.version == version:
                 self.remove(topic)
         gone = []
@@ -117,7 +117,7 @@ class RetainedStore:
             topic, since = next(iter(self._unwanted.items()))
             if now - since < self._config.unwanted_s:
                 break
-            held = self._held(topic)
+            held = self._entry(topic)
             assert held is not None
             gone.append(held.message)
             self.remove(topic)
@@ -131,13 +131,13 @@ class RetainedStore:
             for topic, held in self._matching(filter):
                 before = set(held.shared_with)
                 self._unshare(topic, held)
-                self._share(topic, held, now)
+                self._set_sharers(topic, held, now)
                 more.update(set(held.shared_with) - before)
         return more
 
     def sharing(self, topic: str) -> list[bytes]:
         """The members with whom what is held of the topic is shared."""
-        held = self._held(topic)
+        held = self._entry(topic)
         return list(held.shared_with) if held is not None else []
 
     def peers(self) -> list[bytes]:
@@ -168,13 +168,13 @@ class RetainedStore:
             return
         current = []
         for ending in self._endings:
-            held = self._held(ending[1])
+            held = self._entry(ending[1])
             if held is not None and held.message.version == ending[2]:
                 current.append(ending)
         heapify(current)
         self._endings = current
 
-    def _held(self, topic: str) -> RetainedEntry | None:
+    def _entry(self, topic: str) -> RetainedEntry | None:
         held = self._trie.get(topic)
         return held if isinstance(held, RetainedEntry) else None
 
@@ -185,7 +185,7 @@ class RetainedStore:
                 assert isinstance(held, RetainedEntry)
                 yield topic, held
 
-    def _share(self, topic: str, held: RetainedEntry, now: float) -> None:
+    def _set_sharers(self, topic: str, held: RetainedEntry, now: float) -> None:
         members = set(self._members(topic))
         origin = held.message.version[1]
         is_wanted = self._own in members

@@ -101,7 +101,7 @@ class Flooder:
         self._batch_s = context.config.interest_batch_s
         self._refresh_at = now + context.config.refresh_s
         self._now_at_start = now
-        self._asked_at: dict[bytes, float] = {}
+        self._requested_at: dict[bytes, float] = {}
         # Unsigned news of a later start of this member: by peer, that start.
         self._claims: dict[bytes, int] = {}
         self._announce_all(1, now)
@@ -163,12 +163,12 @@ class Flooder:
         version = self._version()
         self._links_at = NEVER
         self._refresh_at = now + self._config.refresh_s
-        self._say(self._own(version + 1, version, added, removed), now)
+        self._send_news(self._own(version + 1, version, added, removed), now)
 
     def _announce_all(self, version: int, now: float) -> None:
         filters = set() if self._is_leaving else self._interest.announced()
         parts = sorted(filters)
-        self._say(self._own(version, 0, parts[:FILTERS_MAX], []), now)
+        self._send_news(self._own(version, 0, parts[:FILTERS_MAX], []), now)
         for at in range(FILTERS_MAX, len(parts), FILTERS_MAX):
             self._announce(parts[at : at + FILTERS_MAX], [], now)
 
@@ -185,7 +185,7 @@ class Flooder:
             removed,
         )
 
-    def _say(self, news: Announcement, now: float) -> None:
+    def _send_news(self, news: Announcement, now: float) -> None:
         verdict = self._database.apply(news, now, is_own=True)
         assert verdict is AnnouncementVerdict.NEWS
         entry = self._database.entries[news.origin]
@@ -217,7 +217,7 @@ class Flooder:
         for news in entries:
             voucher = vouchers.get(key_of(news))
             if news.origin == self._identity.node:
-                self._hear_of_ourselves(peer, news, voucher, now)
+                self._handle_own(peer, news, voucher, now)
             elif self._database.is_news(news) and self._may_believe(peer, news, voucher):
                 is_signed = self._check_of(news, voucher)
                 verdict = self._database.apply(news, now, source=peer, is_signed=is_signed)
@@ -225,7 +225,7 @@ class Flooder:
                     changed.append(
                         AnnouncementChange(news.origin, peer == news.origin or bool(is_signed))
                     )
-                    self._learn(peer, news, voucher, bool(is_signed), now)
+                    self._accept(peer, news, voucher, bool(is_signed), now)
                 elif verdict is AnnouncementVerdict.GAP:
                     has_gap = True
                 elif verdict is not AnnouncementVerdict.PART:
@@ -259,7 +259,7 @@ class Flooder:
             news.origin, certificate, signature, statement(news, filters)
         )
 
-    def _learn(
+    def _accept(
         self,
         peer: bytes,
         news: Announcement,
@@ -270,7 +270,7 @@ class Flooder:
         entry = self._database.entries[news.origin]
         if voucher is not None:
             # What others say of its age makes it older, and never forgotten at once.
-            entry.heard_at = now - min(voucher.age_s, self._config.forget_s / 2)
+            entry.received_at = now - min(voucher.age_s, self._config.forget_s / 2)
             entry.voucher = voucher if is_signed else None
         whole = [news]
         if news.chunks > 1:
@@ -290,13 +290,13 @@ class Flooder:
                     if node not in self._database.entries:
                         self._database.note_forgotten(node, (epoch, version))
             elif isinstance(frame, Announcements):
-                self._recall_some(frame.entries, now)
+                self._restore(frame.entries, now)
             else:
                 raise InvalidFrame(
                     "the federation's memory holds what is no announcement: delete it"
                 )
 
-    def _recall_some(self, entries: Sequence[Announcement], now: float) -> None:
+    def _restore(self, entries: Sequence[Announcement], now: float) -> None:
         """It was checked when it was heard."""
         vouchers = self._vouchers.pop(b"", {})
         for news in entries:
@@ -307,14 +307,14 @@ class Flooder:
             voucher = vouchers.get(key_of(news))
             if voucher is not None:
                 entry = self._database.entries[news.origin]
-                entry.heard_at = now - min(voucher.age_s, self._oldest_s())
+                entry.received_at = now - min(voucher.age_s, self._oldest_s())
                 entry.voucher = voucher if voucher.signature else None
 
     def _age(self, away_s: float) -> None:
         for entry in self._database.entries.values():
             if entry.origin != self._identity.node:
                 oldest = self._now_at_start - self._oldest_s()
-                entry.heard_at = max(min(entry.heard_at, oldest), entry.heard_at - away_s)
+                entry.received_at = max(min(entry.received_at, oldest), entry.received_at - away_s)
 
     def _oldest_s(self) -> float:
         """What is remembered from before the start counts for a while in any case: the clock on the
@@ -324,15 +324,15 @@ class Flooder:
     def memory(self, now: float, wall_s: float) -> list[bytes]:
         entries = self._database.entries.values()
         forgotten = [(node, *key) for node, key in self._database.forgotten.items()]
-        return [*self._whole(entries, now, 0.0), encode(Memory(wall_s, forgotten))]
+        return [*self._encode_entries(entries, now, 0.0), encode(Memory(wall_s, forgotten))]
 
-    def _whole(
+    def _encode_entries(
         self, entries: Iterable[LinkStateEntry], now: float, age_told_s: float
     ) -> list[bytes]:
         """The entries as frames, with a voucher for what is signed or as old as this."""
         news: list[_News] = []
         for entry in entries:
-            age_s = max(0.0, now - entry.heard_at)
+            age_s = max(0.0, now - entry.received_at)
             is_own = entry.origin == self._identity.node
             voucher = entry.voucher
             if voucher is not None:
@@ -350,7 +350,7 @@ class Flooder:
         self, peer: bytes, known: Sequence[tuple[bytes, int, int]], now: float
     ) -> None:
         ours = self._database.entries
-        for data in self._whole(self._database.newer_than(known), now, AGE_TOLD_S):
+        for data in self._encode_entries(self._database.newer_than(known), now, AGE_TOLD_S):
             self._effects.append(Send(peer, data))
         forgotten = self._database.forgotten
         for node, epoch, version in known:
@@ -361,14 +361,14 @@ class Flooder:
 
     def request(self, peer: bytes, now: float) -> None:
         """Ask for what is newer there. Not again and again: the next HELLO shows if it helped."""
-        if now < self._asked_at.get(peer, -NEVER) + self._config.request_every_s:
+        if now < self._requested_at.get(peer, -NEVER) + self._config.request_every_s:
             return
-        self._asked_at[peer] = now
+        self._requested_at[peer] = now
         request = AnnouncementRequest(self._database.summary())
         self._effects.append(Send(peer, encode(request)))
 
     def linked(self, peer: bytes) -> None:
-        self._asked_at.pop(peer, None)
+        self._requested_at.pop(peer, None)
         self._vouchers.pop(peer, None)
 
     def unlinked(self, peer: bytes, now: float) -> None:
@@ -403,7 +403,7 @@ class Flooder:
         self._pending.extend(_News(entry, voucher, source) for entry in news)
         self._flush_at = min(self._flush_at, now + self._config.flood_delay_s)
 
-    def _hear_of_ourselves(
+    def _handle_own(
         self, peer: bytes, news: Announcement, voucher: Voucher | None, now: float
     ) -> None:
         """News of this member that it did not announce: another process has its identity, its

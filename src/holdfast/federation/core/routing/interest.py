@@ -66,17 +66,17 @@ class LocalInterest:
         return self._trie.version != version
 
     def announced(self) -> set[str]:
-        if self.tells_groups():
+        if self.announces_groups():
             return set(self._counts)
         return generalised(map(plain_of, self._counts), self._filters_max)
 
-    def wants(self, topic: str) -> bool:
+    def matches(self, topic: str) -> bool:
         return bool(self._trie.match(topic))
 
     def has(self, filter: str) -> bool:
         return filter in self._counts
 
-    def tells_groups(self) -> bool:
+    def announces_groups(self) -> bool:
         """Where there are too many filters to announce them all, groups are taken for plain
         subscribers, so a group gets messages at several members."""
         return len(self._counts) <= self._filters_max
@@ -87,7 +87,7 @@ class TopicInterest(NamedTuple):
 
     members: tuple[bytes, ...]
     """With plain subscribers, in order of ids."""
-    shares: dict[str, tuple[bytes, ...]]
+    groups: dict[str, tuple[bytes, ...]]
     """Group and filter, and the members that have the group, in order of ids."""
 
 
@@ -118,7 +118,7 @@ class RemoteInterest:
             self._memo_version = trie.version
         found = self._memo.get(topic)
         if found is None:
-            found = self._look_up(topic)
+            found = self._find_topic(topic)
             self._memo[topic] = found
         return found
 
@@ -126,7 +126,7 @@ class RemoteInterest:
         """Who wants it, groups aside, in order of ids."""
         return self.wanting(topic).members
 
-    def _look_up(self, topic: str) -> TopicInterest:
+    def _find_topic(self, topic: str) -> TopicInterest:
         plain: set[bytes] = set()
         shares: dict[str, set[bytes]] = {}
         for value in self._trie.match(topic):

@@ -13,13 +13,13 @@ from holdfast.federation.core.config import FederationConfig
 
 @dataclass(slots=True)
 class LinkHealth:
-    heard_at: float
+    received_at: float
     hello_at: float
     usable_at: float
     burdened_at: float | None = None
     """When a message went out, the first since the peer was heard."""
-    asked: int = 0
-    asked_at: float = 0.0
+    probes: int = 0
+    probed_at: float = 0.0
     slow_until: float = 0.0
     is_busy: bool = False
 
@@ -35,8 +35,8 @@ class Due:
     """What the time asks for: HELLOs, HELLOs that want an answer, links that are down."""
 
     hellos: list[bytes]
-    asks: list[bytes]
-    lost: list[bytes]
+    probes: list[bytes]
+    down: list[bytes]
 
 
 class LinkTable:
@@ -61,7 +61,7 @@ class LinkTable:
             over = losses.count - self._config.flaps_free
             if over > 0:
                 # Bounded before it is raised: a link may flap thousands of times.
-                usable_at += min(2.0 ** min(over - 1, 16), self._config.hold_max_s)
+                usable_at += min(2.0 ** min(over - 1, 16), self._config.link_delay_max_s)
             usable_at = max(usable_at, losses.last_at + self._config.relink_s)
         else:
             self._losses.pop(peer, None)
@@ -80,13 +80,13 @@ class LinkTable:
         losses.last_at = now
         return True
 
-    def heard(self, peer: bytes, now: float) -> None:
+    def note_received(self, peer: bytes, now: float) -> None:
         link = self._links[peer]
-        if link.asked > 1:
+        if link.probes > 1:
             link.slow_until = now + self._config.slow_s
-        link.heard_at = now
+        link.received_at = now
         link.burdened_at = None
-        link.asked = 0
+        link.probes = 0
 
     def burdened(self, peer: bytes, now: float) -> None:
         """A message went out."""
@@ -94,7 +94,7 @@ class LinkTable:
         if link.burdened_at is None:
             link.burdened_at = now
 
-    def answered(self, peer: bytes, now: float) -> None:
+    def note_hello(self, peer: bytes, now: float) -> None:
         """It asked, and got its HELLO."""
         self._links[peer].hello_at = now + self._config.hello_s
 
@@ -106,14 +106,14 @@ class LinkTable:
         config = self._config
         due = Due([], [], [])
         for peer, link in self._links.items():
-            if now >= self._ask_at(link):
-                if link.asked == config.asks:
-                    due.lost.append(peer)
+            if now >= self._probe_at(link):
+                if link.probes == config.probes_max:
+                    due.down.append(peer)
                     continue
-                link.asked += 1
-                link.asked_at = now
+                link.probes += 1
+                link.probed_at = now
                 link.hello_at = now + config.hello_s
-                due.asks.append(peer)
+                due.probes.append(peer)
             elif now >= link.hello_at:
                 link.hello_at = now + config.hello_s
                 due.hellos.append(peer)
@@ -122,21 +122,21 @@ class LinkTable:
     def timer(self, now: float) -> float:
         times = [float("inf")]
         for link in self._links.values():
-            times.append(min(link.hello_at, self._ask_at(link)))
+            times.append(min(link.hello_at, self._probe_at(link)))
             if link.usable_at > now:
                 times.append(link.usable_at)
         return min(times)
 
-    def _ask_at(self, link: LinkHealth) -> float:
+    def _probe_at(self, link: LinkHealth) -> float:
         config = self._config
-        if link.asked:
+        if link.probes:
             # Not by when it was due: whose own loop stood still has not listened, either.
-            return link.asked_at + config.ask_s
-        at = link.heard_at + config.ask_after_s
+            return link.probed_at + config.probe_interval_s
+        at = link.received_at + config.probe_after_s
         burdened_at = link.burdened_at
         if burdened_at is None or burdened_at < link.slow_until:
             return at
-        return min(at, burdened_at + config.ask_sooner_s)
+        return min(at, burdened_at + config.busy_probe_after_s)
 
     def _forget(self, now: float) -> None:
         for peer, losses in list(self._losses.items()):

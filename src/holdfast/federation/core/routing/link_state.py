@@ -64,7 +64,7 @@ class LinkStateEntry:
     address: str
     is_leaving: bool
     filters: set[str]
-    heard_at: float
+    received_at: float
     source: bytes = b""
     """The peer that introduced the member; empty: this member itself, or its memory."""
     is_cut: bool = False
@@ -161,7 +161,7 @@ class LinkStateDatabase:
             return AnnouncementVerdict.FORGED
         if is_cut or (len(filters) > MEMBER_FILTERS_MAX and not is_own):
             filters, is_cut = _cut(filters), True
-        self._put(news, filters, is_cut, source, now)
+        self._store(news, filters, is_cut, source, now)
         self._bound_filters()
         return AnnouncementVerdict.NEWS
 
@@ -228,7 +228,7 @@ class LinkStateDatabase:
         if partial is not None:
             self._part_filters -= partial.size()
 
-    def _put(
+    def _store(
         self, news: Announcement, filters: set[str], is_cut: bool, source: bytes, now: float
     ) -> None:
         links = frozenset(news.links)
@@ -261,7 +261,7 @@ class LinkStateDatabase:
         gone = [
             entry.origin
             for entry in self.entries.values()
-            if now - entry.heard_at >= forget_s and entry.origin != keep
+            if now - entry.received_at >= forget_s and entry.origin != keep
         ]
         for origin in gone:
             self.note_forgotten(origin, self.entries[origin].key)

@@ -30,7 +30,7 @@ class RoundTrips:
         known = self.of_links.get(link_of(one, other))
         return self.latency(one) + self.latency(other) if known is None else known
 
-    def member_measured(self, node: int, round_trip_ms: float | None) -> None:
+    def add_measurement(self, node: int, round_trip_ms: float | None) -> None:
         known = measured_ms(round_trip_ms)
         if known is None:
             self.of_members.pop(node, None)

@@ -56,7 +56,7 @@ class Changes:
     def __init__(self, store: StateStore) -> None:
         """Reads the state; blocks until it has. Raises StoreError."""
         self.state: FederationState = store.load()
-        self.lost = ""
+        self.unknown_because = ""
         """Why it is not known whether `state` is what is stored; empty: it is."""
         self.losses = 0
         """So far."""
@@ -64,20 +64,22 @@ class Changes:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
         self._changed = asyncio.Event()
-        self._wanted = asyncio.Event()
+        self._needs_reload = asyncio.Event()
         self._is_ending = False
 
     def check_current(self) -> None:
         """Raises StoreError where members must not be told what is known."""
-        if self.lost:
-            raise StateStoreError(f"the database is away, and is tried again: {self.lost}")
+        if self.unknown_because:
+            raise StateStoreError(
+                f"the database is away, and is tried again: {self.unknown_because}"
+            )
 
-    async def make(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
+    async def apply(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
         """What `decide` says when its turn comes; None: nothing. Raises what `decide` raises,
         TooMany, StoreError: then nothing has changed, unless the database was lost meanwhile."""
         if len(self._tasks) >= WAITING_MAX:
             raise TooMany(f"{WAITING_MAX} changes wait already: ask again later")
-        making = self._make(decide)
+        making = self._apply(decide)
         task = asyncio.create_task(making)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -89,7 +91,7 @@ class Changes:
             # Of one whose asker is gone nobody else takes the exception.
             task.exception()
 
-    async def _make(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
+    async def _apply(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
         async with self._turn:
             if self._is_ending:
                 raise StateStoreError("the manager is stopping: ask again when it is back")
@@ -115,10 +117,10 @@ class Changes:
         try:
             return await self._thread.run(call)
         except StoreLost as error:
-            self.losses += not self.lost
-            self.lost = str(error)
-            self._wanted.set()
-            logger.error("database_lost error=%r", self.lost)
+            self.losses += not self.unknown_because
+            self.unknown_because = str(error)
+            self._needs_reload.set()
+            logger.error("database_lost error=%r", self.unknown_because)
             raise
 
     async def audit(self, lines: int) -> list[AuditLine]:
@@ -137,20 +139,20 @@ class Changes:
         """Set at the next change, for good: ask for a new one after it."""
         return self._changed
 
-    async def keep(self, adopted: Callable[[FederationState], None]) -> None:
+    async def maintain(self, adopted: Callable[[FederationState], None]) -> None:
         """Until it is cancelled: look after the connection, and read the state again when it was
         lost; `adopted` is called with what was known before."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S):
-                    await self._wanted.wait()
-            if not self.lost:
+                    await self._needs_reload.wait()
+            if not self.unknown_because:
                 with suppress(StoreLost):
                     await self._undisturbed(self._check())
             pause_s = RETRY_S
-            while self.lost:
-                await self._undisturbed(self._read_again(adopted))
-                if self.lost:
+            while self.unknown_because:
+                await self._undisturbed(self._reload(adopted))
+                if self.unknown_because:
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, RETRY_S_MAX)
 
@@ -162,17 +164,17 @@ class Changes:
 
     async def _check(self) -> None:
         async with self._turn:
-            if not self.lost:
+            if not self.unknown_because:
                 await self._run(self._thread.store.check)
 
-    async def _read_again(self, adopted: Callable[[FederationState], None]) -> None:
+    async def _reload(self, adopted: Callable[[FederationState], None]) -> None:
         async with self._turn:
             try:
                 state = await self._thread.run(self._thread.store.load)
             except StateStoreError as error:
-                if str(error) != self.lost:
-                    self.lost = str(error)
-                    logger.error("database_away error=%r", self.lost)
+                if str(error) != self.unknown_because:
+                    self.unknown_because = str(error)
+                    logger.error("database_away error=%r", self.unknown_because)
                 return
             before = self.state
             if state.revision < before.revision:
@@ -181,12 +183,12 @@ class Changes:
                     f" {before.revision}: was a backup restored, or did a standby that was behind"
                     " take over? Restart the manager to go on from there"
                 )
-                if lost != self.lost:
-                    self.lost = lost
-                    logger.error("database_is_older error=%r", self.lost)
+                if lost != self.unknown_because:
+                    self.unknown_because = lost
+                    logger.error("database_is_older error=%r", self.unknown_because)
                 return
-            self.state, self.lost = state, ""
-            self._wanted.clear()
+            self.state, self.unknown_because = state, ""
+            self._needs_reload.clear()
             logger.info("database_back revision=%d before=%d", state.revision, before.revision)
             adopted(before)
             self.wake()

@@ -116,7 +116,7 @@ def join(
     if known is None:
         known, ghost = ghost, None
     if known is None:
-        return _take_in(state, wanted, policy, latency, cost)
+        return _admit(state, wanted, policy, latency, cost)
     if known.uuid == wanted.uuid and wanted.epoch < known.epoch:
         raise ChangeRefused(
             f"member {known.id} has been here with epoch {known.epoch}, after {wanted.epoch}: is"
@@ -145,7 +145,7 @@ def _renewed(known: Member, wanted: Member) -> Member:
     )
 
 
-def _take_in(
+def _admit(
     state: FederationState, wanted: Member, policy: Policy, latency: Latency, cost: Cost
 ) -> Joined:
     rules = policy.rules(state)

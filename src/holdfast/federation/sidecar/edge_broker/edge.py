@@ -91,7 +91,7 @@ class BrokerEdge:
         self._is_on_target = True
         self._subscribed: set[str] = set()
         # The end of each partition when the session was opened.
-        self._begun_at: list[int] = []
+        self._start_offsets: list[int] = []
         # Messages from the federation to the broker, in order.
         self._arrivals: deque[Arrival] = deque()
         self._finished: deque[Callable[[], None]] = deque()
@@ -116,14 +116,14 @@ class BrokerEdge:
         broker.touch()
         for session in state.sessions.values():
             if not session.is_internal:
-                self._interest.begin(session.subscriptions)
+                self._interest.load(session.subscriptions)
         state.watch_interest = self._watch_interest
         state.watch_removal = self._watch_removal
-        self._tell_interest()
+        self._report_interest()
         self._transport = InProcessTransport(self._data_received, self._closed)
         self._connection = federating.connect(state, self._transport)
 
-    def want(self, filters: frozenset[str]) -> None:
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
         self._wanted = filters
         self._schedule()
 
@@ -151,7 +151,7 @@ class BrokerEdge:
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
         allowed = within((one for one in filters if may_leave(one)), self._exports)
-        BrokerRetainedScan(self._broker, self._retained_message).begin(sorted(allowed), done)
+        BrokerRetainedScan(self._broker, self._retained_message).start(sorted(allowed), done)
 
     async def stop(self) -> None:
         broker = self._broker
@@ -211,21 +211,21 @@ class BrokerEdge:
 
     def _schedule(self) -> None:
         if self._worker is None and self._host is not None:
-            self._worker = self._broker.loop.call_soon(self._work)
+            self._worker = self._broker.loop.call_soon(self._run)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         self._worker = None
         if self._is_up and self._connection is None:
-            self._go_down()
-        self._tell_interest()
+            self._report_down()
+        self._report_interest()
         self._read_packets()
-        self._tell_removals()
+        self._report_removals()
         self._publish_arrivals()
-        self._change_wants()
+        self._change_subscriptions()
         while self._finished:
             self._finished.popleft()()
 
-    def _go_down(self) -> None:
+    def _report_down(self) -> None:
         """Report that the broker has closed the session."""
         assert self._host is not None
         self._is_up = False
@@ -233,7 +233,7 @@ class BrokerEdge:
         logger.warning("federation_session_closed")
         self._host.edge_down("the broker has closed the federation's session")
 
-    def _work_again(self) -> None:
+    def _schedule_run(self) -> None:
         if self._retry is None:
             self._retry = self._broker.loop.call_later(AGAIN_S, self._retry_now)
 
@@ -241,13 +241,13 @@ class BrokerEdge:
         self._retry = None
         self._schedule()
 
-    def _tell_interest(self) -> None:
+    def _report_interest(self) -> None:
         assert self._host is not None
         added, removed = self._interest.take_changes()
         if added or removed:
             self._host.change_interest(added, removed)
 
-    def _tell_removals(self) -> None:
+    def _report_removals(self) -> None:
         """Report removals even if no other member wants the topic. Such a removal is not exported,
         and a member that still retains the message would bring it back."""
         assert self._host is not None
@@ -267,7 +267,7 @@ class BrokerEdge:
                 )
             elif kind == PUBREL:
                 ack = decode_ack(reader.buffer, reader.first, reader.start, reader.end, 5)
-                self._answer(PUBREL, ack.packet_id)
+                self._acknowledge(PUBREL, ack.packet_id)
             elif kind == CONNACK:
                 self._opened()
             elif kind == SUBACK:
@@ -279,7 +279,7 @@ class BrokerEdge:
         assert connection is not None
         assert isinstance(connection.session, Session)
         self._subscribed = set(connection.session.subscriptions)
-        self._begun_at = list(self._broker.node.state.delivered)
+        self._start_offsets = list(self._broker.node.state.delivered)
         self._is_up = True
         self._host.edge_up()
 
@@ -307,7 +307,7 @@ class BrokerEdge:
         entry = self._entry_of(publish)
         message = outgoing(
             publish,
-            self._place_of(entry),
+            self._origin_offset(entry),
             self._missed_by(publish.topic, entry),
             publish.retain and self._is_replaced(publish, topic, entry),
             self._window() >= 2 * UNHURRIED_MAX,
@@ -326,7 +326,7 @@ class BrokerEdge:
         assert isinstance(connection.session, Session)
         return connection.session.inflight[publish.packet_id]
 
-    def _place_of(self, entry: Inflight | None) -> LogPlace | None:
+    def _origin_offset(self, entry: Inflight | None) -> LogPlace | None:
         if entry is None or self._node is None:
             return None
         return LogPlace(self._node(), self._log, entry.partition, entry.offset)
@@ -347,7 +347,7 @@ class BrokerEdge:
         kept = self._broker.node.state.retained.get(topic)
         if isinstance(kept, BrokerMessage):
             return kept.publisher == FEDERATION.encode()
-        is_older = entry is not None and entry.offset < self._begun_at[entry.partition]
+        is_older = entry is not None and entry.offset < self._start_offsets[entry.partition]
         return bool(publish.payload) and is_older
 
     def _missed_by(self, topic: bytes, entry: Inflight | None) -> tuple[str, ...]:
@@ -371,9 +371,9 @@ class BrokerEdge:
 
     def _exported(self, qos: int, packet_id: int) -> None:
         if qos:
-            self._answer(PUBLISH, packet_id)
+            self._acknowledge(PUBLISH, packet_id)
 
-    def _answer(self, kind: int, packet_id: int) -> None:
+    def _acknowledge(self, kind: int, packet_id: int) -> None:
         """Acknowledge a PUBLISH of QoS 1 or 2, or a PUBREL, on behalf of the federation."""
         connection = self._connection
         if connection is None or connection.state != OPEN:
@@ -393,7 +393,7 @@ class BrokerEdge:
 
     # Filters of other members
 
-    def _change_wants(self) -> None:
+    def _change_subscriptions(self) -> None:
         connection = self._connection
         if not self._is_up or connection is None:
             return
@@ -413,7 +413,7 @@ class BrokerEdge:
         assert isinstance(session, Session)
         if removed and (not session.tailing or session.reading):
             # Unread records of the log may be covered by the old filters alone.
-            self._work_again()
+            self._schedule_run()
             return
         if removed:
             federating.unsubscribe(state, connection, sorted(removed))
@@ -446,7 +446,7 @@ class BrokerEdge:
                     state, message, arrival.producer, arrival.epoch, arrival.sequence, done
                 )
             if not is_taken:
-                self._work_again()
+                self._schedule_run()
                 return
             self.counts["retained" if delivery is None else "imported"] += 1
             self._arrivals.popleft()

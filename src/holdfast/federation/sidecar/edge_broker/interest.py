@@ -21,12 +21,12 @@ class BrokerInterest:
         # Filters whose count reached or left 0 since the last report; then those reported as
         # wanted.
         self._changed: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._reported)
 
-    def begin(self, filters: Iterable[str]) -> None:
+    def load(self, filters: Iterable[str]) -> None:
         """Count the filters of a session that exists at the start."""
         for filter in filters:
             self.note(filter, True)
@@ -47,10 +47,10 @@ class BrokerInterest:
     def take_changes(self) -> tuple[list[str], list[str]]:
         """Return the filters that began and ended since the last call, limited to allowed ones."""
         changed, self._changed = self._changed, set()
-        added = [one for one in changed if one in self._sessions and one not in self._told]
-        removed = [one for one in changed if one not in self._sessions and one in self._told]
-        self._told.update(added)
-        self._told.difference_update(removed)
+        added = [one for one in changed if one in self._sessions and one not in self._reported]
+        removed = [one for one in changed if one not in self._sessions and one in self._reported]
+        self._reported.update(added)
+        self._reported.difference_update(removed)
         return self._importable(added), self._importable(removed)
 
     def _importable(self, filters: list[str]) -> list[str]:

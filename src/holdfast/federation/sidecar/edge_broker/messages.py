@@ -15,9 +15,9 @@ from holdfast.federation.core.routing.interest import may_leave, plain_of
 from holdfast.federation.sidecar.edge_broker.interest import importable
 from holdfast.federation.sidecar.edge_broker.origin_offset import (
     LogPlace,
-    place_in,
-    with_place,
-    without_place,
+    offset_in,
+    with_offset,
+    without_offset,
 )
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH
@@ -66,7 +66,7 @@ def outgoing(
         _outgoing_properties(publish.properties, place),
         float(publish.expiry_s) if publish.expiry_s >= 0 else None,
         # Without a place a crash here may repeat the message. QoS 1 allows that, QoS 2 does not.
-        is_known_again=place is not None or publish.qos == 1,
+        is_repeatable=place is not None or publish.qos == 1,
         done_may_wait=done_may_wait,
         is_replaced=is_replaced,
         missed_by=missed_by,
@@ -92,7 +92,7 @@ def _outgoing_properties(properties: bytes, place: LogPlace | None) -> bytes:
     at = expiry_position(properties)
     if at >= 0:
         properties = properties[: at - 1] + properties[at + 4 :]
-    return without_place(properties) if place is None else with_place(properties, place)
+    return without_offset(properties) if place is None else with_offset(properties, place)
 
 
 def refusal(id: MessageId, message: Message, import_filters: Sequence[str]) -> str:
@@ -161,12 +161,12 @@ def audience_of(
 
 def _origin_of(id: MessageId, message: Message) -> LogPlace | None:
     """Return the offset in the origin's log, or None if the message has no valid one."""
-    place = place_in(message.properties) if message.qos else None
+    place = offset_in(message.properties) if message.qos else None
     return place if place is not None and place.node == id.node else None
 
 
 def _incoming(message: Message, has_place: bool) -> BrokerMessage:
-    properties = without_place(message.properties) if has_place else message.properties
+    properties = without_offset(message.properties) if has_place else message.properties
     expiry_s = NO_EXPIRY
     if message.expiry_s is not None:
         # Rounded up: rounding down would expire a message early.

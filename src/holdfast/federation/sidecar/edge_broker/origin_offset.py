@@ -27,13 +27,13 @@ class LogPlace(NamedTuple):
     offset: int
 
 
-def with_place(properties: bytes, place: LogPlace) -> bytes:
+def with_offset(properties: bytes, place: LogPlace) -> bytes:
     """Return the properties with this place in front, and without any other."""
     value = f"{place.node.hex()}:{place.log}:{place.partition}:{place.offset}"
-    return _HEAD + string_field(value) + without_place(properties)
+    return _HEAD + string_field(value) + without_offset(properties)
 
 
-def without_place(properties: bytes) -> bytes:
+def without_offset(properties: bytes) -> bytes:
     at = user_property_at(properties, _HEAD, 0)
     while at >= 0:
         properties = properties[:at] + properties[_end(properties, at) :]
@@ -41,7 +41,7 @@ def without_place(properties: bytes) -> bytes:
     return properties
 
 
-def place_in(properties: bytes) -> LogPlace | None:
+def offset_in(properties: bytes) -> LogPlace | None:
     """Read the place. None: there is none, or it is not in the form that members write."""
     at = user_property_at(properties, _HEAD, 0)
     if at < 0:

@@ -31,12 +31,12 @@ class BrokerRetainedScan:
         self._found: dict[str, Message] = {}
         self._bytes = 0
 
-    def begin(self, filters: list[str], done: Done) -> None:
+    def start(self, filters: list[str], done: Done) -> None:
         """Begin the scan; `done` is called in a later turn of the loop."""
         scans = [self._broker.node.state.retained.scan(filter) for filter in filters]
-        self._broker.loop.call_soon(self._go_on, scans, done)
+        self._broker.loop.call_soon(self._continue, scans, done)
 
-    def _go_on(self, scans: list[RetainedScan], done: Done) -> None:
+    def _continue(self, scans: list[RetainedScan], done: Done) -> None:
         if self._is_full() and scans:
             logger.warning("federation_retained_left_out messages=%d", len(self._found))
             scans = []
@@ -51,7 +51,7 @@ class BrokerRetainedScan:
                 self._bytes += len(found.payload) + len(found.properties) + len(topic)
         if scans[0].done:
             scans = scans[1:]
-        self._broker.loop.call_soon(self._go_on, scans, done)
+        self._broker.loop.call_soon(self._continue, scans, done)
 
     def _is_full(self) -> bool:
         return len(self._found) >= MESSAGES_MAX or self._bytes >= BYTES_MAX

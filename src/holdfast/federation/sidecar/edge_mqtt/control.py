@@ -40,7 +40,7 @@ class ControlConnection:
         self._client_id = client_id
         self._sources = sources
         self._complain = complain
-        self._on_word = on_word
+        self._on_message = on_word
         self._client: Client | None = None
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class ControlConnection:
                 options=self._settings.options(self._client_id, False, False, self._unreadable),
                 tls=self._settings.tls,
                 request_timeout_s=self._settings.wait_s,
-                on_message=self._heard,
+                on_message=self._handle_message,
                 on_connect=self._connected,
             )
             try:
@@ -113,11 +113,11 @@ class ControlConnection:
     def _unreadable(self, text: str) -> None:
         self._complain.say("unreadable", "", f"passed over what it cannot read: {text}")
 
-    def _heard(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         now = asyncio.get_running_loop().time()
         try:
-            self._sources.take(message.topic, message.payload, now)
+            self._sources.handle(message.topic, message.payload, now)
         except BadWord as error:
             self._complain.say("word", "", f"refused a message on {message.topic[:200]!r}: {error}")
         else:
-            self._on_word()
+            self._on_message()

@@ -159,7 +159,7 @@ class ImportDelivery:
                 )
                 for sending in batch
             ],
-            lambda index, outcome: self._settled(batch[index], outcome),
+            lambda index, outcome: self._resolved(batch[index], outcome),
             batch[0].qos,
         )
 
@@ -176,7 +176,7 @@ class ImportDelivery:
             properties[pr.MESSAGE_EXPIRY_INTERVAL] = min(math.ceil(left_s), EXPIRY_MAX_S)
         return properties
 
-    def _settled(self, sending: _Sending, outcome: Outcome) -> None:
+    def _resolved(self, sending: _Sending, outcome: Outcome) -> None:
         entry = sending.entry
         if sending.qos:
             self._count(entry.message.topic, sending.qos, -1)

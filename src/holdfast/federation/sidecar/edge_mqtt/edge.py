@@ -81,16 +81,16 @@ class MqttEdge:
         self._is_probed = False
         self._is_ready = False
         # True while the subscriptions at the broker differ from the wanted ones.
-        self._is_tending = True
+        self._is_running = True
         self._is_paused = False
         self._pause_s = PAUSE_S
         self._is_up = False
         self._imports = Imports()
         self._exports = Exports(self._publish, self._acknowledge, self._replays())
-        # Set when `_tend` has work.
+        # Set when `_maintain` has work.
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._hold_timer: asyncio.TimerHandle | None = None
+        self._export_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self._host: EdgeHost
         self._own: OwnTopic
@@ -118,10 +118,10 @@ class MqttEdge:
         self._failure = loop.create_future()
         memory = self._memory
         await memory.load(loop.time())
-        self._tell_interest()
+        self._report_interest()
         self._reader = RetainedReader(settings, memory.reader_id)
         self._control = ControlConnection(
-            settings, memory.control_id, memory.sources, self._complain, self._tell_interest
+            settings, memory.control_id, memory.sources, self._complain, self._report_interest
         )
         self._own = OwnTopic(self.client_id, settings.wait_s, self._control.publish)
         self._subscriptions = EdgeSubscriptions(
@@ -132,29 +132,29 @@ class MqttEdge:
             memory.save_subscriptions,
         )
         if memory.subscribed:
-            self._exports.hold()
-            self._hold_timer = loop.call_later(HOLD_S, self._exports.release)
+            self._exports.suspend()
+            self._export_timer = loop.call_later(HOLD_S, self._exports.resume)
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._tick())]
         for task in (*self._tasks, self._control.start()):
             task.add_done_callback(self._ended)
 
-    def want(self, filters: frozenset[str]) -> None:
-        self._subscriptions.want(filters)
-        self._exports.release()
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
+        self._subscriptions.set_wanted_filters(filters)
+        self._exports.resume()
         self._wake.set()
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
-        self._give(delivery.id, delivery.message, delivery.place, done, False)
+        self._deliver(delivery.id, delivery.message, delivery.place, done, False)
 
     async def stop(self) -> None:
         """Finish what is in flight, for at most DRAIN_S, and disconnect."""
         if not self._tasks:
             return
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
+        if self._export_timer is not None:
+            self._export_timer.cancel()
         await self._drain()
         self._is_ready = False
-        self._go_down("the federator stops")
+        self._report_down("the federator stops")
         tasks = [*self._tasks, *self._reader.tasks()]
         for task in tasks:
             task.cancel()
@@ -174,7 +174,7 @@ class MqttEdge:
         if delivery is None or not self._is_up:
             return
         delivery.end()
-        self._exports.hold()
+        self._exports.suspend()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DRAIN_S
         while (delivery.in_flight or len(self._exports)) and self._is_up:
@@ -197,9 +197,9 @@ class MqttEdge:
             "is_settled": self._is_up
             and self._control.is_listening
             and not self._wake.is_set()
-            and not self._is_tending,
-            "interest_filters": self._memory.sources.wanted,
-            "export_filters": self._subscriptions.held(),
+            and not self._is_running,
+            "interest_filters": self._memory.sources.filter_count,
+            "export_filters": self._subscriptions.subscribed(),
             "refused_filters": sorted(self._subscriptions.refused),
             "waiting_for_custody": len(self._exports),
             "waiting_for_broker": len(self._imports),
@@ -241,7 +241,7 @@ class MqttEdge:
         closed: asyncio.Task[ClientError | None] | None = None
         try:
             await client.connect()
-            tasks = {loop.create_task(delivery.run()), loop.create_task(self._tend(client))}
+            tasks = {loop.create_task(delivery.run()), loop.create_task(self._maintain(client))}
             closed = loop.create_task(client.wait_closed())
             await asyncio.wait({*tasks, closed}, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -277,7 +277,7 @@ class MqttEdge:
             return Replays.NONE
         return Replays.AT_FIRST if self._is_bridge else Replays.FLAGGED
 
-    async def _tend(self, client: Client) -> None:
+    async def _maintain(self, client: Client) -> None:
         """Prepare each new connection, then keep its subscriptions as wanted. Raises `EdgeRefused`
         if the broker's behaviour and the settings would cause loops."""
         while True:
@@ -286,19 +286,19 @@ class MqttEdge:
             if not self._is_connected:
                 continue
             connections = client.connections
-            self._is_tending = True
+            self._is_running = True
             try:
                 await self._prepare(client)
                 if client.connections == connections and self._is_connected:
                     self._is_ready = True
-                    self._go_up()
+                    self._report_up()
                     await self._subscriptions.update(client)
             except (ConnectionLost, NotConnected, TimedOut) as error:
                 if self._is_connected:
                     self._complain.say("tend", str(error), f"gets no answer: {error}")
                 asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
             else:
-                self._is_tending = False
+                self._is_running = False
 
     async def _prepare(self, client: Client) -> None:
         if not self._is_probed:
@@ -332,7 +332,7 @@ class MqttEdge:
     def _lost(self, reason: str) -> None:
         self._is_connected = False
         self._is_ready = False
-        self._go_down(reason)
+        self._report_down(reason)
 
     def _connect_failed(self, error: ClientError, server: Server) -> None:
         self._complain.say("broker", str(error), f"cannot reach its broker: {error}")
@@ -350,7 +350,7 @@ class MqttEdge:
 
     def _arrived(self, received: Received) -> None:
         if received.topic != self._own.name:
-            self._exports.take(received)
+            self._exports.handle(received)
             return
         if self._own.arrived(received):
             self._exports.fence()
@@ -371,7 +371,7 @@ class MqttEdge:
         client.acknowledge(received)
         return True
 
-    def _give(
+    def _deliver(
         self,
         id: MessageId,
         message: Message,
@@ -388,12 +388,12 @@ class MqttEdge:
 
     # Up and down
 
-    def _go_up(self) -> None:
+    def _report_up(self) -> None:
         if self._is_ready and not self._is_paused and not self._is_up:
             self._is_up = True
             self._host.edge_up()
 
-    def _go_down(self, reason: str) -> None:
+    def _report_down(self, reason: str) -> None:
         if self._is_up:
             self._is_up = False
             self._imports.down()
@@ -404,17 +404,17 @@ class MqttEdge:
         if self._is_paused:
             return
         self._is_paused = True
-        self._go_down(reason)
+        self._report_down(reason)
         asyncio.get_running_loop().call_later(self._pause_s, self._go_on)
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
     def _go_on(self) -> None:
         self._is_paused = False
-        self._go_up()
+        self._report_up()
 
     # Interest of clients
 
-    def _tell_interest(self) -> None:
+    def _report_interest(self) -> None:
         added, removed = self._memory.take_interest()
         if added or removed:
             self._host.change_interest(added, removed)
@@ -424,7 +424,7 @@ class MqttEdge:
         while True:
             await asyncio.sleep(TICK_S)
             self._memory.sources.expire(asyncio.get_running_loop().time())
-            self._tell_interest()
+            self._report_interest()
             if self._imports.counts["imported"] > imported and not self._is_paused:
                 imported = self._imports.counts["imported"]
                 self._pause_s = PAUSE_S

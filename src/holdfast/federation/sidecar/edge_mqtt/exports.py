@@ -8,7 +8,7 @@
   `fence` separates messages published before and after a moment, so that two equal publications are
   not taken for copies.
 - A replayed retained message is not a publication.
-- While the filters of other members are unknown (`hold`), nothing is exported.
+- While the filters of other members are unknown (`suspend`), nothing is exported.
 """
 
 from collections import Counter, deque
@@ -75,7 +75,7 @@ class Exports:
         self._last: Received | None = None
         self._last_ids: set[int] = set()
         # Messages not examined yet, or None if exports are not held.
-        self._held: deque[Received] | None = None
+        self._waiting: deque[Received] | None = None
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -96,39 +96,39 @@ class Exports:
         """Prepare for a new client, which counts its connections from 1 again."""
         self._connection = 0
 
-    def hold(self) -> None:
-        """Export nothing until `release`. Meanwhile the broker's window fills up."""
-        if self._held is None:
-            self._held = deque()
+    def suspend(self) -> None:
+        """Export nothing until `resume`. Meanwhile the broker's window fills up."""
+        if self._waiting is None:
+            self._waiting = deque()
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Export the held messages in their order of arrival."""
-        held, self._held = self._held, None
+        held, self._waiting = self._waiting, None
         for received in held or ():
-            self.take(received)
+            self.handle(received)
 
     def fence(self) -> None:
         """Separate earlier from later messages: a later one is no copy of an earlier one."""
         self._last = None
 
-    def take(self, received: Received) -> None:
+    def handle(self, received: Received) -> None:
         """Process a received message. Its repetition on a new connection is not exported again."""
         if received.connection != self._connection:
             self._connection = received.connection
             self._queue.clear()
             self._last = None
-            if self._held is not None:
+            if self._waiting is not None:
                 # The broker repeats these on the new connection.
-                self._held = deque(one for one in self._held if not one.qos)
-        if self._held is not None:
-            if received.qos or len(self._held) < HELD_UNACKNOWLEDGED_MAX:
-                self._held.append(received)
+                self._waiting = deque(one for one in self._waiting if not one.qos)
+        if self._waiting is not None:
+            if received.qos or len(self._waiting) < HELD_UNACKNOWLEDGED_MAX:
+                self._waiting.append(received)
             else:
                 self.counts["no room"] += 1
             return
         if not received.qos:
             if self._reason_against(received) is None:
-                self._publish(outbound(received), _nothing)
+                self._publish(outbound(received), _do_nothing)
             return
         pending = self._pending.get(received.packet_id)
         if pending is not None and received.dup and _is_same(pending.message, received):
@@ -223,5 +223,5 @@ def _journey(received: Received) -> pr.Properties:
     }
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

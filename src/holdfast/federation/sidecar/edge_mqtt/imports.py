@@ -68,11 +68,11 @@ class Imports:
         """Messages by result."""
         self._queue: deque[Import] = deque()
         # Messages of QoS 1 and 2.
-        self._known: dict[tuple[MessageId, bool], Import] = {}
+        self._imports: dict[tuple[MessageId, bool], Import] = {}
 
     def __len__(self) -> int:
         """The number of messages that the broker has not acknowledged."""
-        return len(self._known)
+        return len(self._imports)
 
     def deliver(
         self,
@@ -84,10 +84,10 @@ class Imports:
         is_setting: bool = False,
     ) -> Done | None:
         """Queue a message unless it is on its way; returns a callback to call now, or None."""
-        known = self._known.get((id, is_setting))
+        known = self._imports.get((id, is_setting))
         if known is not None:
             if known.is_accepted:
-                del self._known[known.key]
+                del self._imports[known.key]
                 return done
             known.done = done
             return None
@@ -97,7 +97,7 @@ class Imports:
         expires_at = None if message.expiry_s is None else now + message.expiry_s
         entry = Import(id, message, place, expires_at, done, is_setting)
         if message.qos:
-            self._known[entry.key] = entry
+            self._imports[entry.key] = entry
         self._queue.append(entry)
         return None
 
@@ -124,23 +124,23 @@ class Imports:
 
     def failed(self, entry: Import) -> None:
         """Forget a message that is no longer on its way. The host delivers it again if needed."""
-        if self._known.get(entry.key) is entry:
-            del self._known[entry.key]
+        if self._imports.get(entry.key) is entry:
+            del self._imports[entry.key]
 
     def down(self) -> None:
         """Drop waiting messages, because the host delivers all unfinished ones again."""
         self._queue.clear()
-        for key, entry in list(self._known.items()):
+        for key, entry in list(self._imports.items()):
             # An accepted message that the host has not delivered again is no longer on its way.
             if not entry.is_sent or entry.is_accepted:
-                del self._known[key]
+                del self._imports[key]
             else:
                 entry.done = None
 
     def forget(self) -> None:
         """Forget all messages: a new client has none of them in flight."""
         self._queue.clear()
-        self._known.clear()
+        self._imports.clear()
 
 
 def is_transient(error: ClientError) -> bool:

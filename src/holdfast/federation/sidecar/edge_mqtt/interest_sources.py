@@ -114,9 +114,9 @@ class InterestSources:
         self._allowed = tuple(allowed)
         self.own_clients: frozenset[str] = frozenset()
         """The federator's own client ids. Their subscriptions in the log are no interest."""
-        self._held: dict[HeldInterest, float] = {}
+        self._expiries: dict[HeldInterest, float] = {}
         self._counts: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._touched: set[str] = set()
         # Clients whose subscriptions end with their connection.
         self._transient: set[str] = set()
@@ -124,21 +124,21 @@ class InterestSources:
         """Refused statements by source."""
         for filter in static:
             check_filter(filter)
-            self._hold(HeldInterest(STATIC, "", filter), float("inf"))
+            self._extend(HeldInterest(STATIC, "", filter), float("inf"))
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._expiries)
 
     @property
-    def wanted(self) -> int:
+    def filter_count(self) -> int:
         """The number of different filters."""
-        return len(self._told)
+        return len(self._reported)
 
     def topics(self) -> list[str]:
         """Return the topics to subscribe to."""
         return self._settings.topics()
 
-    def take(self, topic: str, payload: bytes, now: float) -> None:
+    def handle(self, topic: str, payload: bytes, now: float) -> None:
         """Apply a message on one of the topics. Raises `BadWord`, already counted, if malformed."""
         source = BEACON if topic.startswith(BEACON_PREFIX) else WORD
         if topic.startswith("$"):
@@ -147,26 +147,26 @@ class InterestSources:
             if len(payload) > WORD_BYTES_MAX:
                 raise BadWord(f"{len(payload)} bytes, at most {WORD_BYTES_MAX} are read")
             if source == BEACON:
-                self._take_beacon(topic.removeprefix(BEACON_PREFIX), now)
+                self._handle_beacon(topic.removeprefix(BEACON_PREFIX), now)
             elif source == WORD:
-                self._take_word(payload, now)
+                self._handle_word(payload, now)
             else:
-                self._take_line(topic, payload.decode("utf-8", "replace"), now)
+                self._handle_line(topic, payload.decode("utf-8", "replace"), now)
         except (BadWord, InvalidFilter) as error:
             self.refused[source] += 1
             raise BadWord(str(error)) from None
 
     def expire(self, now: float) -> None:
         """Drop the statements that are no longer valid."""
-        for held in [held for held, until in self._held.items() if until <= now]:
+        for held in [held for held, until in self._expiries.items() if until <= now]:
             self._drop(held)
 
     def take_changes(self) -> tuple[list[str], list[str]]:
         """Return the filters that began to be wanted, and those that ended, since the last call."""
-        added = [one for one in self._touched if self._counts[one] and one not in self._told]
-        removed = [one for one in self._touched if not self._counts[one] and one in self._told]
-        self._told.update(added)
-        self._told.difference_update(removed)
+        added = [one for one in self._touched if self._counts[one] and one not in self._reported]
+        removed = [one for one in self._touched if not self._counts[one] and one in self._reported]
+        self._reported.update(added)
+        self._reported.difference_update(removed)
         for filter in removed:
             del self._counts[filter]
         self._touched.clear()
@@ -176,7 +176,7 @@ class InterestSources:
         """Return the statements with the seconds left of each, for `restore` after a restart."""
         return [
             (*held, until - now)
-            for held, until in self._held.items()
+            for held, until in self._expiries.items()
             if until > now and held.source != STATIC
         ]
 
@@ -184,14 +184,14 @@ class InterestSources:
         """Add statements saved before a restart. A wrong clock cannot extend them beyond
         TTL_MAX_S."""
         for source, owner, filter, left_s in entries:
-            self._hold(HeldInterest(source, owner, filter), now + min(left_s, TTL_MAX_S))
+            self._extend(HeldInterest(source, owner, filter), now + min(left_s, TTL_MAX_S))
 
-    def _take_beacon(self, topic: str, now: float) -> None:
+    def _handle_beacon(self, topic: str, now: float) -> None:
         if not topic or has_wildcard(topic):
             raise BadWord(f"a beacon's topic is {BEACON_PREFIX} and the topic that is wanted")
         self._renew(HeldInterest(BEACON, "", topic), self._settings.beacon_ttl_s, now)
 
-    def _take_word(self, payload: bytes, now: float) -> None:
+    def _handle_word(self, payload: bytes, now: float) -> None:
         try:
             word = msgspec.json.decode(payload, type=Word)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -209,9 +209,9 @@ class InterestSources:
             else:
                 self._drop(held)
 
-    def _take_line(self, topic: str, line: str, now: float) -> None:
+    def _handle_line(self, topic: str, line: str, now: float) -> None:
         if topic == LOG_NOTICE:
-            self._take_notice(line)
+            self._handle_notice(line)
             return
         is_begun = topic == LOG_SUBSCRIBE
         found = (_LINE_SUBSCRIBE if is_begun else _LINE_UNSUBSCRIBE).fullmatch(line)
@@ -228,7 +228,7 @@ class InterestSources:
         else:
             self._drop(held)
 
-    def _take_notice(self, line: str) -> None:
+    def _handle_notice(self, line: str) -> None:
         connected = _LINE_CONNECTED.fullmatch(line)
         if connected is not None:
             if len(self._transient) < CLIENTS_MAX:
@@ -240,21 +240,23 @@ class InterestSources:
         client = gone[1] or gone[2]
         if client in self._transient:
             self._transient.discard(client)
-            for held in [one for one in self._held if one.source == LOG and one.owner == client]:
+            for held in [
+                one for one in self._expiries if one.source == LOG and one.owner == client
+            ]:
                 self._drop(held)
 
     def _renew(self, held: HeldInterest, ttl_s: float, now: float) -> None:
-        if held not in self._held and len(self._held) >= HELD_MAX:
+        if held not in self._expiries and len(self._expiries) >= HELD_MAX:
             raise BadWord(f"{HELD_MAX} filters are wanted already, and more are not taken")
-        self._hold(held, now + ttl_s)
+        self._extend(held, now + ttl_s)
 
-    def _hold(self, held: HeldInterest, until: float) -> None:
-        if held not in self._held:
+    def _extend(self, held: HeldInterest, until: float) -> None:
+        if held not in self._expiries:
             self._count(held.filter, 1)
-        self._held[held] = until
+        self._expiries[held] = until
 
     def _drop(self, held: HeldInterest) -> None:
-        if self._held.pop(held, None) is not None:
+        if self._expiries.pop(held, None) is not None:
             self._count(held.filter, -1)
 
     def _count(self, filter: str, by: int) -> None:

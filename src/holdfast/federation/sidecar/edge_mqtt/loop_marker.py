@@ -68,7 +68,7 @@ def outbound(received: Received) -> Message:
         float(expiry) if isinstance(expiry, int) else None,
         mark_of(received),
         # After a crash of the edge a QoS 1 message may come twice, a QoS 2 message must not.
-        is_known_again=received.qos == 1,
+        is_repeatable=received.qos == 1,
     )
 
 

@@ -24,7 +24,7 @@ class RetainingMqttEdge(MqttEdge):
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
         """Publish the message with RETAIN. Clients receive it too, because MQTT has no other
         way."""
-        self._give(id, message, 0, done, True)
+        self._deliver(id, message, 0, done, True)
 
 
 def edge_for(settings: EdgeSettings) -> MqttEdge:

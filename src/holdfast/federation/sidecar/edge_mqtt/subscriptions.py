@@ -1,8 +1,8 @@
 """The edge's subscriptions at the broker, kept equal to the interest of other members.
 
-- `_held` has every subscription of the edge that the broker may have. A filter is saved before it
-  is subscribed to, and removed after it was unsubscribed from. In the opposite order, a crash would
-  leave a subscription that no process ever ends.
+- `_subscribed` has every subscription of the edge that the broker may have. A filter is saved
+  before it is subscribed to, and removed after it was unsubscribed from. In the opposite order, a
+  crash would leave a subscription that no process ever ends.
 - New filters are subscribed to before the filters that covered them are removed, so no message is
   missed in between. Copies in that time are recognised by subscription identifiers, which MQTT 3
   does not have.
@@ -43,9 +43,9 @@ class EdgeSubscriptions:
         fence: Callable[[], Awaitable[None]],
         save: Callable[[Mapping[str, int]], Awaitable[None]],
     ) -> None:
-        """`held`: the filters of an earlier process with their identifiers, 0 for none. `save`:
-        returns when its argument is on disk."""
-        self._held = dict(held)
+        """`subscribed`: the filters of an earlier process with their identifiers, 0 for none.
+        `save`: returns when its argument is on disk."""
+        self._subscribed = dict(held)
         self._allowed = allowed
         self._exports = exports
         self._fence = fence
@@ -58,10 +58,10 @@ class EdgeSubscriptions:
         """Filters that the broker has refused since the connection was made."""
         exports.allow(frozenset(held))
 
-    def held(self) -> list[str]:
-        return sorted(self._held)
+    def subscribed(self) -> list[str]:
+        return sorted(self._subscribed)
 
-    def want(self, filters: frozenset[str]) -> None:
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
         """Replace the wanted filters. Until the first call the subscriptions stay unchanged."""
         self._wanted = filters
 
@@ -75,7 +75,9 @@ class EdgeSubscriptions:
         valid."""
         self.refused.clear()
         if not session_present:
-            self._held = {one: held for one, held in self._held.items() if one in self._granted}
+            self._subscribed = {
+                one: held for one, held in self._subscribed.items() if one in self._granted
+            }
 
     async def update(self, client: Client) -> None:
         """Subscribe and unsubscribe as wanted. Raises `ClientError` if the connection fails."""
@@ -83,14 +85,14 @@ class EdgeSubscriptions:
             return
         exact = within(self._wanted, self._allowed)
         wanted = subscription_set(exact) - self.refused
-        before = frozenset(self._held)
+        before = frozenset(self._subscribed)
         added = sorted(wanted if self._is_first_round else wanted - before)
         removed = sorted(before - wanted)
         # Until a filter is unsubscribed from, its messages may match another subscriber.
         self._exports.allow(frozenset(exact | set(removed)))
         if added or removed:
             await self._change(client, added, removed)
-            logger.info("federation_edge_subscribed filters=%d", len(self._held))
+            logger.info("federation_edge_subscribed filters=%d", len(self._subscribed))
         self._is_first_round = False
         self._exports.allow(frozenset(exact))
 
@@ -115,8 +117,8 @@ class EdgeSubscriptions:
         number = self._new_number(client)
         groups: dict[int, list[str]] = {}
         for filter in filters:
-            groups.setdefault(self._held.setdefault(filter, number), []).append(filter)
-        await self._save(self._held)
+            groups.setdefault(self._subscribed.setdefault(filter, number), []).append(filter)
+        await self._save(self._subscribed)
         if self._exports.replays is Replays.AT_FIRST:
             self._exports.is_settling = True
         for identifier, group in groups.items():
@@ -135,7 +137,7 @@ class EdgeSubscriptions:
             refused = [one for one, code in zip(filters, codes, strict=True) if code >= 0x80]
             self.refused.update(refused)
             for filter in refused:
-                self._held.pop(filter, None)
+                self._subscribed.pop(filter, None)
             logger.warning(
                 "federation_subscribe_refused error=%r text='allow it in the access list of the"
                 " broker'", str(error),
@@ -150,13 +152,13 @@ class EdgeSubscriptions:
             except SubscribeRefused as error:
                 logger.warning("federation_unsubscribe_refused error=%r", str(error))
             for filter in group:
-                self._held.pop(filter, None)
+                self._subscribed.pop(filter, None)
                 self._granted.discard(filter)
-        await self._save(self._held)
+        await self._save(self._subscribed)
 
     def _new_number(self, client: Client) -> int:
         """Return an identifier for filters that are added together. These never overlap."""
         available = client.connack_properties.get(pr.SUBSCRIPTION_IDENTIFIER_AVAILABLE, 1)
         if client.core.options.level < LEVEL_5 or not available:
             return 0
-        return max(self._held.values(), default=0) % NUMBER_MAX + 1
+        return max(self._subscribed.values(), default=0) % NUMBER_MAX + 1

@@ -99,7 +99,7 @@ class ManagerClient:
         self._join_body = join
         self._token_file = token_file
         self._path = directory / KEPT
-        self._kept = StoredManager(http.url)
+        self._stored = StoredManager(http.url)
         # The newest write of the file. Its thread continues when the waiting task is cancelled.
         self._writing: asyncio.Future[None] | None = None
         self._revision = -1
@@ -107,16 +107,16 @@ class ManagerClient:
         # The manager never reuses an id, so entries stay valid. Empty: a peer of the published
         # protocol, without a uuid.
         self._uuids: dict[int, str] = {}
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._wait_s = RETRY_S
         self._complaints = Complaints(asyncio.get_running_loop().time, "federation")
 
     async def run(self) -> None:
         """Join and follow the manager until the task is cancelled."""
-        self._kept = await asyncio.to_thread(self._read)
-        if self._kept.neighbours:
+        self._stored = await asyncio.to_thread(self._read)
+        if self._stored.neighbours:
             self._member.set_neighbours(
-                {bytes.fromhex(node): address for node, address in self._kept.neighbours.items()}
+                {bytes.fromhex(node): address for node, address in self._stored.neighbours.items()}
             )
         while True:
             try:
@@ -138,7 +138,7 @@ class ManagerClient:
             return
         path = f"/api/v1/nodes/{self.id}"
         try:
-            await self._http.ask("DELETE", path, None, self._token(), LEAVE_TIMEOUT_S)
+            await self._http.request("DELETE", path, None, self._token(), LEAVE_TIMEOUT_S)
         except (ManagerUnreachable, ManagerRefuses) as error:
             logger.warning(
                 "federation_leave_unsent text='the manager was not told of the end' error=%r",
@@ -154,19 +154,19 @@ class ManagerClient:
     # Join
 
     async def _join(self) -> None:
-        answer = await self._ask("POST", "/join", JoinAnswer, self._join_body)
+        answer = await self._request("POST", "/join", JoinAnswer, self._join_body)
         if isinstance(answer.token, str):
-            await self._keep(token=answer.token)
+            await self._save(token=answer.token)
         self.id = answer.id
         revision = answer.revision if isinstance(answer.revision, int) else -1
         self._welcome()
         logger.info("federation_joined node=%d manager=%s", answer.id, self._http.url)
-        await self._take(revision, answer.neighbors)
+        await self._apply(revision, answer.neighbors)
 
     def _refused(self, error: ManagerRefuses) -> None:
-        if error.status in (401, 403) and self._kept.token:
+        if error.status in (401, 403) and self._stored.token:
             # The manager may have lost its state; then the configured token may be valid.
-            self._kept = msgspec.structs.replace(self._kept, token="")
+            self._stored = msgspec.structs.replace(self._stored, token="")
             self._wait_s = RETRY_S
         if error.status == 404 and self.id is not None:
             logger.warning("federation_removed text='joining again'")
@@ -203,18 +203,18 @@ class ManagerClient:
     async def _watch_on(self) -> None:
         while True:
             path = f"/watch?since={max(self._revision, 0)}&node={self.id}&timeout={WATCH_S:g}"
-            watched = await self._ask("GET", path, Watched, timeout_s=WATCH_S + TIMEOUT_S)
+            watched = await self._request("GET", path, Watched, timeout_s=WATCH_S + TIMEOUT_S)
             self._welcome()
-            await self._take(watched.revision, watched.neighbors or [])
+            await self._apply(watched.revision, watched.neighbors or [])
 
     async def _report_on(self) -> None:
         while True:
-            desired = await self._ask(
+            desired = await self._request(
                 "POST", f"/nodes/{self.id}/report", Desired, await self._report()
             )
             self._welcome()
             if desired.revision > self._revision:
-                await self._take(desired.revision, desired.neighbors)
+                await self._apply(desired.revision, desired.neighbors)
             await asyncio.sleep(REPORT_S)
 
     async def _report(self) -> dict[str, object]:
@@ -240,20 +240,20 @@ class ManagerClient:
         """Return the known ids of linked members. Unknown ones cause a query every `LOOK_S`."""
         known = {uuid: id for id, uuid in sorted(self._uuids.items())}
         now = asyncio.get_running_loop().time()
-        if now >= self._look_at and any(node.hex() not in known for node in links):
-            self._look_at = now + LOOK_S
-            await self._look()
+        if now >= self._poll_at and any(node.hex() not in known for node in links):
+            self._poll_at = now + LOOK_S
+            await self._poll()
             known = {uuid: id for id, uuid in sorted(self._uuids.items())}
         return {node: known[node.hex()] for node in links if node.hex() in known}
 
-    async def _look(self) -> None:
-        for view in await self._ask("GET", "/nodes", list[NodeView]):
+    async def _poll(self) -> None:
+        for view in await self._request("GET", "/nodes", list[NodeView]):
             self._uuids[view.id] = view.uuid
 
-    async def _take(self, revision: int, neighbours: list[Neighbor]) -> None:
+    async def _apply(self, revision: int, neighbours: list[Neighbor]) -> None:
         wanted: dict[bytes, str] = {}
         if any(each.id not in self._uuids for each in neighbours):
-            await self._look()
+            await self._poll()
         for each in neighbours:
             # A member that left a moment ago is missing in the next revision.
             uuid = self._uuids.get(each.id, "")
@@ -269,11 +269,11 @@ class ManagerClient:
         self._revision = revision
         self._neighbours = neighbours
         self._member.set_neighbours(wanted)
-        await self._keep(neighbours={node.hex(): address for node, address in wanted.items()})
+        await self._save(neighbours={node.hex(): address for node, address in wanted.items()})
 
     # Requests and tokens
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -281,15 +281,17 @@ class ManagerClient:
         body: object = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        data: Any = await self._http.ask(method, f"/api/v1{path}", body, self._token(), timeout_s)
+        data: Any = await self._http.request(
+            method, f"/api/v1{path}", body, self._token(), timeout_s
+        )
         try:
             return msgspec.convert(data, kind)
         except msgspec.ValidationError as error:
             raise ManagerUnreachable(f"{self._http.url}: {path}: {error}") from None
 
     def _token(self) -> str:
-        if self._kept.token or not self._token_file:
-            return self._kept.token
+        if self._stored.token or not self._token_file:
+            return self._stored.token
         try:
             return first_word(self._token_file)
         except ConfigError as error:
@@ -312,10 +314,10 @@ class ManagerClient:
             return nothing
         return kept
 
-    async def _keep(self, **changes: object) -> None:
-        kept = msgspec.structs.replace(self._kept, **changes)
-        if kept != self._kept:
-            self._kept = kept
+    async def _save(self, **changes: object) -> None:
+        kept = msgspec.structs.replace(self._stored, **changes)
+        if kept != self._stored:
+            self._stored = kept
             self._writing = asyncio.ensure_future(
                 asyncio.to_thread(self._write, msgspec.json.encode(kept))
             )

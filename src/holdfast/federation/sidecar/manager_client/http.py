@@ -41,7 +41,9 @@ class ManagerHttp:
         self._authority = parts.netloc.rpartition("@")[2]
         self._path = parts.path.rstrip("/")
 
-    async def ask(self, method: str, path: str, body: object, token: str, timeout_s: float) -> Any:
+    async def request(
+        self, method: str, path: str, body: object, token: str, timeout_s: float
+    ) -> Any:
         """Send a request and return the data of the response's envelope.
 
         Raises `ManagerUnreachable` without a usable response, `ManagerRefuses` on 4xx.

@@ -135,14 +135,14 @@ class PaperFederator:
             logger.critical("federation_failed error=%r", str(error), exc_info=error)
 
     async def _run(self) -> None:
-        standing = await self._first_standing()
+        standing = await self._first_assignment()
         while True:
             try:
                 standing = await self._be(standing)
             finally:
                 await self._end()
 
-    async def _first_standing(self) -> AssignedMember:
+    async def _first_assignment(self) -> AssignedMember:
         settings = self.settings
         if self._manager is not None:
             return await self._manager.join()
@@ -164,7 +164,7 @@ class PaperFederator:
         )
         self._carry_out()
         serving = asyncio.create_task(self._serve_broker(standing.id))
-        checking = asyncio.create_task(self._look_after(standing))
+        checking = asyncio.create_task(self._poll_manager(standing))
         try:
             await asyncio.wait({serving, checking}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
@@ -288,9 +288,9 @@ class PaperFederator:
             case PublishToNeighbour(neighbour, topic, payload, qos):
                 link = self._links.get(neighbour)
                 if link is not None:
-                    link.put((topic, payload, qos))
+                    link.enqueue((topic, payload, qos))
             case DeliverLocally(topic, payload, qos):
-                self._outlet.put((topic, payload, qos))
+                self._outlet.enqueue((topic, payload, qos))
             case ConnectNeighbour(neighbour, address):
                 self._changes += 1
                 self._disconnect(neighbour)
@@ -325,7 +325,7 @@ class PaperFederator:
 
     # The manager
 
-    async def _look_after(self, standing: AssignedMember) -> AssignedMember:
+    async def _poll_manager(self, standing: AssignedMember) -> AssignedMember:
         """Ask the manager regularly, and return the new assignment when it differs."""
         if self._manager is None:
             await asyncio.Event().wait()
@@ -336,11 +336,11 @@ class PaperFederator:
             except TimeoutError:
                 pass
             self._check.clear()
-            changed = await self._ask_manager(standing)
+            changed = await self._request_assignment(standing)
             if changed is not None:
                 return changed
 
-    async def _ask_manager(self, standing: AssignedMember) -> AssignedMember | None:
+    async def _request_assignment(self, standing: AssignedMember) -> AssignedMember | None:
         manager, member = self._manager, self._member
         assert manager is not None
         assert member is not None

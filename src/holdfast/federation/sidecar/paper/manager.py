@@ -79,7 +79,7 @@ class PaperManager:
         """
         path = f"/api/v1/watch?since=0&timeout=0&node={id}"
         try:
-            data = await self._http.ask("GET", path, None, self._token, TIMEOUT_S)
+            data = await self._http.request("GET", path, None, self._token, TIMEOUT_S)
             watched = msgspec.convert(data, Watched)
         except (ManagerUnreachable, msgspec.ValidationError) as error:
             self.is_reached = False
@@ -93,9 +93,9 @@ class PaperManager:
 
     async def _join(self) -> AssignedMember:
         body = {"ip": self._settings.advertised}
-        data = await self._http.ask("POST", JOIN_PATH, body, self._token, TIMEOUT_S)
+        data = await self._http.request("POST", JOIN_PATH, body, self._token, TIMEOUT_S)
         try:
-            answer = msgspec.convert(_as_ours(data), JoinAnswer)
+            answer = msgspec.convert(_convert(data), JoinAnswer)
             config = self._settings.config(
                 answer.core_ann_interval / 1e9, answer.beacon_interval / 1e9, answer.redundancy
             )
@@ -109,7 +109,7 @@ class PaperManager:
         self._complaints.forget("manager")
 
 
-def _as_ours(data: Any) -> Any:
+def _convert(data: Any) -> Any:
     """Convert a response of the published manager: `Id`, `Ip`, and null for no neighbours."""
     if not isinstance(data, dict) or not isinstance(data.get("neighbors"), list | None):
         return data

@@ -56,7 +56,7 @@ class Outlet:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, item: Item) -> None:
+    def enqueue(self, item: Item) -> None:
         self._queue.append(item)
         self._queue_bytes += len(item[1])
         while len(self._queue) > QUEUE_MESSAGES_MAX or self._queue_bytes > QUEUE_BYTES_MAX:
@@ -85,18 +85,18 @@ class Outlet:
                 return
             except ClientError as error:
                 # For example QueueFull, or a message larger than the broker accepts.
-                self._lost(error)
+                self._connection_lost(error)
             else:
-                future.add_done_callback(self._settled)
+                future.add_done_callback(self._resolved)
 
-    def _settled(self, future: asyncio.Future[PublishResult]) -> None:
+    def _resolved(self, future: asyncio.Future[PublishResult]) -> None:
         error = None if future.cancelled() else future.exception()
         if isinstance(error, ConnectionLost | NotConnected):
             self._counts["broker away"] += 1
         elif isinstance(error, ClientError):
-            self._lost(error)
+            self._connection_lost(error)
 
-    def _lost(self, error: ClientError) -> None:
+    def _connection_lost(self, error: ClientError) -> None:
         reason = "queue full" if isinstance(error, QueueFull) else "refused by the broker"
         self._counts[reason] += 1
         self._complaints.say(f"{self._name} publish", reason, f"{self._name}: {error}")
@@ -129,9 +129,9 @@ class NeighbourLink:
     def queued(self) -> int:
         return len(self._outlet)
 
-    def put(self, item: Item) -> None:
+    def enqueue(self, item: Item) -> None:
         if self.is_up:
-            self._outlet.put(item)
+            self._outlet.enqueue(item)
         else:
             self._counts["broker away"] += 1
 

@@ -88,7 +88,7 @@ class PaperSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
                 core_ann_interval_s=interval_s,
                 beacon_interval_s=self.beacon_interval_s or beacon_interval_s,
                 qos=self.qos,
-                answer_delay_s=min(PaperConfig.answer_delay_s, interval_s / 20),
+                reply_delay_s=min(PaperConfig.reply_delay_s, interval_s / 20),
             )
         except BadConfig as error:
             raise ConfigError(str(error)) from None

@@ -75,7 +75,7 @@ class MemberStore:
         # Messages with `may_wait` that no transaction contains yet.
         self._unwritten: set[MessageId] = set()
         self._waiters: list[Callable[[], None]] = []
-        self._work = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -96,7 +96,7 @@ class MemberStore:
         if self._task is None:
             return
         self._is_closing = True
-        self._work.set()
+        self._has_work.set()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
         if self._timer is not None:
@@ -113,7 +113,7 @@ class MemberStore:
         self._next.added[id] = data
         if may_wait:
             self._unwritten.add(id)
-        self._soon(not may_wait or len(self._unwritten) >= UNHURRIED_MAX)
+        self._schedule_write(not may_wait or len(self._unwritten) >= UNHURRIED_MAX)
 
     def remove(self, id: MessageId) -> None:
         """Remove a message lazily. A `may_wait` message without a transaction is never written.
@@ -125,28 +125,28 @@ class MemberStore:
             self._unwritten.remove(id)
             return
         self._next.removed.add(id)
-        self._soon(len(self._next.removed) >= LAZY_MAX)
+        self._schedule_write(len(self._next.removed) >= LAZY_MAX)
 
     def pass_to(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
         """Store the new position of the stream from `origin`; `ids` are the messages below it."""
         self._next.positions[origin] = position
         self._passed += ids
-        self._work.set()
+        self._has_work.set()
 
     def retain(self, topic: str, data: bytes | None) -> None:
         """Store the retained version of a topic. None removes it, lazily."""
         self._next.retained[topic] = data
-        self._soon(data is not None or len(self._next.retained) >= LAZY_MAX)
+        self._schedule_write(data is not None or len(self._next.retained) >= LAZY_MAX)
 
     def when_written(self, then: Callable[[], None]) -> None:
         """Call `then` once all earlier calls of `retain` and `remember` are durable."""
         self._waiters.append(then)
-        self._work.set()
+        self._has_work.set()
 
     def remember(self, memory: list[bytes]) -> None:
         """Replace the stored knowledge of other members, lazily."""
         self._next.memory = memory
-        self._soon(False)
+        self._schedule_write(False)
 
     def has_room(self) -> bool:
         """Return whether messages may be added. A full disk allows up to `FULL_BYTES_MAX`."""
@@ -159,9 +159,9 @@ class MemberStore:
         """The number of messages that are not stored yet."""
         return len(self._next.added) + len(self._writing.added)
 
-    def _soon(self, is_now: bool) -> None:
+    def _schedule_write(self, is_now: bool) -> None:
         if is_now:
-            self._work.set()
+            self._has_work.set()
         elif self._timer is None:
             self._arm(LAZY_S)
 
@@ -172,15 +172,15 @@ class MemberStore:
 
     def _ring(self) -> None:
         self._timer = None
-        self._work.set()
+        self._has_work.set()
 
     async def _run(self) -> None:
         while not self._is_closing:
-            await self._work.wait()
-            self._work.clear()
+            await self._has_work.wait()
+            self._has_work.clear()
             try:
                 while self._waiters or not self._next.is_empty():
-                    await self._write_some()
+                    await self._write_transaction()
             except MemberStoreFull as full:
                 if not self.is_full:
                     logger.error("federation_disk_full error=%r", str(full))
@@ -190,7 +190,7 @@ class MemberStore:
                 self._owner.on_broken(error)
                 return
 
-    async def _write_some(self) -> None:
+    async def _write_transaction(self) -> None:
         """Write one transaction. After `MemberStoreError` or `MemberStoreFull` nothing is lost.
 
         The change then goes back to the front of the queue.
