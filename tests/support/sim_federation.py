@@ -14,7 +14,7 @@ Links may lose, delay and reorder frames, which TCP does not: the members must n
 import itertools
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from functools import partial
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, StoreRetained
@@ -23,8 +23,9 @@ from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.core.retained.clock import Version
 from holdfast.protocol.topics.names import is_shared, matches
-from tests.sim.schedule import VirtualTime, Wrong
+from tests.sim.schedule import Wrong
 from tests.support.sim_federation_member import WALL_S, SimMember, node_id
+from tests.support.sim_links import LinkedTime, Weather, pair
 
 LAN_EDGES = (
     "0-1 0-2 0-3 0-11 1-2 1-4 1-6 1-7 2-3 2-4 2-5 3-5 4-6 5-7 6-8 7-8 7-9 7-10 8-9 9-10 10-11"
@@ -55,17 +56,7 @@ def random_edges(count: int, rng: random.Random, degree_max: int = 5) -> list[tu
     return edges
 
 
-@dataclass
-class Weather:
-    """Of all links."""
-
-    delay_s: tuple[float, float] = (0.001, 0.005)
-    loss: float = 0.0
-    reorders: bool = False
-    sync_s: tuple[float, float] = (0.0005, 0.005)
-
-
-class World(VirtualTime):
+class World(LinkedTime[bytes]):
     step_s = 0.05
 
     def __init__(
@@ -77,9 +68,7 @@ class World(VirtualTime):
         config: FederationConfig | None = None,
         subscriptions: dict[int, list[str]] | None = None,
     ) -> None:
-        super().__init__()
-        self.rng = random.Random(seed)
-        self.weather = weather or Weather()
+        super().__init__(seed, weather or Weather())
         self.config = config or FederationConfig()
         self.epoch_step = 1
         self.edges = edges
@@ -88,9 +77,6 @@ class World(VirtualTime):
         self.by_id = {member.node: member for member in self.members}
         # Of (a, b) with a < b: the generation of the connection that is up.
         self.links: dict[tuple[bytes, bytes], int] = {}
-        # Of members that cannot hear each other: the side each is on.
-        self.sides: dict[bytes, int] = {}
-        self.cut: set[tuple[bytes, bytes]] = set()
         self.control_frames = 0
         self.copies: Counter[MessageId] = Counter()
         self.hops: Counter[int] = Counter()
@@ -111,7 +97,6 @@ class World(VirtualTime):
         self.frames: Counter[int] = Counter()
         self.dropped: list[Dropped] = []
         self.conflicts = 0
-        self._arrival_at: dict[tuple[bytes, bytes], float] = defaultdict(float)
         self._generations = itertools.count(1)
         for number, filters in (subscriptions or {}).items():
             self.members[number].filters = filters
@@ -126,13 +111,9 @@ class World(VirtualTime):
 
     # The network
 
-    def _delay(self) -> float:
-        return self.rng.uniform(*self.weather.delay_s)
-
     def hears(self, a: bytes, b: bytes) -> bool:
-        if pair(a, b) in self.cut or self.by_id[a].core is None or self.by_id[b].core is None:
-            return False
-        return self.sides.get(a, 0) == self.sides.get(b, 0)
+        runs = self.by_id[a].core is not None and self.by_id[b].core is not None
+        return runs and super().hears(a, b)
 
     def send(self, sender: SimMember, peer: bytes, data: bytes) -> None:
         self.frames[data[1]] += 1
@@ -141,13 +122,9 @@ class World(VirtualTime):
         elif data[1] == DATA_KIND:
             self._check_data(data)
         generation = self.links.get(pair(sender.node, peer))
-        if generation is None or self.rng.random() < self.weather.loss:
-            return
-        at = self.now + self._delay()
-        if not self.weather.reorders:
-            at = max(at, self._arrival_at[sender.node, peer])
-            self._arrival_at[sender.node, peer] = at
-        self.at(at, lambda: self._arrive(sender.node, peer, generation, data))
+        if generation is not None:
+            arrive = partial(self._arrive, sender.node, peer, generation, data)
+            self.carry(sender.node, peer, arrive)
 
     def _arrive(self, sender: bytes, peer: bytes, generation: int, data: bytes) -> None:
         if self.links.get(pair(sender, peer)) == generation and self.hears(sender, peer):
@@ -166,7 +143,7 @@ class World(VirtualTime):
             raise Wrong(f"{frame.id.sequence} was sent before it was stored")
 
     def dial(self, member: SimMember, node: bytes) -> None:
-        self.at(self.now + self._delay(), lambda: self.connect(member.node, node))
+        self.at(self.now + self.delay(), lambda: self.connect(member.node, node))
 
     def connect(self, a: bytes, b: bytes) -> None:
         if pair(a, b) in self.links or not self.hears(a, b):
@@ -184,7 +161,7 @@ class World(VirtualTime):
         """By one end; the other hears of it where it can."""
         generation = self.links.pop(pair(closer, peer), None)
         if generation is not None:
-            self.at(self.now + self._delay(), lambda: self._closed(peer, closer))
+            self.at(self.now + self.delay(), lambda: self._closed(peer, closer))
 
     def _closed(self, node: bytes, peer: bytes) -> None:
         """A member on the other side of a partition finds out by itself."""
@@ -228,10 +205,6 @@ class World(VirtualTime):
 
     def partition(self, numbers: set[int]) -> None:
         self.sides = {node_id(number): 1 for number in numbers}
-
-    def heal(self) -> None:
-        self.sides = {}
-        self.cut = set()
 
     # Clients
 
@@ -370,10 +343,6 @@ class World(VirtualTime):
 
 def plain_filters(member: SimMember) -> list[str]:
     return [filter for filter in member.filters if not is_shared(filter)]
-
-
-def pair(a: bytes, b: bytes) -> tuple[bytes, bytes]:
-    return (a, b) if a < b else (b, a)
 
 
 FAULTS = ("crash", "silent crash", "restart", "restart", "kill link", "cut", "partition", "heal")

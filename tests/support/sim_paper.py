@@ -10,10 +10,8 @@ A message to a neighbour is one that its federator finds on its broker. Brokers 
 but what reaches one without a federator is lost.
 """
 
-import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,18 +29,10 @@ from holdfast.federation.paper.effects import (
 from holdfast.federation.paper.member import PaperMember
 from holdfast.federation.paper.mesh_view import PaperMesh, mesh
 from holdfast.federation.paper.messages import BEACON, FEDERATED, ROUTING, TOPOLOGY_ANN
-from tests.sim.schedule import VirtualTime, Wrong
+from tests.sim.schedule import Wrong
+from tests.support.sim_links import LinkedTime, Weather
 
 TOPIC = "t"
-
-
-@dataclass
-class Weather:
-    """Of all links; `delay_s`: the least and the most."""
-
-    delay_s: tuple[float, float] = (0.002, 0.002)
-    loss: float = 0.0
-    reorders: bool = False
 
 
 class SimPaperMember:
@@ -112,7 +102,7 @@ class SimPaperMember:
                 raise Wrong(f"{self.id} refuses what another member says: {reason}: {text}")
 
 
-class PaperWorld(VirtualTime):
+class PaperWorld(LinkedTime[int]):
     def __init__(
         self,
         count: int,
@@ -122,9 +112,7 @@ class PaperWorld(VirtualTime):
         weather: Weather | None = None,
         config: PaperConfig | None = None,
     ) -> None:
-        super().__init__()
-        self.rng = random.Random(seed)
-        self.weather = weather or Weather()
+        super().__init__(seed, weather or Weather((0.002, 0.002)))
         self.config = config or PaperConfig()
         self.epoch_step = 1
         self.edges = edges
@@ -132,9 +120,6 @@ class PaperWorld(VirtualTime):
         for a, b in edges:
             self.graph[a].add(b)
             self.graph[b].add(a)
-        self.cut: set[tuple[int, int]] = set()
-        # Of members that cannot hear each other: the side each is on.
-        self.sides: dict[int, int] = {}
         self.sent: Counter[str] = Counter()
         """Messages between members, by the kind that their topic names."""
         self.copies: Counter[bytes] = Counter()
@@ -142,7 +127,6 @@ class PaperWorld(VirtualTime):
         self.published: dict[bytes, tuple[int, str]] = {}
         self.arrivals: dict[bytes, dict[int, float]] = defaultdict(dict)
         self._delivered: set[tuple[int, int, bytes]] = set()
-        self._arrival_at: dict[tuple[int, int], float] = defaultdict(float)
         self.members = [SimPaperMember(self, number) for number in range(count)]
         for member in self.members:
             member.start()
@@ -152,17 +136,10 @@ class PaperWorld(VirtualTime):
 
     # Links
 
-    def hears(self, a: int, b: int) -> bool:
-        return (min(a, b), max(a, b)) not in self.cut and self.sides.get(a) == self.sides.get(b)
-
     def send(self, sender: SimPaperMember, effect: PublishToNeighbour) -> None:
         self.check(effect)
-        if not self.hears(sender.id, effect.neighbour) or self.rng.random() < self.weather.loss:
+        if not self.hears(sender.id, effect.neighbour):
             return
-        at = self.now + self.rng.uniform(*self.weather.delay_s)
-        if not self.weather.reorders:
-            at = max(at, self._arrival_at[sender.id, effect.neighbour])
-            self._arrival_at[sender.id, effect.neighbour] = at
         receiver = self.members[effect.neighbour]
         # A federator that has started meanwhile has subscribed anew: nothing waits for it.
         life = receiver.life
@@ -171,7 +148,7 @@ class PaperWorld(VirtualTime):
             if receiver.life == life and self.hears(sender.id, receiver.id):
                 receiver.hear(effect.topic, effect.payload)
 
-        self.at(at, arrive)
+        self.carry(sender.id, receiver.id, arrive)
 
     def check(self, effect: PublishToNeighbour) -> None:
         self.sent[effect.topic.split("/")[1]] += 1
@@ -255,10 +232,6 @@ class PaperWorld(VirtualTime):
 
     def partition(self, numbers: set[int]) -> None:
         self.sides = dict.fromkeys(numbers, 1)
-
-    def heal(self) -> None:
-        self.sides = {}
-        self.cut = set()
 
     # What must hold in the end
 
