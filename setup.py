@@ -47,6 +47,7 @@ HOT = [
     "broker/delivery/acknowledgements.py",
     "broker/delivery/log_replay.py",
     "broker/connections/close.py",
+    "broker/cluster_port.py",
     "broker/config.py",
     "broker/connections/connect.py",
     "broker/delivery/delivery.py",

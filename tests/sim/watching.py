@@ -27,8 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight, Session
-from holdfast.broker.session.state import tag_of
+from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record

@@ -9,8 +9,8 @@ from holdfast.broker.effects import CheckPassword, FetchInflight, Note, ReadLog,
 from holdfast.broker.node import Node
 from holdfast.broker.recovery.recovery import Recovery, snapshot_entries
 from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.session.session import Group, Session
+from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode

@@ -5,8 +5,8 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.subscriptions import leave_groups
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import GroupMember, Session
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.session.session import Group, GroupMember, Session
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign

@@ -7,9 +7,9 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
 from holdfast.broker.session import session as session_module
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
-from holdfast.broker.session.session import Inflight, Session
-from holdfast.broker.session.state import encode_cursor, tag_of
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.session.session import Group, Inflight, Session, tag_of
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
 from holdfast.cluster.shared_groups.node_agent import NodeAgent

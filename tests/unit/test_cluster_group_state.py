@@ -2,13 +2,14 @@
 
 import pytest
 
+from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.delivery import send_inflight
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight, Session, Subscription
+from holdfast.broker.session.session import Group, Inflight, Session, Subscription
 from holdfast.broker.session.state import decode_cursor, encode_cursor
-from holdfast.broker.state import ClusterPort, Group, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.state_records import session_opened
-from holdfast.broker.session.session import Inflight, Session
-from holdfast.broker.session.state import encode_cursor, tag_of
+from holdfast.broker.session.session import Inflight, Session, tag_of
+from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo

@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.connect import AcceptedConnect, finish_open
 from holdfast.broker.effects import Note
@@ -10,10 +11,10 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import ReplyPromise
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import ClusterPort, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.broker_port import UNAVAILABLE_S, BrokerPort
 from holdfast.cluster.context import ClusterContext
-from holdfast.protocol.mqtt import reasons
+from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 from tests.e2e.wire import connect, publish
@@ -26,19 +27,17 @@ class Refusing(ClusterPort):
         self.state = state
         self.replies = 0
 
-    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
-        assert isinstance(opening, AcceptedConnect)
+    def open_session(
+        self, connection: Connection, client_id: str, opening: AcceptedConnect
+    ) -> None:
         session = Session(client_id, client_id.encode())
         session.epoch = 1
         finish_open(self.state, connection, session, False, opening)
 
-    def has_recorded(self, client_id: str) -> bool:
-        return False
+    def has_room(self, client_id: str) -> bool:
+        return True
 
-    def recorded_sessions(self) -> int:
-        return 0
-
-    def append(self, record: Record) -> None:
+    def append(self, record: Record) -> int:
         raise AssertionError("it is refused")
 
     def publish(self, record: Record, promise: Promise) -> None:
@@ -47,8 +46,8 @@ class Refusing(ClusterPort):
     def promise(self, promise: Promise) -> None:
         self.replies += 1
 
-    def refusal(self, partition: int) -> int:
-        return reasons.QUOTA_EXCEEDED
+    def refusal(self, connection: Connection, record: Record) -> str:
+        return "this node reaches no majority of the cluster"
 
     def is_congested(self, part: int) -> bool:
         return False
@@ -102,12 +101,14 @@ def test_the_majority_is_looked_at_when_it_is_needed() -> None:
     fabric = ClusterContext("n1", Journal(1, replicated=True))
     side._state = node.state
     side._fabric = fabric
+    connection = Connection(1 << 20, "", "")
+    record = Record(0, log_record.MESSAGE)
     node.state.now = UNAVAILABLE_S + 1
-    assert side.refusal(0) == reasons.QUOTA_EXCEEDED
+    assert side.refusal(connection, record)
     fabric.reaches_majority = lambda now: True
-    assert side.refusal(0) == 0
+    assert not side.refusal(connection, record)
     fabric.reaches_majority = lambda now: False
     node.state.now += UNAVAILABLE_S
-    assert side.refusal(0) == 0
+    assert not side.refusal(connection, record)
     node.state.now += 0.1
-    assert side.refusal(0) == reasons.QUOTA_EXCEEDED
+    assert side.refusal(connection, record)

@@ -33,17 +33,17 @@ SENDS: Final = {
     "frame_special",
     "_encode_qos0",
     "_special_frame",
-    "_send_again",
+    "_resend",
     "send_qos0",
     "send_inflight",
     "send_group_qos0",
     "send_to_member",
     "_send_page",
-    "_hand_to_session",
-    "_hand_to_group",
+    "_deliver_to_session",
+    "_deliver_to_group",
     "deliver",
     "_deliver_to_groups",
-    "put_aside",
+    "defer",
 }
 # Kinds of records that hold clients' messages.
 KINDS: Final = {"MESSAGE", "RETAINED"}
@@ -67,7 +67,7 @@ READ_WAYS: Final = {
     # The routes have only those that may read (`routing._resolve`).
     "broker/delivery/delivery.py:deliver": LIVE,
     "broker/delivery/delivery.py:send_qos0": LIVE,
-    "broker/delivery/delivery.py:_hand_to_session": LIVE,
+    "broker/delivery/delivery.py:_deliver_to_session": LIVE,
     "broker/delivery/delivery.py:send_inflight": LIVE,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
@@ -81,14 +81,14 @@ READ_WAYS: Final = {
     "broker/delivery/retained.py:_send_page": LIVE,
     "broker/delivery/delivery.py:pump": LOG,
     "broker/delivery/log_replay.py:send_unsent": INFLIGHT,
-    "broker/delivery/log_replay.py:_send_again": INFLIGHT,
+    "broker/delivery/log_replay.py:_resend": INFLIGHT,
     # Of shared groups.
-    "broker/delivery/delivery.py:_hand_to_group": GROUP,
+    "broker/delivery/delivery.py:_deliver_to_group": GROUP,
     "broker/delivery/delivery.py:send_group_qos0": GROUP,
     "broker/delivery/delivery.py:send_to_member": GROUP,
     "broker/delivery/delivery.py:pump_group": GROUP,
     "broker/delivery/delivery.py:_pass_over": ASIDE,
-    "broker/delivery/delivery.py:send_aside": ASIDE,
+    "broker/delivery/delivery.py:send_deferred": ASIDE,
     "cluster/qos0_routing.py:Qos0Routing.spread": NODES,
     "cluster/qos0_routing.py:Qos0Routing._deliver_to_groups": NODES,
 }
@@ -108,7 +108,7 @@ WRITE_WAYS: Final = {
 COPIES: Final = {
     # Records between nodes or in snapshots, of messages that were asked for before.
     "broker/recovery/recovery.py:Recovery._apply",
-    "broker/recovery/recovery.py:retained_entry",
+    "broker/recovery/state_records.py:retained_entry",
     "cluster/qos0_routing.py:Qos0Routing._send",
     "cluster/shared_groups/codec.py:encode_assign",
     "cluster/publish/admission.py:",

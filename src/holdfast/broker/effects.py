@@ -1,8 +1,7 @@
 """The requests of the node to its driver. Results come back through `Node`."""
 
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.cursor import Cursor
-from holdfast.broker.session.session import Inflight
+from holdfast.broker.session.session import Group, Inflight, Session
 from holdfast.storage.reading.interest import ReadInterest
 
 
@@ -15,7 +14,7 @@ class ReadLog(Effect):
 
     def __init__(
         self,
-        cursor: Cursor,
+        cursor: Session | Group,
         connection: Connection | None,
         positions: list[int],
         limits: list[int],
@@ -39,7 +38,7 @@ class FetchInflight(Effect):
 
     def __init__(
         self,
-        reader: Cursor,
+        reader: Session | Group,
         connection: Connection | None,
         wanted: list[tuple[int, int, int]],
         bytes_max: int,

@@ -26,7 +26,7 @@ from holdfast.broker.routing import find_route
 from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import FEDERATION, Session
+from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt.packets import Connect, Subscribe, SubscriptionRequest, Unsubscribe
 from holdfast.storage import record as log_record
@@ -65,7 +65,7 @@ def end(state: NodeState) -> bool:
 def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
     """Subscribe at QoS 2, with No Local and without the messages that are retained already."""
     session = connection.session
-    assert isinstance(session, Session)
+    assert session is not None
     assert connection.state == OPEN
     requests = [SubscriptionRequest(filter, 2, True, True, 2) for filter in filters]
     handle_subscribe(state, connection, session, Subscribe(1, requests))
@@ -74,7 +74,7 @@ def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> N
 def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
     """Remove the session's subscriptions to these filters."""
     session = connection.session
-    assert isinstance(session, Session)
+    assert session is not None
     assert connection.state == OPEN
     handle_unsubscribe(state, connection, session, Unsubscribe(1, filters))
 
@@ -174,7 +174,6 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
     message.retain = True
     message.qos = min(message.qos, state.config.qos_max)
     before = state.retained.get(route.topic)
-    assert before is None or isinstance(before, Message)
     if _is_same(before, message):
         state.promise(DonePromise(done))
         return True

@@ -242,7 +242,7 @@ class Node:
             connection.has_waiting_replies = False
             self.state.effects.append(ResumeInput(connection))
         session = connection.session
-        if connection.state == OPEN and isinstance(session, Session):
+        if connection.state == OPEN and session is not None:
             proceed(self.state, session)
 
     def _process(self, connection: Connection) -> None:
@@ -268,7 +268,7 @@ class Node:
                 self._process_closed(connection, packet_type)
                 continue
             session = connection.session
-            assert isinstance(session, Session)
+            assert session is not None
             if packet_type == PUBLISH:
                 handle_publish(state, connection, session)
             elif packet_type == PUBACK:

@@ -1,11 +1,14 @@
 """The promise: an acknowledgement or a delivery that leaves only after a record is committed."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.session.connection import Connection
 
 if TYPE_CHECKING:
     from holdfast.broker.state import NodeState
+
+PROMISE_BYTES: Final = 300
+"""The memory in bytes of one promise that waits for the log, approximately."""
 
 
 class Promise:

@@ -7,8 +7,8 @@ filters that changed since then matches its topic.
 from typing import Final
 
 from holdfast.broker.rights import is_reserved, may_read
-from holdfast.broker.session.session import Session, Subscription
-from holdfast.broker.state import Group, NodeState, Route
+from holdfast.broker.session.session import Group, Session, Subscription
+from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.topics.names import decode_topic, matches
 from holdfast.storage.partition import partition_of
 

@@ -12,16 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.cluster_port import ClusterPort, SingleNode
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.pending_connects import PendingConnects
 from holdfast.broker.effects import Effect, Note, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message, retained_size
-from holdfast.broker.session.session import FEDERATION, GroupMember, Inflight, Session, Subscription
-from holdfast.broker.session.state import tag_of
+from holdfast.broker.session.session import FEDERATION, Group, Session, Subscription
 from holdfast.broker.stats import Stats
 from holdfast.protocol.topics.retained import RetainedTrie
 from holdfast.protocol.topics.trie import SubscriptionTrie
@@ -42,10 +41,6 @@ WORK: Final = 7
 
 ENDED_EPOCHS_MAX: Final = 10_000
 """The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
-ASSIGNED_MAX: Final = 10_000
-"""The most entries of Group.assigned. Beyond them a crash may deliver a message twice."""
-PROMISE_BYTES: Final = 300
-"""The memory in bytes of one promise that waits for the log, approximately."""
 
 STEPS_PER_TURN: Final = 1000
 """The most steps of large jobs (`Work`) in one turn of the event loop, all jobs together. A step
@@ -81,212 +76,6 @@ class Work:
         raise NotImplementedError
 
 
-class ClusterPort:
-    """The interface to the cluster; a single node has none. Records go to the leaders of their
-    partitions, so their offsets are unknown until they come back committed."""
-
-    def append(self, record: Record) -> None:
-        """Send a record to the leader of its partition."""
-        raise NotImplementedError
-
-    def publish(self, record: Record, promise: Promise) -> None:
-        """Send a record to the leader of its partition. Release the promise when the record is
-        committed, or refuse it; both after all earlier promises to its connection."""
-        raise NotImplementedError
-
-    def promise(self, promise: Promise) -> None:
-        """Release a promise without a record, after all earlier promises to its connection."""
-        raise NotImplementedError
-
-    def refusal(self, partition: int) -> int:
-        """The reason why a QoS > 0 message is refused now, or 0."""
-        raise NotImplementedError
-
-    def is_congested(self, part: int) -> bool:
-        """Whether more than `1 / part` of the allowed bytes wait for the leaders or the disk."""
-        raise NotImplementedError
-
-    def spread(self, message: object, topic: str) -> None:
-        """Send a QoS 0 message (session.message.Message) to the nodes with receivers for it."""
-        raise NotImplementedError
-
-    def recorded_sessions(self) -> int:
-        """The number of sessions in the log, of all nodes."""
-        raise NotImplementedError
-
-    def has_recorded(self, client_id: str) -> bool:
-        """Whether the log has a session of this client."""
-        raise NotImplementedError
-
-    def request_retained(self, subscriptions: list[Subscription]) -> None:
-        """Clients have subscribed and need the retained messages."""
-        raise NotImplementedError
-
-    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
-        """Become the owner of the session, then call connect.finish_open with `opening`."""
-        raise NotImplementedError
-
-    def session_detached(self, session: Session) -> None:
-        """The session's connection is closed, and all records about that are appended."""
-        raise NotImplementedError
-
-    def subscribed(self, filter: str) -> None:
-        """One more session here has this filter."""
-        raise NotImplementedError
-
-    def unsubscribed(self, filter: str) -> None:
-        """One session fewer here has this filter."""
-        raise NotImplementedError
-
-    def group_changed(self, group: "Group") -> None:
-        """The group's members here, or their capacity, may have changed."""
-        raise NotImplementedError
-
-    def group_record(self, group: "Group", message: object) -> None:
-        """A QoS > 0 message was committed for a group with a `coordination`."""
-        raise NotImplementedError
-
-    def group_read(
-        self, group: "Group", records: list[Record], positions: list[int], done: bool
-    ) -> None:
-        """The result of a ReadLog that the coordination of a group requested."""
-        raise NotImplementedError
-
-    def group_finished(self, group: "Group", partition: int, offset: int) -> None:
-        """A member here has the record, or no member can receive it."""
-        raise NotImplementedError
-
-    def group_denied(self, group: "Group", partition: int, offset: int) -> None:
-        """No member here may read the record."""
-        raise NotImplementedError
-
-    def move_record(self, group: "Group", session: Session, partition: int, offset: int) -> None:
-        """The member disconnected, but its session keeps this QoS 2 record. Once that is appended,
-        the record belongs to the session and not to the group."""
-        raise NotImplementedError
-
-    def await_groups(self, promise: Promise, session: Session, entry: Inflight) -> None:
-        """Let a promise that is not given yet wait until the log says that the group of the entry's
-        record has finished with it."""
-        raise NotImplementedError
-
-    def promise_interest(self, promise: Promise) -> None:
-        """`promise`, but not before all nodes have the announced filters."""
-        raise NotImplementedError
-
-
-class Group(Cursor):
-    """A shared subscription `$share/name/filter`: one cursor for all its members.
-
-    Invariant: a record is in exactly one of: the outbox or the log (not sent yet), `returned` (a
-    member left before acknowledging it), `deferred`, one member's inflight. Only a record that no
-    member may read, connected or not, is finished without being sent.
-    """
-
-    def __init__(self, name: str, filter: str) -> None:
-        super().__init__()
-        self.name = name
-        self.filter = filter
-        self.key = f"$share/{name}/{filter}"
-        self.tag = tag_of(self.key)
-        self.members: dict[Session, GroupMember] = {}
-        # The members with a connection. The first `ready` of them may have room for a message; the
-        # others have this group in their `blocked`. A member found without room is not checked
-        # again before it has some, so the search costs the same with ten members and with 10,000.
-        self.connected: list[GroupMember] = []
-        self.ready = 0
-        self.turn = 0
-        # Per partition, the offset from which it has records; None: it is older than this run.
-        self.start: list[int] | None = None
-        # Each is a Message or, to be fetched from the log, the Inflight of the member.
-        self.returned: deque[object] = deque()
-        self.fetching = False
-        # By topic: records that wait for a member that may read them, while other records pass.
-        self.deferred: dict[bytes, deque[Message]] = {}
-        self.deferred_count = 0
-        self.deferred_bytes = 0
-        # Grows when a member joins, leaves or connects: rights in the group may have changed.
-        self.changes = 0
-        # By topic, as of `readable_at` changes: whether any member may read it, connected or not.
-        self.readable: dict[bytes, bool] = {}
-        self.readable_at = 0
-        # (partition, offset) of QoS 2 records that members have, at or above the group's logged
-        # position. After a restart no other member may get them. `assigned_changes`: the new ones.
-        self.assigned: set[tuple[int, int]] | None = None
-        self.assigned_changes: list[tuple[int, int]] = []
-        self.logged_positions: list[int] | None = None
-        self.progress_due = False
-        # In a cluster: set in the coordinator's group, the cursor for the members of all nodes. A
-        # node's own group has None; its records are assigned, and it never tails or reads.
-        self.coordination: object | None = None
-
-    def defer(self, message: Message) -> None:
-        """Keep a message until a member that may read it is ready."""
-        self.deferred.setdefault(message.topic, deque()).append(message)
-        self.deferred_count += 1
-        self.deferred_bytes += len(message.payload) + 200
-
-    def pop_deferred(self, topic: bytes) -> Message:
-        """Remove and return the oldest message of a topic."""
-        messages = self.deferred[topic]
-        message = messages.popleft()
-        self.deferred_count -= 1
-        self.deferred_bytes -= len(message.payload) + 200
-        if not messages:
-            del self.deferred[topic]
-        return message
-
-    def attach(self, member: GroupMember) -> None:
-        """Add a member that has a connection to `connected`."""
-        if member.slot < 0:
-            member.slot = len(self.connected)
-            self.connected.append(member)
-            self.unblock(member)
-
-    def detach(self, member: GroupMember) -> None:
-        """Remove a member that leaves, or lost its connection, from `connected`."""
-        if member.slot < 0:
-            return
-        if len(self.connected) == 1:
-            self.connected.clear()
-            self.ready = 0
-            member.slot = -1
-            return
-        self.block(member)
-        last = self.connected.pop()
-        if last is not member:
-            self.connected[member.slot] = last
-            last.slot = member.slot
-        member.slot = -1
-
-    def block(self, member: GroupMember) -> None:
-        """Move a member without room behind the first `ready`."""
-        if member.slot < self.ready:
-            self.ready -= 1
-            self._swap(member, self.connected[self.ready])
-
-    def unblock(self, member: GroupMember) -> None:
-        """Move a member that has room among the first `ready`."""
-        if member.slot >= self.ready:
-            self._swap(member, self.connected[self.ready])
-            self.ready += 1
-
-    def _swap(self, one: GroupMember, other: GroupMember) -> None:
-        slot = one.slot
-        self.connected[other.slot] = one
-        self.connected[slot] = other
-        one.slot = other.slot
-        other.slot = slot
-
-    def note_assigned(self, partition: int, offset: int) -> None:
-        """Record that a member has the QoS 2 record, for the next progress record."""
-        if self.assigned is None:
-            self.assigned = set()
-        if len(self.assigned) < ASSIGNED_MAX:
-            self.assigned.add((partition, offset))
-            self.assigned_changes.append((partition, offset))
-
-
 class Route:
     """The receivers of a topic. They are valid while `version` equals NodeState.route_version."""
 
@@ -314,7 +103,7 @@ class NodeState:
         self.config = config
         self.journal = journal
         self.memory = config.memory_durability
-        self.cluster: ClusterPort | None = None
+        self.cluster: ClusterPort = SingleNode(self)
         # Called with a filter, and True when a client's session subscribes, False when it stops.
         self.watch_interest: Callable[[str, bool], None] | None = None
         # Called with the empty message by which a client here removed a retained one.
@@ -337,7 +126,7 @@ class NodeState:
         self.subscriptions = SubscriptionTrie()
         self.subscription_count = 0
         self.groups: dict[str, Group] = {}
-        self.retained = RetainedTrie(retained_size)
+        self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
         # Topics whose retained message is ahead of the log, with the offset of its record, or the
         # next one if it has none. A record with a lower offset that commits later must not replace
         # it. See completion.retain_at_once.
@@ -441,6 +230,12 @@ class NodeState:
             heapq.heapify(self.timers)
             self.timers_cancelled = 0
 
+    def arm_progress(self, wait_s: float) -> None:
+        """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
+        if not self.progress_armed:
+            self.progress_armed = True
+            self.arm(self.now + wait_s, PROGRESS, None)
+
     def start_work(self, work: Work) -> None:
         """Queue the job. It runs in slices from the next pass of the timers on."""
         if not work.is_queued:
@@ -481,37 +276,20 @@ class NodeState:
         self.effects.append(Note(level, event, fields))
 
     def append(self, record: Record) -> int:
-        """Append a record as Journal.append does. In a cluster the result is -1."""
+        """Append a record. Returns its offset, or -1 in a cluster."""
         self.appended += 1
-        if self.cluster is None:
-            return self.journal.append(record)
-        self.cluster.append(record)
-        return -1
+        return self.cluster.append(record)
 
     def publish(self, record: Record, promise: Promise) -> None:
         """Append a record, and release the promise once it is committed. A single node releases
         promises in call order, a cluster those of one connection."""
         self.appended += 1
-        if self.cluster is None:
-            self.journal.append(record)
-            self.promise(promise)
-        else:
-            self.cluster.publish(record, promise)
+        self.cluster.publish(record, promise)
 
     def promise(self, promise: Promise) -> None:
         """Release a promise that has no record of its own, behind the earlier ones. On a single
         node all records so far must be committed first."""
-        if self.cluster is not None:
-            self.cluster.promise(promise)
-            return
-        if self.memory:
-            promise.release(self)
-            return
-        promise.after = self.journal.sequence
-        if not self.promises and promise.after <= self.journal.committed_sequence:
-            promise.release(self)
-        else:
-            self.promises.append(promise)
+        self.cluster.promise(promise)
 
     def release_committed(self) -> None:
         """Release the promises of committed records, after the committed sequence has grown."""
@@ -522,11 +300,7 @@ class NodeState:
 
     def is_congested(self, part: int = 1) -> bool:
         """Whether more than `1 / part` of the allowed bytes is pending."""
-        limit = self.config.pending_bytes_max // part
-        if self.cluster is not None:
-            return self.promise_bytes > limit or self.cluster.is_congested(part)
-        promised = len(self.promises) * PROMISE_BYTES + self.promise_bytes
-        return self.journal.pending_bytes + promised > limit
+        return self.cluster.is_congested(part)
 
     def pause_input(self, connection: Connection) -> None:
         """Stop reading from a client because the journal is behind. Every appended packet counts:

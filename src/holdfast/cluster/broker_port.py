@@ -1,18 +1,19 @@
 """The port through which the broker's core uses its cluster.
 
-It passes each call to the part of the cluster node that does it; see `broker.state.ClusterPort`.
+It passes each call to the part of the cluster node that does it; see `broker.cluster_port`.
 """
 
 from typing import Final
 
+from holdfast.broker.cluster_port import ClusterPort
+from holdfast.broker.connections.connect import AcceptedConnect
 from holdfast.broker.promise import Promise
+from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight, Session, Subscription
-from holdfast.broker.state import ClusterPort, Group
+from holdfast.broker.session.session import Session, Subscription
 from holdfast.cluster.parts import Parts
 from holdfast.cluster.publish.forwarding import PENDING_BYTES_MAX
-from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
 UNAVAILABLE_S: Final = 2.0
@@ -20,7 +21,7 @@ UNAVAILABLE_S: Final = 2.0
 
 
 class BrokerPort(ClusterPort):
-    """The cluster side of `broker.state.ClusterPort`. It has no state of its own."""
+    """The cluster side of `ClusterPort`. It has no state of its own."""
 
     def __init__(self, parts: Parts) -> None:
         self._state = parts.state
@@ -31,11 +32,11 @@ class BrokerPort(ClusterPort):
         self._images = parts.images
         self._retained_updates = parts.retained_updates
         self._opener = parts.opener
-        self._shares = parts.groups.shares
-        self._coordinator = parts.groups.coordinator
+        self.groups = parts.groups
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record) -> int:
         self._forwarding.append(record)
+        return -1
 
     def publish(self, record: Record, promise: Promise) -> None:
         self._forwarding.publish(record, promise)
@@ -43,32 +44,37 @@ class BrokerPort(ClusterPort):
     def promise(self, promise: Promise) -> None:
         self._promises.add(promise)
 
-    def await_groups(self, promise: Promise, session: Session, entry: Inflight) -> None:
-        self._shares.wait(session, entry, promise)
-
     def promise_interest(self, promise: Promise) -> None:
         self._interest.promise(promise)
 
-    def refusal(self, partition: int) -> int:
+    def refusal(self, connection: Connection, record: Record) -> str:
         now = self._state.now
-        if now > self._fabric.majority_at + UNAVAILABLE_S and not self._fabric.has_majority(now):
-            return reasons.QUOTA_EXCEEDED
-        return 0
+        if connection.refusals_due:
+            # An earlier message was refused and may be sent again. Storing this one first would
+            # change the order.
+            text = "an earlier message was refused: send that first"
+        elif now > self._fabric.majority_at + UNAVAILABLE_S and not self._fabric.has_majority(now):
+            text = "this node reaches no majority of the cluster"
+        else:
+            return ""
+        self._state.stats.refused_unavailable += 1
+        note_refused(self._state, connection, record)
+        return text
 
     def is_congested(self, part: int) -> bool:
+        limit = self._state.config.pending_bytes_max // part
         return (
-            self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
-            or self._fabric.journal.pending_bytes > self._state.config.pending_bytes_max // part
+            self._state.promise_bytes > limit
+            or self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
+            or self._fabric.journal.pending_bytes > limit
         )
 
-    def recorded_sessions(self) -> int:
-        return len(self._images.state.sessions)
+    def has_room(self, client_id: str) -> bool:
+        recorded = self._images.state.sessions
+        count = max(self._state.client_sessions(), len(recorded))
+        return client_id in recorded or count < self._state.config.sessions_max
 
-    def has_recorded(self, client_id: str) -> bool:
-        return client_id in self._images.state.sessions
-
-    def spread(self, message: object, topic: str) -> None:
-        assert isinstance(message, Message)
+    def spread(self, message: Message, topic: str) -> None:
         self._interest.spread(message, topic)
         if message.retain:
             self._retained_updates.delivered(topic, message)
@@ -76,7 +82,9 @@ class BrokerPort(ClusterPort):
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         self._retained_updates.wanted(subscriptions)
 
-    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+    def open_session(
+        self, connection: Connection, client_id: str, opening: AcceptedConnect
+    ) -> None:
         self._opener.open_session(connection, client_id, opening)
 
     def session_detached(self, session: Session) -> None:
@@ -87,24 +95,3 @@ class BrokerPort(ClusterPort):
 
     def unsubscribed(self, filter: str) -> None:
         self._interest.unsubscribed(filter)
-
-    def group_changed(self, group: Group) -> None:
-        self._shares.changed(group)
-
-    def group_record(self, group: Group, message: object) -> None:
-        assert isinstance(message, Message)
-        self._coordinator.record(group, message)
-
-    def group_read(
-        self, group: Group, records: list[Record], positions: list[int], done: bool
-    ) -> None:
-        self._coordinator.handle_read(group, records, positions, done)
-
-    def group_finished(self, group: Group, partition: int, offset: int) -> None:
-        self._shares.finished(group.key, (partition, offset))
-
-    def group_denied(self, group: Group, partition: int, offset: int) -> None:
-        self._shares.denied(group.key, (partition, offset))
-
-    def move_record(self, group: Group, session: Session, partition: int, offset: int) -> None:
-        self._shares.kept(group.key, session, (partition, offset))

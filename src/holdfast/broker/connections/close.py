@@ -120,13 +120,13 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
     connection.state = CLOSED
     connection.close(state.dirty)
     session = connection.session
-    if not isinstance(session, Session) or session.connection is not connection:
+    if session is None or session.connection is not connection:
         return
     session.connection = None
     connection.session = None
     session.disconnected_us = state.wall_us
     _release_cursor(state, session)
-    if state.cluster is not None:
+    if not state.cluster.is_single:
         # The leader of the session's home partition publishes its will, and ends it on expiry 0.
         log_progress(state)
         if session.expiry_s > 0 or session.will is not None:
@@ -243,7 +243,7 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
     """Forget a session without a connection. `in_slices`: a long removal continues as Work."""
     if state.sessions.get(session.client_id) is session:
         del state.sessions[session.client_id]
-        if state.cluster is None and (session.recorded or session.epoch > 1):
+        if state.cluster.is_single and (session.recorded or session.epoch > 1):
             state.note_ended(session)
     state.cancel(session.expiry_timer)
     state.cancel(session.will_timer)

@@ -122,7 +122,7 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
         refuse(state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         return
     packet = connection.connect
-    assert isinstance(packet, Connect)
+    assert packet is not None
     connection.username = packet.username
     open_session(state, connection)
     state.effects.append(ResumeInput(connection))
@@ -247,7 +247,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     refused could still close the connection of the session's client.
     """
     packet = connection.connect
-    assert isinstance(packet, Connect)
+    assert packet is not None
     answer: Properties = {} if extra is None else dict(extra)
     client_id = packet.client_id
     if not client_id:
@@ -293,7 +293,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     if session is not None and not may_open(state, session, connection):
         refuse_other_user(state, connection)
         return
-    if session is None and not connection.is_internal and not _has_room(state, client_id):
+    if session is None and not connection.is_internal and not state.cluster.has_room(client_id):
         state.stats.refused_quota += 1
         text = f"there are {state.config.sessions_max} sessions, which is the limit"
         refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
@@ -301,7 +301,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     if session is not None and session.connection is not None:
         take_over(state, session)
         session = state.sessions.get(client_id)
-    if state.cluster is not None:
+    if not state.cluster.is_single:
         connection.state = OPENING
         connection.input_paused = True
         state.cluster.open_session(connection, client_id, AcceptedConnect(packet, expiry_s, answer))
@@ -340,17 +340,6 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         )
     else:
         promise.release(state)
-
-
-def _has_room(state: NodeState, client_id: str) -> bool:
-    """Whether one more session is allowed. In a cluster every node counts the sessions that outlive
-    their connections, and its own of the others."""
-    count = state.client_sessions()
-    if state.cluster is not None:
-        if state.cluster.has_recorded(client_id):
-            return True
-        count = max(count, state.cluster.recorded_sessions())
-    return count < state.config.sessions_max
 
 
 def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:

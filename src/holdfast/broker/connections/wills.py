@@ -45,7 +45,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         properties=will.properties,
         payload=will.payload,
     )
-    if state.cluster is None:
+    if state.cluster.is_single:
         state.publish(record, PublishPromise(record, route, None, 0, False))
     else:
         state.append(record)
@@ -65,8 +65,7 @@ def _publish_qos0(
         session.key,
     )
     deliver(state, route, message)
-    if state.cluster is not None:
-        state.cluster.spread(message, route.topic)
+    state.cluster.spread(message, route.topic)
     if route.logged or message.retain:
         log_qos0(state, message, route)
     _log_done(state, session)

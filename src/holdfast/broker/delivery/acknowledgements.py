@@ -10,7 +10,7 @@ from holdfast.broker.delivery.log_replay import (
 from holdfast.broker.delivery.retained import continue_scans
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Inflight, Session
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import PUBREL
@@ -78,7 +78,7 @@ def proceed(state: NodeState, session: Session) -> None:
     while blocked and can_send(state, session):
         member, _ = blocked.popitem(last=False)
         group = member.group
-        assert isinstance(group, Group)
+        assert group is not None
         group.unblock(member)
         feed_group(state, group, member)
     if not blocked:

@@ -11,13 +11,13 @@ from typing import Final
 
 from holdfast.broker.effects import FetchInflight
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import log_changes, note_group_progress, note_progress
+from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import has_rules, may_any_read, may_read
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import GroupMember, Inflight, Session, Subscription
-from holdfast.broker.state import Group, NodeState, Route
+from holdfast.broker.session.session import Group, GroupMember, Inflight, Session, Subscription
+from holdfast.broker.state import NodeState, Route
 
 READ_BYTES_MAX: Final = 1 << 20
 """The most bytes of one read of the log, or of one fetch. A single record may exceed it."""
@@ -250,7 +250,7 @@ def send_inflight(
     session.inflight[packet_id] = entry
     if session.expiry_s > 0:
         note_progress(state, session)
-        if group is None or qos == 2 or state.cluster is None:
+        if group is None or qos == 2 or state.cluster.is_single:
             session.note_change(packet_id, entry)
         # Otherwise the group's position stays below the record until it is finished. After a crash
         # the group assigns the record again.
@@ -271,10 +271,8 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
     if session.unsent is not None and packet_id in session.unsent:
         session.unsent.remove(packet_id)
     if entry.group is not None:
-        assert isinstance(entry.group, Group)
-        note_group_progress(state, entry.group)
-        if state.cluster is not None:
-            state.cluster.group_finished(entry.group, entry.partition, entry.offset)
+        state.cluster.groups.moved(entry.group)
+        state.cluster.groups.finished(entry.group, entry.partition, entry.offset)
     if session.replaying and not entry.is_retained and not entry.group_tag:
         session.note_done(entry.partition, entry.offset)
     if session.expiry_s > 0:
@@ -367,10 +365,10 @@ def note_room(group: Group, member: GroupMember) -> None:
 
 
 def _deliver_to_group(state: NodeState, group: Group, message: Message) -> None:
-    if state.cluster is not None:
+    if not state.cluster.is_single:
         # At QoS 0 the publisher's node selects the node that delivers.
-        if message.qos and group.coordination is not None:
-            state.cluster.group_record(group, message)
+        if message.qos and group.is_coordinating:
+            state.cluster.groups.record(group, message)
         return
     if message.qos == 0:
         send_group_qos0(state, group, message)
@@ -416,10 +414,10 @@ def send_to_member(
     """Send a record of the group to one of its members."""
     session = subscription.session
     qos = min(message.qos, subscription.qos)
-    note_group_progress(state, group)
+    state.cluster.groups.moved(group)
     if qos == 0:
         send_qos0(state, subscription, message)
-        _finish_for_group(state, group, message)
+        state.cluster.groups.finished(group, message.partition, message.offset)
         return
     is_sent = send_inflight(
         state,
@@ -432,19 +430,12 @@ def send_to_member(
         group,
     )
     if not is_sent:
-        _finish_for_group(state, group, message)
-
-
-def _finish_for_group(state: NodeState, group: Group, message: Message) -> None:
-    """Report to the cluster that the group has finished with the record."""
-    if state.cluster is not None:
-        state.cluster.group_finished(group, message.partition, message.offset)
+        state.cluster.groups.finished(group, message.partition, message.offset)
 
 
 def pump_group(state: NodeState, group: Group) -> None:
     """Send returned records, then the outbox. So the group keeps its order unless members leave."""
-    if state.cluster is not None:
-        state.cluster.group_changed(group)
+    state.cluster.groups.changed(group)
     while group.returned or group.outbox:
         message: Message
         if group.returned:
@@ -455,7 +446,6 @@ def pump_group(state: NodeState, group: Group) -> None:
                     return
                 message = head.message
             else:
-                assert isinstance(head, Message)
                 message = head
         else:
             assert group.outbox is not None
@@ -471,7 +461,7 @@ def pump_group(state: NodeState, group: Group) -> None:
             continue
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
-            _finish_for_group(state, group, message)
+            state.cluster.groups.finished(group, message.partition, message.offset)
             continue
         send_to_member(state, group, member, message)
 
@@ -485,22 +475,13 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
     if not has_rules(state) or not group.ready:
         return False
     if not may_any_read(state, group, message.topic):
-        _drop_unreadable(state, group, message)
+        state.cluster.groups.denied(group, message.partition, message.offset)
     elif has_room(state, group.deferred_count, group.deferred_bytes):
         group.defer(message)
     else:
         return False
-    note_group_progress(state, group)
+    state.cluster.groups.moved(group)
     return True
-
-
-def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
-    """Count a message that no member may read, or report it to the coordinator."""
-    if state.cluster is not None:
-        # Members of other nodes may read it.
-        state.cluster.group_denied(group, message.partition, message.offset)
-    else:
-        state.stats.dropped_unreadable += 1
 
 
 def send_deferred(state: NodeState, group: Group, member: GroupMember) -> None:
@@ -517,7 +498,7 @@ def send_deferred(state: NodeState, group: Group, member: GroupMember) -> None:
             message = group.pop_deferred(topic)
             if message.is_expired(state.wall_us):
                 state.stats.dropped_expired += 1
-                _finish_for_group(state, group, message)
+                state.cluster.groups.finished(group, message.partition, message.offset)
             else:
                 send_to_member(state, group, member, message)
 
@@ -528,8 +509,9 @@ def drop_deferred(state: NodeState, group: Group) -> None:
         if may_any_read(state, group, topic):
             continue
         while topic in group.deferred:
-            _drop_unreadable(state, group, group.pop_deferred(topic))
-        note_group_progress(state, group)
+            message = group.pop_deferred(topic)
+            state.cluster.groups.denied(group, message.partition, message.offset)
+        state.cluster.groups.moved(group)
 
 
 def _fetch_returned(state: NodeState, group: Group) -> None:

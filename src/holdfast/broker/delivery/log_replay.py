@@ -17,15 +17,22 @@ from holdfast.broker.delivery.delivery import (
 )
 from holdfast.broker.effects import FetchInflight, ReadLog
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import log_changes, note_group_progress, note_progress
+from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import may_read
 from holdfast.broker.routing import subscription_at, subscriptions_of
 from holdfast.broker.session.audience import decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import RECEIVED, GroupMember, Inflight, Session, Subscription
-from holdfast.broker.state import STEPS_AT_ONCE, Group, NodeState, Work
+from holdfast.broker.session.session import (
+    RECEIVED,
+    Group,
+    GroupMember,
+    Inflight,
+    Session,
+    Subscription,
+)
+from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import PUBREL
@@ -181,9 +188,8 @@ def handle_read(
         if work.has_more:
             state.start_work(work)
         return
-    assert isinstance(reader, Group)
-    if state.cluster is not None:
-        state.cluster.group_read(reader, records, positions, done)
+    if not state.cluster.is_single:
+        state.cluster.groups.handle_read(reader, records, positions, done)
         return
     for record in records:
         message = message_of(record)
@@ -193,18 +199,15 @@ def handle_read(
         if message.qos > 0 and (audience is None or reader.key in audience.groups):
             _queue(reader, Delivery(message, message.qos, message.retain, ()))
     reader.finish_read(positions, done)
-    note_group_progress(state, reader)
+    state.cluster.groups.moved(reader)
     pump_group(state, reader)
     if not reader.tailing:
         continue_reading(state, reader)
 
 
-def reader_name(reader: object) -> str:
+def reader_name(reader: Session | Group) -> str:
     """The client id or group key, for log lines."""
-    if isinstance(reader, Session):
-        return reader.client_id
-    assert isinstance(reader, Group)
-    return reader.key
+    return reader.client_id if isinstance(reader, Session) else reader.key
 
 
 class QueueRead(Work):
@@ -350,8 +353,8 @@ def _pubrel_promise(
     message. With neither in the log, another member would receive it.
     """
     promise = PubrelPromise(connection, packet_id)
-    if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
-        state.cluster.await_groups(promise, session, entry)
+    if entry.group_tag and session.expiry_s > 0:
+        state.cluster.groups.await_finish(promise, session, entry)
     return promise
 
 
@@ -364,7 +367,6 @@ def handle_fetched(
     if isinstance(reader, Group):
         _handle_returned(state, reader, effect, found)
         return
-    assert isinstance(reader, Session)
     if reader.connection is not effect.connection or not reader.resuming:
         return
     reader.resuming = False
@@ -392,7 +394,7 @@ def handle_fetched(
 def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
     """The retained message of the entry, which may outlive its record."""
     message = state.retained.get(entry.topic.decode())
-    if not isinstance(message, Message):
+    if message is None:
         return None
     is_it = message.partition == entry.partition and message.offset == entry.offset
     return message if is_it else None
@@ -429,7 +431,6 @@ def _return_to_group(
     topic = message.topic.decode()
     if not by_tag:
         for each in session.groups:
-            assert isinstance(each, Group)
             by_tag.setdefault(each.tag, []).append(each)
     for group in by_tag.get(entry.group_tag, ()):
         if matches(group.filter, topic):
@@ -445,12 +446,8 @@ def await_pubcomp(
     entry.state = RECEIVED
     entry.message = None
     group = entry.group
-    if isinstance(group, Group):
-        if state.cluster is not None:
-            state.cluster.group_finished(group, entry.partition, entry.offset)
-        else:
-            group.note_assigned(entry.partition, entry.offset)
-            note_group_progress(state, group)
+    if group is not None:
+        state.cluster.groups.received(group, entry)
     entry.group = None
     # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
     promise = _pubrel_promise(state, connection, session, packet_id, entry)
@@ -519,8 +516,7 @@ def _handle_returned(
         elif entry in group.returned:
             state.stats.dropped_lost += 1
             group.returned.remove(entry)
-            if state.cluster is not None:
-                state.cluster.group_finished(group, entry.partition, entry.offset)
+            state.cluster.groups.finished(group, entry.partition, entry.offset)
     pump_group(state, group)
 
 

@@ -21,7 +21,7 @@ PAGE = 100
 class Scan:
     """The retained messages that are still to be sent for one subscription."""
 
-    def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
+    def __init__(self, subscription: Subscription, scan: RetainedScan[Message]) -> None:
         self.subscription = subscription
         self.scan = scan
         self.page: deque[Message] = deque()
@@ -41,7 +41,7 @@ class SessionScans(Work):
         self.by_filter: dict[str, Scan] = {}
         self.order: deque[Scan] = deque()
 
-    def add(self, subscription: Subscription, scan: RetainedScan) -> Scan:
+    def add(self, subscription: Subscription, scan: RetainedScan[Message]) -> Scan:
         """Start the scan of a subscription, or restart the one of its filter."""
         filter = subscription.filter
         found = self.by_filter.get(filter)
@@ -73,7 +73,6 @@ class SessionScans(Work):
                 self.has_more = True
                 return done
             for _, entry in scan.scan.next(PAGE, steps - done):
-                assert isinstance(entry, Message)
                 done += 1
                 scan.page.append(entry)
             done += scan.scan.visits

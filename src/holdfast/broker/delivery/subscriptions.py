@@ -13,11 +13,11 @@ from holdfast.broker.recovery.state_records import (
     changed_positions,
     group_positions,
     is_durable_group,
-    note_group_progress,
     publish_state,
 )
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import (
+    Group,
     GroupMember,
     Inflight,
     Session,
@@ -25,7 +25,7 @@ from holdfast.broker.session.session import (
     new_subscription,
 )
 from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import ProtocolViolation
@@ -70,7 +70,7 @@ class SubscribePromise(Promise):
             # In a cluster this node has released the session; the subscriptions are in the
             # replicated state. A session that ended meanwhile has no subscriptions: SUBSCRIBE and a
             # DISCONNECT with session expiry 0 may arrive in one segment.
-            if state.cluster is None and state.sessions.get(session.client_id) is session:
+            if state.cluster.is_single and state.sessions.get(session.client_id) is session:
                 for subscription in self.accepted:
                     add_subscription(state, subscription)
             return
@@ -89,10 +89,7 @@ class SubscribePromise(Promise):
             if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
         suback = SubackPromise(connection, session, self.packet, self.accepted, self.codes, scans)
-        if state.cluster is not None:
-            state.cluster.promise_interest(suback)
-        else:
-            suback.release(state)
+        state.cluster.promise_interest(suback)
 
 
 class SubackPromise(Promise):
@@ -128,11 +125,10 @@ class SubackPromise(Promise):
             start_scan(state, session, subscription)
         if self.scans:
             continue_scans(state, session)
-            if state.cluster is not None:
-                state.cluster.request_retained(self.scans)
+            state.cluster.request_retained(self.scans)
         for subscription in self.accepted:
             group = subscription.group
-            if isinstance(group, Group) and isinstance(subscription, GroupMember):
+            if group is not None and isinstance(subscription, GroupMember):
                 feed_group(state, group, subscription if subscription.slot >= 0 else None)
 
 
@@ -210,7 +206,7 @@ def handle_subscribe(
         return
     for subscription in accepted:
         # In a cluster the group's coordinator logs the group's positions.
-        if is_shared(subscription.filter) and state.cluster is None:
+        if is_shared(subscription.filter) and state.cluster.is_single:
             _record_group(state, subscription.filter)
     promise.size_bytes = _size_of([each.filter for each in accepted])
     state.promise_bytes += promise.size_bytes
@@ -330,10 +326,9 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
             state.watch_interest(filter, True)
     if old is None:
         session.filter_bytes += _bytes_of(filter)
+        state.cluster.subscribed(filter)
     session.subscriptions[filter] = subscription
     state.interests.pop(session, None)
-    if state.cluster is not None and old is None:
-        state.cluster.subscribed(filter)
     if not is_shared(filter):
         state.subscriptions.add(filter, session, subscription)
         state.change_routes(filter)
@@ -358,7 +353,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
     session.groups[group] = subscription
     if session.connection is not None:
         group.attach(subscription)
-    note_group_progress(state, group)
+    state.cluster.groups.moved(group)
 
 
 def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
@@ -372,10 +367,9 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         state.subscription_count -= 1
         if state.watch_interest is not None:
             state.watch_interest(filter, False)
-    if state.cluster is not None:
-        state.cluster.unsubscribed(filter)
+    state.cluster.unsubscribed(filter)
     group = subscription.group
-    if not isinstance(group, Group):
+    if group is None:
         state.subscriptions.remove(filter, session)
         state.change_routes(filter)
         return True
@@ -392,8 +386,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         state.subscriptions.remove(group.filter, group)
         state.change_routes(group.filter)
         del state.groups[group.key]
-    if state.cluster is not None:
-        state.cluster.group_changed(group)
+    state.cluster.groups.changed(group)
     return True
 
 
@@ -403,7 +396,7 @@ def _detach(group: Group, member: GroupMember) -> None:
         member.session.blocked.pop(member, None)
 
 
-def leave_groups(state: NodeState, session: Session, groups: Collection[object]) -> None:
+def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) -> None:
     """Detach a session from these groups of its own, because it unsubscribes or disconnects.
 
     Its unacknowledged QoS 1 records return to their groups, ahead of the queue. QoS 2 ones must
@@ -416,7 +409,6 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
     blocked = session.blocked
     idle: list[Group] = []
     for each in groups:
-        assert isinstance(each, Group)
         member = own[each]
         each.detach(member)
         if blocked is not None:
@@ -426,20 +418,19 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
     returned: dict[Group, list[Inflight]] = {}
     for packet_id, entry in list(session.inflight.items()):
         group = entry.group
-        if not isinstance(group, Group) or group not in groups:
+        if group is None or group not in groups:
             continue
         if entry.qos == 1:
             del session.inflight[packet_id]
             if session.is_durable():
                 session.note_change(packet_id, None)
             returned.setdefault(group, []).append(entry)
-        elif state.cluster is not None:
-            entry.group = None
-            state.cluster.move_record(group, session, entry.partition, entry.offset)
+        else:
+            state.cluster.groups.move_record(group, session, entry)
     for group, entries in returned.items():
         # In the order they were sent.
         group.returned.extendleft(reversed(entries))
-        note_group_progress(state, group)
+        state.cluster.groups.moved(group)
         feed_group(state, group, None)
     for group in idle:
         # No member is connected: the memory is freed, and the log keeps the records.
@@ -460,7 +451,7 @@ class UnsubscribePromise(Promise):
         state.promise_bytes -= self.size_bytes
         codes: list[int] = []
         session = self.session
-        left: dict[object, None] = {}
+        left: dict[Group, None] = {}
         for filter in self.packet.filters:
             subscription = session.subscriptions.get(filter)
             if subscription is not None and subscription.group is not None:

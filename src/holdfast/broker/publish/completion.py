@@ -10,7 +10,7 @@ from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.connection import CLOSED, Connection
 from holdfast.broker.session.message import Message, retained_size
-from holdfast.broker.session.session import FEDERATION, Session
+from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack, encode_within
@@ -91,7 +91,7 @@ class PublishPromise(Promise):
         assert connection is not None
         session = connection.session
         packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
-        if packet_type == PUBREC and isinstance(session, Session) and session.inbound is not None:
+        if packet_type == PUBREC and session is not None and session.inbound is not None:
             session.inbound.pop(self.packet_id, None)
         state.stats.refused_unavailable += 1
         if reason == reasons.QUOTA_EXCEEDED:

@@ -18,7 +18,6 @@ from holdfast.broker.publish.producer_dedup import (
     STORE,
     Sequencer,
     admit,
-    note_refused,
     read_sequence,
     sequencer_of,
 )
@@ -143,7 +142,7 @@ def _is_replied(
     if at < 0:
         return False
     sequencer = sequencer_of(connection)
-    if state.cluster is None:
+    if state.cluster.is_single:
         outcome = admit(state, connection, sequencer, record.partition, publish, at)
     else:
         outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
@@ -168,21 +167,7 @@ def _store(
 ) -> None:
     """Append the record and promise its acknowledgement, or refuse the message. A cluster sends the
     record to its leader. Delivery and the retained update follow when it comes back committed."""
-    text = ""
-    if state.cluster is None:
-        if state.disk_full:
-            state.stats.refused_disk_full += 1
-            text = "the broker's disk is full"
-    else:
-        if connection.refusals_due:
-            # An earlier message was refused and may be sent again. Storing this one first would
-            # change the order.
-            text = "an earlier message was refused: send that first"
-        elif state.cluster.refusal(record.partition):
-            text = "this node reaches no majority of the cluster"
-        if text:
-            state.stats.refused_unavailable += 1
-            note_refused(state, connection, record)
+    text = state.cluster.refusal(connection, record)
     if text:
         _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
         return
@@ -190,7 +175,7 @@ def _store(
     if publish.qos == 2:
         _note_inbound(session, publish.packet_id, record.partition)
         is_repeated = publish.dup
-    here = route if state.cluster is None else None
+    here = route if state.cluster.is_single else None
     promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
     state.publish(record, promise)
 
@@ -218,12 +203,11 @@ def _publish_qos0(
     if reader.first == 0x30 and not publish.properties and not publish.topic_alias:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
-    if state.cluster is not None:
-        state.cluster.spread(message, route.topic)
+    state.cluster.spread(message, route.topic)
     if route.logged or publish.retain:
         if not state.disk_full:
             log_qos0(state, message, route)
-        elif publish.retain and state.cluster is None:
+        elif publish.retain and state.cluster.is_single:
             retain_at_once(state, route, message, None)
 
 
@@ -241,7 +225,7 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
         properties=message.properties,
         payload=message.payload,
     )
-    if message.retain and state.cluster is None:
+    if message.retain and state.cluster.is_single:
         retain_at_once(state, route, message, record)
     else:
         message.offset = state.append(record)
@@ -297,7 +281,7 @@ def _refuse(
         state.stats.authorizations_denied += 1
     if publish.qos == 0:
         return
-    is_repeated = state.cluster is not None and publish.qos == 2 and publish.dup
+    is_repeated = not state.cluster.is_single and publish.qos == 2 and publish.dup
     if is_repeated and reason == reasons.QUOTA_EXCEEDED:
         # See PublishPromise.
         raise ProtocolViolation(reason, f"the message could not be stored: {text}")
@@ -370,7 +354,7 @@ def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) ->
     if retain:
         state.retained.set(route.topic, message)
     deliver(state, route, message)
-    if state.cluster is not None:
+    if not state.cluster.is_single:
         # Each node publishes its own $SYS topics to its own clients.
         for group in route.groups:
             send_group_qos0(state, group, message)

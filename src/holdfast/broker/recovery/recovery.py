@@ -21,17 +21,23 @@ from holdfast.broker.publish.completion import set_retained
 from holdfast.broker.recovery.state_records import (
     group_positions,
     is_durable_group,
+    retained_entry,
     will_fields,
     will_from,
 )
 from holdfast.broker.rights import forget
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import NEVER_EXPIRES, Inflight, Session, new_subscription
+from holdfast.broker.session.session import (
+    NEVER_EXPIRES,
+    Group,
+    Inflight,
+    Session,
+    new_subscription,
+)
 from holdfast.broker.session.state import ENTRIES_MAX, CursorState, decode_cursor, encode_cursor
-from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
+from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
 from holdfast.storage import record as log_record
-from holdfast.storage.record import Batch, BatchBuilder, Record
+from holdfast.storage.record import Batch, Record
 
 EARLY_MAX = 10_000
 """The most clients with packet ids of sessions not opened yet: more than a write group has."""
@@ -560,7 +566,6 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
     scan = state.retained.scan_all()
     while not scan.done:
         for topic, message in scan.next(100):
-            assert isinstance(message, Message)
             if message.partition >= 0 and state.retained.get(topic) is message:
                 yield SNAPSHOT_RETAINED, retained_entry(message)
 
@@ -598,21 +603,3 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
     if session.will is not None:
         fields["will"] = will_fields(session.will)
     return fields
-
-
-def retained_entry(message: Message) -> bytes:
-    """The content of a SNAPSHOT_RETAINED entry."""
-    builder = BatchBuilder(message.partition, message.offset)
-    builder.add(
-        Record(
-            builder.partition,
-            log_record.MESSAGE,
-            flags=message.qos | log_record.FLAG_RETAIN,
-            timestamp_us=message.timestamp_us,
-            topic=message.topic,
-            client_id=message.publisher,
-            properties=message.properties,
-            payload=message.payload,
-        )
-    )
-    return builder.build(0)

@@ -5,12 +5,13 @@ import json
 from typing import Final
 
 from holdfast.broker.promise import Promise
-from holdfast.broker.session.session import SENT, Inflight, Session, Will
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import SENT, Group, Inflight, Session, Will
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
-from holdfast.broker.state import PROGRESS, Group, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.storage import record as log_record
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
+from holdfast.storage.record import BatchBuilder, Record
 
 
 def will_fields(will: Will) -> dict[str, object]:
@@ -78,14 +79,11 @@ def group_positions(state: NodeState, group: Group) -> list[int]:
     """The group's first unfinished offset per partition: of waiting and returned records, and of
     those inflight at members whose own state would not survive a crash."""
     positions = group.resume_positions(state.delivered)
-    waiting: list[object] = list(group.returned)
+    waiting: list[Message | Inflight] = list(group.returned)
     for messages in group.deferred.values():
         waiting.extend(messages)
     for message in waiting:
-        # Message or Inflight; deque[object] keeps state.py free of the latter.
-        partition = message.partition  # type: ignore[attr-defined]
-        offset = message.offset  # type: ignore[attr-defined]
-        positions[partition] = min(positions[partition], offset)
+        positions[message.partition] = min(positions[message.partition], message.offset)
     for session in group.members:
         if session.expiry_s > 0:
             continue
@@ -127,7 +125,7 @@ def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
         if session.progress_due:
             _log_session(state, session)
     if groups or sessions:
-        arm_progress(state, 0.0)
+        state.arm_progress(0.0)
 
 
 def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> None:
@@ -158,7 +156,6 @@ def _log_session(state: NodeState, session: Session) -> None:
     if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
         return
     for group in session.groups or ():
-        assert isinstance(group, Group)
         if group.progress_due:
             _log_group(state, group, lower_only=True)
     positions = session.resume_positions(state.delivered)
@@ -181,24 +178,7 @@ def note_progress(state: NodeState, session: Session) -> None:
     if not session.progress_due:
         session.progress_due = True
         state.sessions_in_progress.append(session)
-        arm_progress(state, state.config.progress_interval_s)
-
-
-def note_group_progress(state: NodeState, group: Group) -> None:
-    """Log the cursor of a group, which has moved. In a cluster its coordinator does that."""
-    if state.cluster is not None:
-        state.cluster.group_changed(group)
-    elif not group.progress_due:
-        group.progress_due = True
-        state.groups_in_progress.append(group)
-        arm_progress(state, state.config.progress_interval_s)
-
-
-def arm_progress(state: NodeState, wait_s: float) -> None:
-    """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
-    if not state.progress_armed:
-        state.progress_armed = True
-        state.arm(state.now + wait_s, PROGRESS, None)
+        state.arm_progress(state.config.progress_interval_s)
 
 
 def log_changes(state: NodeState, session: Session, promise: Promise) -> None:
@@ -292,3 +272,21 @@ def _state_record(state: NodeState, kind: int, key: bytes, payload: bytes, epoch
         sequence=epoch,
         payload=payload,
     )
+
+
+def retained_entry(message: Message) -> bytes:
+    """The content of a SNAPSHOT_RETAINED entry."""
+    builder = BatchBuilder(message.partition, message.offset)
+    builder.add(
+        Record(
+            builder.partition,
+            log_record.MESSAGE,
+            flags=message.qos | log_record.FLAG_RETAIN,
+            timestamp_us=message.timestamp_us,
+            topic=message.topic,
+            client_id=message.publisher,
+            properties=message.properties,
+            payload=message.payload,
+        )
+    )
+    return builder.build(0)

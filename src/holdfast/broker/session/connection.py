@@ -6,9 +6,13 @@ bounds it: above the limit QoS 0 messages are dropped for this receiver, and QoS
 the log.
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.packets import Connect
+
+if TYPE_CHECKING:
+    from holdfast.broker.session.session import Session
 
 NEW: Final = 0
 """The state before CONNECT: no other packet is accepted. [MQTT-3.1.0-1]"""
@@ -86,7 +90,7 @@ class Connection:
         self.transport: object | None = None
         self.state = NEW
         self.version = 4
-        self.session: object | None = None
+        self.session: Session | None = None
         self.client_id = ""
         # Another broker's bridge (MQTT 3): it gets RETAIN as published and not its own messages.
         self.is_bridge = False
@@ -122,7 +126,7 @@ class Connection:
         self.alias_out_max = 0
         self.problem_information = True
         # The CONNECT packet, until its session opens.
-        self.connect: object | None = None
+        self.connect: Connect | None = None
         # The Authenticator (security.enhanced_authentication) of an exchange, under way or
         # finished.
         self.authentication: Any = None

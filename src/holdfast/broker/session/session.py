@@ -11,6 +11,7 @@ Invariants
 
 from collections import OrderedDict, deque
 from typing import Final
+from zlib import crc32
 
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
@@ -27,6 +28,14 @@ RECEIVED: Final = 2
 PUBCOMP."""
 
 
+TAG_MIN: Final = 2
+"""The lowest tag of a shared group. 1 marks a retained message in the log, 0 neither."""
+TAGS: Final = 254
+
+ASSIGNED_MAX: Final = 10_000
+"""The most entries of Group.assigned. Beyond them a crash may deliver a message twice."""
+
+
 class Inflight:
     """An outbound QoS 1 or 2 message that is not finished. It has no payload: a resend, or another
     member of a shared group, reads the log at (partition, offset)."""
@@ -41,7 +50,7 @@ class Inflight:
         # The tag of the shared group that gave the record, or 0: see session.state.tag_of.
         self.group_tag = 0
         # The shared group that gave the record.
-        self.group: object | None = None
+        self.group: Group | None = None
         # The topic of a retained message, which may outlive its record.
         self.topic = b""
         # The message, from its fetch until it is sent again.
@@ -92,8 +101,8 @@ class Subscription:
         self.retain_handling = retain_handling
         self.subscription_ids: tuple[int, ...] = (subscription_id,) if subscription_id else ()
         self.start: list[int] | None = None
-        # The shared group (broker.state.Group) of a GroupMember.
-        self.group: object | None = None
+        # The shared group of a GroupMember.
+        self.group: Group | None = None
 
 
 class GroupMember(Subscription):
@@ -204,9 +213,9 @@ class Session(Cursor):
         self.expiry_timer: object | None = None
         # Retained messages still to be sent after SUBSCRIBE: broker.delivery.retained.SessionScans.
         self.retained_scans: object | None = None
-        # The session's shared groups (broker.state.Group). `blocked` are its memberships whose
+        # The session's shared groups. `blocked` are its memberships whose
         # group found it without room, in that order.
-        self.groups: dict[object, GroupMember] | None = None
+        self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
 
@@ -245,3 +254,122 @@ class Session(Cursor):
         if self.changes is None:
             self.changes = {}
         self.changes[packet_id] = entry
+
+
+def tag_of(group: str) -> int:
+    """The tag of a shared group, by its key. It distinguishes the groups of one session, with rare
+    collisions: after a failure, two groups with equal tags and matching topics may confuse their
+    records."""
+    return TAG_MIN + crc32(group.encode()) % TAGS
+
+
+class Group(Cursor):
+    """A shared subscription `$share/name/filter`: one cursor for all its members.
+
+    Invariant: a record is in exactly one of: the outbox or the log (not sent yet), `returned` (a
+    member left before acknowledging it), `deferred`, one member's inflight. Only a record that no
+    member may read, connected or not, is finished without being sent.
+    """
+
+    def __init__(self, name: str, filter: str) -> None:
+        super().__init__()
+        self.name = name
+        self.filter = filter
+        self.key = f"$share/{name}/{filter}"
+        self.tag = tag_of(self.key)
+        self.members: dict[Session, GroupMember] = {}
+        # The members with a connection. The first `ready` of them may have room for a message; the
+        # others have this group in their `blocked`. A member found without room is not checked
+        # again before it has some, so the search costs the same with ten members and with 10,000.
+        self.connected: list[GroupMember] = []
+        self.ready = 0
+        self.turn = 0
+        # Per partition, the offset from which it has records; None: it is older than this run.
+        self.start: list[int] | None = None
+        # An Inflight is that of the member; its record is to be fetched from the log.
+        self.returned: deque[Message | Inflight] = deque()
+        self.fetching = False
+        # By topic: records that wait for a member that may read them, while other records pass.
+        self.deferred: dict[bytes, deque[Message]] = {}
+        self.deferred_count = 0
+        self.deferred_bytes = 0
+        # Grows when a member joins, leaves or connects: rights in the group may have changed.
+        self.changes = 0
+        # By topic, as of `readable_at` changes: whether any member may read it, connected or not.
+        self.readable: dict[bytes, bool] = {}
+        self.readable_at = 0
+        # (partition, offset) of QoS 2 records that members have, at or above the group's logged
+        # position. After a restart no other member may get them. `assigned_changes`: the new ones.
+        self.assigned: set[tuple[int, int]] | None = None
+        self.assigned_changes: list[tuple[int, int]] = []
+        self.logged_positions: list[int] | None = None
+        self.progress_due = False
+        # In a cluster: this is the coordinator's group, the cursor for the members of all nodes.
+        # The records of a node's own group are assigned, and it never tails or reads.
+        self.is_coordinating = False
+
+    def defer(self, message: Message) -> None:
+        """Keep a message until a member that may read it is ready."""
+        self.deferred.setdefault(message.topic, deque()).append(message)
+        self.deferred_count += 1
+        self.deferred_bytes += len(message.payload) + 200
+
+    def pop_deferred(self, topic: bytes) -> Message:
+        """Remove and return the oldest message of a topic."""
+        messages = self.deferred[topic]
+        message = messages.popleft()
+        self.deferred_count -= 1
+        self.deferred_bytes -= len(message.payload) + 200
+        if not messages:
+            del self.deferred[topic]
+        return message
+
+    def attach(self, member: GroupMember) -> None:
+        """Add a member that has a connection to `connected`."""
+        if member.slot < 0:
+            member.slot = len(self.connected)
+            self.connected.append(member)
+            self.unblock(member)
+
+    def detach(self, member: GroupMember) -> None:
+        """Remove a member that leaves, or lost its connection, from `connected`."""
+        if member.slot < 0:
+            return
+        if len(self.connected) == 1:
+            self.connected.clear()
+            self.ready = 0
+            member.slot = -1
+            return
+        self.block(member)
+        last = self.connected.pop()
+        if last is not member:
+            self.connected[member.slot] = last
+            last.slot = member.slot
+        member.slot = -1
+
+    def block(self, member: GroupMember) -> None:
+        """Move a member without room behind the first `ready`."""
+        if member.slot < self.ready:
+            self.ready -= 1
+            self._swap(member, self.connected[self.ready])
+
+    def unblock(self, member: GroupMember) -> None:
+        """Move a member that has room among the first `ready`."""
+        if member.slot >= self.ready:
+            self._swap(member, self.connected[self.ready])
+            self.ready += 1
+
+    def _swap(self, one: GroupMember, other: GroupMember) -> None:
+        slot = one.slot
+        self.connected[other.slot] = one
+        self.connected[slot] = other
+        one.slot = other.slot
+        other.slot = slot
+
+    def note_assigned(self, partition: int, offset: int) -> None:
+        """Record that a member has the QoS 2 record, for the next progress record."""
+        if self.assigned is None:
+            self.assigned = set()
+        if len(self.assigned) < ASSIGNED_MAX:
+            self.assigned.add((partition, offset))
+            self.assigned_changes.append((partition, offset))

@@ -17,9 +17,8 @@ nothing.
 
 import struct
 from typing import Final
-from zlib import crc32
 
-from holdfast.broker.session.session import Inflight
+from holdfast.broker.session.session import TAG_MIN, Inflight
 
 _COUNTS: Final = struct.Struct("<HH")
 _POSITION: Final = struct.Struct("<HQ")
@@ -32,15 +31,6 @@ FREE: Final = 0
 DONE: Final = 3
 
 RETAINED: Final = 1
-TAG_MIN: Final = 2
-TAGS: Final = 254
-
-
-def tag_of(group: str) -> int:
-    """The tag of a shared group, by its key. It distinguishes the groups of one session, with rare
-    collisions: after a failure, two groups with equal tags and matching topics may confuse their
-    records."""
-    return TAG_MIN + crc32(group.encode()) % TAGS
 
 
 class CursorState:

@@ -49,7 +49,7 @@ class RetainedUpdates:
         self._state = state
         # By topic, ordered by delivery; the newest is the last.
         self._updates: OrderedDict[str, Update] = OrderedDict()
-        self._topics = RetainedTrie()
+        self._topics: RetainedTrie[Update] = RetainedTrie()
 
     def __len__(self) -> int:
         """Returns the number of updates that wait for their records."""
@@ -78,7 +78,6 @@ class RetainedUpdates:
             while not scan.done and visits > 0:
                 for _, update in scan.next(PAGE, visits):
                     visits -= 1
-                    assert isinstance(update, Update)
                     if len(update.subscriptions) < SUBSCRIPTIONS_MAX:
                         update.subscriptions[subscription] = None
                 visits -= 1 + scan.visits
@@ -96,7 +95,7 @@ class RetainedUpdates:
             return
         self._forget(topic)
         message = self._state.retained.get(topic)
-        if isinstance(message, Message):
+        if message is not None:
             for subscription in update.subscriptions:
                 send_retained(self._state, subscription, message)
 

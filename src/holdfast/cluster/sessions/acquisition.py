@@ -88,14 +88,14 @@ class SessionAcquisition:
         """
         self._number = number
 
-    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+    def open_session(
+        self, connection: Connection, client_id: str, opening: AcceptedConnect
+    ) -> None:
         """Queues the CONNECT of `connection` for its session, and closes earlier connections of the
         client."""
-        assert isinstance(opening, AcceptedConnect)
         if len(self.asking) >= ASKING_MAX:
-            refuse(
-                self._state, connection, reasons.SERVER_BUSY, "too many sessions are being opened"
-            )
+            text = "too many sessions are being opened"
+            refuse(self._state, connection, reasons.SERVER_BUSY, text)
             return
         self._number += 1
         asking = PendingOpen(self._number, connection, client_id, opening)

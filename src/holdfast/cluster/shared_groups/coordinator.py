@@ -21,8 +21,9 @@ from typing import Final
 from holdfast.broker.recovery.state_records import append_state, changed_positions
 from holdfast.broker.rights import may_read_later
 from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Group
 from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -143,7 +144,7 @@ class Coordinator:
         cursor = coordination.cursor
         self._state.subscriptions.remove(cursor.filter, cursor)
         self._state.change_routes()
-        cursor.coordination = None
+        cursor.is_coordinating = False
         self._dirty.pop(coordination, None)
         self._due.pop(coordination, None)
         self._deserted.pop(coordination, None)
@@ -163,6 +164,10 @@ class Coordinator:
             self._state.subscriptions.add(cursor.filter, cursor, cursor)
             self._state.change_routes()
         return coordination
+
+    def _coordination_of(self, cursor: Group) -> Coordination | None:
+        home = self.homes.get(self._home_of(cursor.key))
+        return None if home is None else home.groups.get(cursor.key)
 
     def _home_of(self, key: str) -> int:
         return partition_of(key.encode(), self._state.config.partitions)
@@ -211,8 +216,7 @@ class Coordinator:
         coordination.open(positions, self._images.groups)
         if self._images.groups.is_durable(coordination.key):
             coordination.was_durable = True
-        self._dirty[coordination] = None
-        self._note_progress(coordination)
+        self._note_change(coordination)
 
     # Reports of the nodes
 
@@ -253,8 +257,7 @@ class Coordinator:
         coordination.allow(node)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
-        self._dirty[coordination] = None
-        self._note_progress(coordination)
+        self._note_change(coordination)
         return lost
 
     def _load(self, node: str) -> NodeLoad:
@@ -291,8 +294,7 @@ class Coordinator:
             coordination.retry_at(stake)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
-        self._dirty[coordination] = None
-        self._note_progress(coordination)
+        self._note_change(coordination)
         load = stake.load
         if load.is_full:
             load.is_full = False
@@ -331,8 +333,7 @@ class Coordinator:
         """Assigns reclaimed records again where it is known now which ones sessions have kept."""
         now = self._state.now
         for coordination in self._taken_back.look(now):
-            self._dirty[coordination] = None
-            self._note_progress(coordination)
+            self._note_change(coordination)
         if self._unopened and self._open_at <= now:
             self._open_at = now + LOOK_AGAIN_S
             for coordination in list(self._unopened):
@@ -341,24 +342,21 @@ class Coordinator:
     # Records
 
     def record(self, group: Group, message: Message) -> None:
-        coordination = group.coordination
-        assert isinstance(coordination, Coordination)
-        if not coordination.is_open:
+        coordination = self._coordination_of(group)
+        if coordination is None or not coordination.is_open:
             return
         coordination.tail(message)
-        self._dirty[coordination] = None
-        self._note_progress(coordination)
+        self._note_change(coordination)
         if group.outbox_count() > TAILED_MAX:
             self._hand_out(coordination)
 
     def handle_read(
         self, group: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
-        coordination = group.coordination
-        if isinstance(coordination, Coordination):
+        coordination = self._coordination_of(group)
+        if coordination is not None:
             coordination.handle_read(group, records, positions, done)
-            self._dirty[coordination] = None
-            self._note_progress(coordination)
+            self._note_change(coordination)
 
     def _hand_out(self, coordination: Coordination) -> None:
         home = self.homes[coordination.home]
@@ -440,7 +438,8 @@ class Coordinator:
 
     # Progress
 
-    def _note_progress(self, coordination: Coordination) -> None:
+    def _note_change(self, coordination: Coordination) -> None:
+        self._dirty[coordination] = None
         if not self._due:
             self._due_at = self._state.now + self._state.config.progress_interval_s
         self._due[coordination] = None

@@ -31,7 +31,8 @@ from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, message_of
 from holdfast.broker.effects import ReadLog
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.session.session import Group
+from holdfast.broker.state import NodeState
 from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import split_shared
@@ -80,7 +81,7 @@ class Coordination:
         self._state = state
         name, inner = split_shared(key)
         self.cursor = Group(name, inner)
-        self.cursor.coordination = self
+        self.cursor.is_coordinating = True
         self.cursor.tailing = False
         self.is_open = False
         # True if the group ever had members whose sessions outlive their connections.
@@ -179,7 +180,6 @@ class Coordination:
             self.aside.pop(place, None)
             return True
         for message in self.cursor.returned:
-            assert isinstance(message, Message)
             if (message.partition, message.offset) == place:
                 self.cursor.returned.remove(message)
                 return True
@@ -317,7 +317,6 @@ class Coordination:
         cursor = self.cursor
         while cursor.returned:
             message = cursor.returned.popleft()
-            assert isinstance(message, Message)
             self.wanted[(message.partition, message.offset)] = None
         if not cursor.reading and (cursor.tailing or cursor.outbox):
             cursor.fall_behind(self._state.delivered)
@@ -360,7 +359,6 @@ class Coordination:
                 positions[partition] = begin
                 limits[partition] = offset + 1
         reader = Group(self.cursor.name, self.cursor.filter)
-        reader.coordination = self
         self._fetch = reader
         self._fetch_limits = limits
         reader.start_read()
@@ -501,7 +499,6 @@ class Coordination:
                 if offset < positions[partition]:
                     positions[partition] = offset
         for message in self.cursor.returned:
-            assert isinstance(message, Message)
             if message.offset < positions[message.partition]:
                 positions[message.partition] = message.offset
         return positions

@@ -10,6 +10,10 @@ Within one node the two sides call each other directly.
 
 from typing import Final
 
+from holdfast.broker.cluster_port import GroupPort
+from holdfast.broker.promise import Promise
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Group, Inflight, Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import GROUP, BadFrame
@@ -41,13 +45,14 @@ from holdfast.cluster.shared_groups.control_frames import (
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.storage.record import Record
 
 ROUNDS_MAX: Final = 8
 """The most exchanges per turn between the two sides of one node. Further ones wait for the next
 turn."""
 
 
-class Groups:
+class Groups(GroupPort):
     """The coordinator and the agent of one node, and the frames between those of several nodes."""
 
     def __init__(
@@ -71,6 +76,36 @@ class Groups:
         self.shares = NodeAgent(
             state, fabric, forwarding, images, self._send_tell, self._send_report
         )
+
+    def changed(self, group: Group) -> None:
+        self.shares.changed(group)
+
+    def moved(self, group: Group) -> None:
+        self.shares.changed(group)
+
+    def finished(self, group: Group, partition: int, offset: int) -> None:
+        self.shares.finished(group.key, (partition, offset))
+
+    def received(self, group: Group, entry: Inflight) -> None:
+        self.shares.finished(group.key, (entry.partition, entry.offset))
+
+    def denied(self, group: Group, partition: int, offset: int) -> None:
+        self.shares.denied(group.key, (partition, offset))
+
+    def move_record(self, group: Group, session: Session, entry: Inflight) -> None:
+        entry.group = None
+        self.shares.kept(group.key, session, (entry.partition, entry.offset))
+
+    def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
+        self.shares.wait(session, entry, promise)
+
+    def record(self, group: Group, message: Message) -> None:
+        self.coordinator.record(group, message)
+
+    def handle_read(
+        self, group: Group, records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        self.coordinator.handle_read(group, records, positions, done)
 
     def _is_self(self, node: str) -> bool:
         return node == self._fabric.node_id

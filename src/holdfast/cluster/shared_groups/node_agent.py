@@ -17,9 +17,8 @@ from holdfast.broker.delivery.delivery import can_send, note_blocked, note_room,
 from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import CLOSED, OPEN
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight, Session
-from holdfast.broker.session.state import tag_of
-from holdfast.broker.state import Group, NodeState
+from holdfast.broker.session.session import Group, Inflight, Session, tag_of
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.publish.forwarding import RecordForwarder
@@ -186,7 +185,6 @@ class NodeAgent:
         groups = self._images.groups
         found: list[Group] = []
         for group in session.groups or ():
-            assert isinstance(group, Group)
             is_its = group.tag == entry.group_tag
             if is_its and not groups.is_finished(group.key, entry.partition, entry.offset):
                 found.append(group)
@@ -431,13 +429,12 @@ class NodeAgent:
     def _drain(self, share: NodeAssignments, group: Group) -> None:
         """Returns the records that wait for a member."""
         share.queued_at = -1.0
-        waiting: list[object] = list(group.returned)
+        waiting: list[Message | Inflight] = list(group.returned)
         group.returned.clear()
         for topic in list(group.deferred):
             while topic in group.deferred:
                 waiting.append(group.pop_deferred(topic))
         for message in waiting:
-            assert isinstance(message, (Inflight, Message))
             place = (message.partition, message.offset)
             if place in share.held:
                 self._give_back(share, place)

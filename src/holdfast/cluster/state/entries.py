@@ -30,9 +30,8 @@ from holdfast.broker.recovery.recovery import (
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
     SNAPSHOT_SESSION,
-    retained_entry,
 )
-from holdfast.broker.session.message import Message
+from holdfast.broker.recovery.state_records import retained_entry
 from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
 from holdfast.storage.partition import partition_of
 
@@ -121,7 +120,6 @@ def _retained(images: ReplicatedState, partitions: Container[int]) -> Iterator[E
     while not scan.done:
         yield None
         for topic, message in scan.next(LOOKED_AT):
-            assert isinstance(message, Message)
             if message.partition in partitions and retained.get(topic) is message:
                 yield message.partition, SNAPSHOT_RETAINED, retained_entry(message)
 
@@ -172,7 +170,6 @@ def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
     while not scan.done:
         yield
         for topic, message in scan.next(LOOKED_AT):
-            assert isinstance(message, Message)
             if message.partition in partitions:
                 state.retained.remove(topic)
     for client_id in list(images.ended):

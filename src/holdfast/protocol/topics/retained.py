@@ -11,7 +11,7 @@ one range, but `a` itself is not beside them.
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from holdfast.protocol.topics.names import has_wildcard
 
@@ -32,19 +32,22 @@ _AFTER_DOLLAR: Final = "%"
 _NEXT: Final = "\0"
 
 
-class RetainedTrie:
+T = TypeVar("T")
+
+
+class RetainedTrie(Generic[T]):
     """The entries of all topics with a retained message.
 
     Invariant: the chunks, joined, are the keys of `entries` in string order.
     """
 
-    def __init__(self, size_of: Callable[[object], int] | None = None) -> None:
+    def __init__(self, size_of: Callable[[T], int] | None = None) -> None:
         """`size_of` returns the bytes of an entry, for `size_bytes`."""
         self._size_of = size_of
         # The bytes of all entries.
         self.size_bytes = 0
         # topic -> entry; read only, for scans
-        self.entries: dict[str, object] = {}
+        self.entries: dict[str, T] = {}
         # The same topics, sorted, cut into chunks so that an insertion moves few of them.
         self._chunks: list[list[str]] = []
         # The last topic of each chunk.
@@ -53,11 +56,11 @@ class RetainedTrie:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def get(self, topic: str) -> object | None:
+    def get(self, topic: str) -> T | None:
         """The entry of a topic, or None."""
         return self.entries.get(topic)
 
-    def set(self, topic: str, entry: object, size_bytes: int = 0) -> None:
+    def set(self, topic: str, entry: T, size_bytes: int = 0) -> None:
         """Add or replace the entry of a topic. `size_bytes` is its size, if known."""
         before = self.entries.get(topic)
         if before is None:
@@ -68,7 +71,7 @@ class RetainedTrie:
             if before is not None:
                 self.size_bytes -= self._size_of(before)
 
-    def remove(self, topic: str) -> object | None:
+    def remove(self, topic: str) -> T | None:
         """Remove the entry of a topic and return it, or None."""
         entry = self.entries.pop(topic, None)
         if entry is not None:
@@ -77,12 +80,12 @@ class RetainedTrie:
                 self.size_bytes -= self._size_of(entry)
         return entry
 
-    def scan(self, filter: str, after: str = "") -> "RetainedScan":
+    def scan(self, filter: str, after: str = "") -> "RetainedScan[T]":
         """All entries whose topic a valid plain filter matches. With wildcards, only topics behind
         `after`."""
         return RetainedScan(self, filter, False, after)
 
-    def scan_all(self) -> "RetainedScan":
+    def scan_all(self) -> "RetainedScan[T]":
         """All entries, also those of `$` topics."""
         return RetainedScan(self, "#", True, "")
 
@@ -138,14 +141,16 @@ class RetainedTrie:
                 del lasts[index]
 
 
-class RetainedScan:
+class RetainedScan(Generic[T]):
     """The matches of a filter in string order, page by page, each topic at most once.
 
     A change between pages at a topic that the scan has passed is not returned. A topic that stays
     set through the whole scan is.
     """
 
-    def __init__(self, retained: RetainedTrie, filter: str, with_dollar: bool, after: str) -> None:
+    def __init__(
+        self, retained: RetainedTrie[T], filter: str, with_dollar: bool, after: str
+    ) -> None:
         self.done = False
         # The cost of the last page in visits. A visit of a long topic counts for more than one.
         self.visits = 0
@@ -157,13 +162,13 @@ class RetainedScan:
         # [MQTT-4.7.2-1]
         self._skips_dollar = not with_dollar and self._levels[0] in ("+", "#")
 
-    def next(self, limit: int, visits_max: int = 0) -> list[tuple[str, object]]:
+    def next(self, limit: int, visits_max: int = 0) -> list[tuple[str, T]]:
         """At most `limit` (> 0) further matches.
 
         An empty page is the end only when `done` is set: a page also ends after `visits_max` visits
         of topics (0: VISITS_PER_RESULT * limit).
         """
-        found: list[tuple[str, object]] = []
+        found: list[tuple[str, T]] = []
         self.visits = 1
         if self.done:
             return found

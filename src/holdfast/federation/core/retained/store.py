@@ -44,7 +44,7 @@ class RetainedStore:
         self._config = context.config
         self._members = members
         self._effects = context.effects
-        self._trie = RetainedTrie()
+        self._trie: RetainedTrie[RetainedEntry] = RetainedTrie()
         self._bytes = 0
         # Of each bucket: by peer and topic, what is shared with it.
         self._shared: list[dict[bytes, dict[str, RetainedEntry]]] = [{} for _ in range(BUCKETS)]
@@ -181,9 +181,7 @@ class RetainedStore:
     def _matching(self, filter: str, after: str = "") -> Iterable[tuple[str, RetainedEntry]]:
         scan = self._trie.scan(filter, after)
         while not scan.done:
-            for topic, held in scan.next(SCAN_PAGE):
-                assert isinstance(held, RetainedEntry)
-                yield topic, held
+            yield from scan.next(SCAN_PAGE)
 
     def _set_sharers(self, topic: str, held: RetainedEntry, now: float) -> None:
         members = set(self._members(topic))

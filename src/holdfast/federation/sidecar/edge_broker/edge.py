@@ -26,7 +26,7 @@ from holdfast.broker import federation_session as federating
 from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.message import Message as BrokerMessage
-from holdfast.broker.session.session import FEDERATION, Inflight, Session
+from holdfast.broker.session.session import FEDERATION, Inflight
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.routing.interest import generalised, may_leave
@@ -178,7 +178,7 @@ class BrokerEdge:
         return {
             "is_up": self._is_up,
             "interest_filters": len(self._interest),
-            "export_filters": sorted(session.subscriptions) if isinstance(session, Session) else [],
+            "export_filters": sorted(session.subscriptions) if session is not None else [],
             "waiting_for_broker": len(self._arrivals),
             "counts": dict(sorted(self.counts.items())),
         }
@@ -277,7 +277,7 @@ class BrokerEdge:
         assert self._host is not None
         connection = self._connection
         assert connection is not None
-        assert isinstance(connection.session, Session)
+        assert connection.session is not None
         self._subscribed = set(connection.session.subscriptions)
         self._start_offsets = list(self._broker.node.state.delivered)
         self._is_up = True
@@ -323,7 +323,7 @@ class BrokerEdge:
             return None
         connection = self._connection
         assert connection is not None
-        assert isinstance(connection.session, Session)
+        assert connection.session is not None
         return connection.session.inflight[publish.packet_id]
 
     def _origin_offset(self, entry: Inflight | None) -> LogPlace | None:
@@ -335,7 +335,7 @@ class BrokerEdge:
         """Return how many messages the broker hands over before one must be acknowledged."""
         connection = self._connection
         assert connection is not None
-        assert isinstance(connection.session, Session)
+        assert connection.session is not None
         return connection.session.inflight_max
 
     def _is_replaced(self, publish: Publish, topic: str, entry: Inflight | None) -> bool:
@@ -381,7 +381,7 @@ class BrokerEdge:
         self._broker.touch()
         state = self._broker.node.state
         session = connection.session
-        assert isinstance(session, Session)
+        assert session is not None
         if kind == PUBREL:
             handle_pubcomp(state, session, packet_id)
             return
@@ -410,7 +410,7 @@ class BrokerEdge:
             federating.subscribe(state, connection, sorted(added))
             self._subscribed |= added
         session = connection.session
-        assert isinstance(session, Session)
+        assert session is not None
         if removed and (not session.tailing or session.reading):
             # Unread records of the log may be covered by the old filters alone.
             self._schedule_run()

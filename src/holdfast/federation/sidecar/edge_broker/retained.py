@@ -36,7 +36,7 @@ class BrokerRetainedScan:
         scans = [self._broker.node.state.retained.scan(filter) for filter in filters]
         self._broker.loop.call_soon(self._continue, scans, done)
 
-    def _continue(self, scans: list[RetainedScan], done: Done) -> None:
+    def _continue(self, scans: list[RetainedScan[BrokerMessage]], done: Done) -> None:
         if self._is_full() and scans:
             logger.warning("federation_retained_left_out messages=%d", len(self._found))
             scans = []
@@ -44,7 +44,6 @@ class BrokerRetainedScan:
             done(list(self._found.values()))
             return
         for topic, message in scans[0].next(PAGE):
-            assert isinstance(message, BrokerMessage)
             found = None if topic in self._found else self._convert(message)
             if found is not None:
                 self._found[topic] = found
