@@ -43,7 +43,7 @@ SENDS: Final = {
     "_deliver_to_group",
     "deliver",
     "_deliver_to_groups",
-    "defer",
+    "defer_message",
 }
 # Kinds of records that hold clients' messages.
 KINDS: Final = {"MESSAGE", "RETAINED"}

@@ -477,7 +477,7 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
     if not may_any_read(state, group, message.topic):
         state.cluster.groups.denied(group, message.partition, message.offset)
     elif has_room(state, group.deferred_count, group.deferred_bytes):
-        group.defer(message)
+        group.defer_message(message)
     else:
         return False
     state.cluster.groups.moved(group)

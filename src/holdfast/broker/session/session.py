@@ -308,7 +308,7 @@ class Group(Cursor):
         # The records of a node's own group are assigned, and it never tails or reads.
         self.is_coordinating = False
 
-    def defer(self, message: Message) -> None:
+    def defer_message(self, message: Message) -> None:
         """Keep a message until a member that may read it is ready."""
         self.deferred.setdefault(message.topic, deque()).append(message)
         self.deferred_count += 1
