@@ -45,8 +45,10 @@ def moving_world(seed: int, duration_s: float = 15.0) -> World:
                 else:
                     world.members[at].subscribe(GROUP)
                     world.members[before].unsubscribe(GROUP)
-                # What is published before it is known where the group is now is for nobody.
+                # What is published before it is known where the group is now is for nobody. Where
+                # frames are lost, that may take longer.
                 world.run(3.0)
+                world.run_until(world.is_agreed, 30.0)
         world.run(rng.choice((0.002, 0.05, 0.2)))
     settle(world, {GROUP: at}, 40.0)
     return world
