@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.security.password_queue import WAITING_PER_ADDRESS_MAX
 from holdfast.security.passwords import hash_password
-from holdfast.server.event_loop.broker import PASSWORD_THREADS
+from holdfast.server.event_loop.password_checks import THREADS
 from tests.e2e import wire
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.test_doors import metric
@@ -62,4 +62,4 @@ def test_storm(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     with _client(broker.port, "new", b"other", STORM_ADDRESS) as again:
         assert _reason(again) == 0x86
     checked = metric(broker, "holdfast_authentications_failed_total") - before
-    assert 1 <= checked <= 2 * PASSWORD_THREADS + 1
+    assert 1 <= checked <= 2 * THREADS + 1

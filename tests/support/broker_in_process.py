@@ -11,7 +11,7 @@ from holdfast.broker.node import Node
 from holdfast.config.schema import Listener
 from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.sockets.listeners import listen, reserve
+from holdfast.server.sockets.listeners import OpenListener, reserve
 
 SEGMENT_BYTES = 1 << 20
 
@@ -37,19 +37,18 @@ class LoopBroker:
         self.broker.touch()
         node.start()
         listener = Listener(port=0)
-        self._servers = await listen(self.broker, listener, None, reserve(listener))
-        self.port = self._servers[0].sockets[0].getsockname()[1]
+        self._listener = OpenListener(listener, None, reserve(listener))
+        await self._listener.open(self.broker)
+        self.port = self._listener.port
 
     async def crash(self) -> None:
-        for server in self._servers:
-            server.close()
+        self._listener.close()
         await asyncio.to_thread(self.broker.close)
         self._storage.close()
         assert self.failures == []
 
     async def stop(self) -> None:
-        for server in self._servers:
-            server.close()
+        self._listener.close()
         self.broker.touch()
         self.broker.node.shut_down()
         self.broker.turn()

@@ -31,7 +31,8 @@ ROOMS = {
     "sidecar": ("federation/sidecar",),
     "server": (
         "server/maintenance.py", "server/shared_directory.py", "server/federation.py",
-        "server/replacement.py",
+        "server/replacement.py", "server/reload.py", "server/security_files.py",
+        "server/node_settings.py",
     ),
     "api": ("api",),
     "process": ("server",),

@@ -7,11 +7,13 @@ import pytest
 
 from holdfast.broker import federation_session as federating
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.reauthorize import close_unauthorized
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.publish.inbound import publish_own
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
+from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights, replace_rules
 from holdfast.broker.session.message import Message
+from holdfast.broker.state import STEPS_AT_ONCE
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.security.acl import AclFile
@@ -625,3 +627,75 @@ def test_a_groups_record_that_its_member_may_not_read_any_more_goes_to_another()
     heir = bench.login("bob", clean=False, expiry_s=WEEK_S)
     bench.settle()
     assert sorted(payloads(heir)) == [b"1", b"2"]
+
+
+# ------------------------------------------------------------------------------------- other rules
+
+OPEN_RULES = "user alice\ntopic readwrite #\nuser mallory\ntopic readwrite #\n"
+
+
+def publish_both(bench: Bench, source: Peer, number: int) -> None:
+    source.send(
+        publication("secret/x", b"secret %d" % number, 1, packet_id=2 * number),
+        publication("public/x", b"public %d" % number, 1, packet_id=2 * number + 1),
+    )
+    bench.settle()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_other_rules_apply_to_subscriptions_that_are_there(shared: bool) -> None:
+    bench = Bench(OPEN_RULES)
+    reader, source = bench.login("mallory"), bench.login("alice")
+    subscribe(reader, "$share/g/#" if shared else "#")
+    publish_both(bench, source, 1)
+    assert payloads(reader) == [b"secret 1", b"public 1"]
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    bench.settle()
+    publish_both(bench, source, 2)
+    assert payloads(reader) == [b"public 2"]
+    replace_rules(bench.node.state, None, bench.node.state.sessions.values())
+    bench.settle()
+    publish_both(bench, source, 3)
+    assert payloads(reader)[-2:] == [b"secret 3", b"public 3"]
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    bench.settle()
+    publish_both(bench, source, 4)
+    assert payloads(reader) == [b"public 4"]
+
+
+def test_other_rules_reach_a_client_that_is_away() -> None:
+    bench = Bench(OPEN_RULES)
+    reader = bench.login("mallory", expiry_s=WEEK_S)
+    subscribe(reader, "#")
+    reader.lose()
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    publish_both(bench, bench.login("alice"), 1)
+    reader = bench.login("mallory", clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    assert payloads(reader) == [b"public 1"]
+
+
+def test_more_sessions_than_one_slice_get_other_rules() -> None:
+    bench = Bench(OPEN_RULES)
+    readers = [bench.login("mallory", f"reader-{number}") for number in range(STEPS_AT_ONCE + 50)]
+    for reader in readers:
+        subscribe(reader, "#")
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    # It connects while the job is at work.
+    late = bench.login("mallory", "late")
+    subscribe(late, "#")
+    bench.settle()
+    publish_both(bench, bench.login("alice"), 1)
+    assert [payloads(reader) for reader in (*readers, late)] == [[b"public 1"]] * (len(readers) + 1)
+
+
+def test_who_may_not_connect_any_more_leaves() -> None:
+    bench = Bench(OPEN_RULES)
+    mallory, alice = bench.login("mallory"), bench.login("alice")
+    mallory.connection.certificate_name = ""
+    assert close_unauthorized(bench.node.state, lambda username: False) == 1
+    bench.settle()
+    (packet,) = mallory.take(m.Disconnect)
+    assert isinstance(packet, m.Disconnect)
+    assert packet.reason == NOT_AUTHORIZED
+    assert not alice.take(m.Disconnect)

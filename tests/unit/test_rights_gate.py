@@ -18,7 +18,11 @@ LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 ASKS: Final = {"can_read", "can_write", "for_client"}
 """Methods of access control lists, for the gate alone."""
 FIELDS: Final = {
-    "acl": {"server/server.py:new_node", "broker/state.py:NodeState.__init__"},
+    "acl": {
+        "server/node_settings.py:new_node",
+        "server/reload.py:apply_security",
+        "broker/state.py:NodeState.__init__",
+    },
     "rights": {
         "broker/session/connection.py:Connection.__init__",
         "broker/session/session.py:Session.__init__",

@@ -7,6 +7,8 @@
 - /api/v1/log...: committed records as raw batches, for Spark and other readers. See
   `holdfast.api.log_routes` and `holdfast.api.log_sender`.
 - /cluster...: the cluster, see `holdfast.api.cluster_routes`.
+- POST /api/v1/reload: applies the settings and files as they are now, like SIGHUP. The reply names
+  the changed settings; 409 means that a file cannot be used, and nothing has changed.
 - /api/v1/federation: see `holdfast.api.federation_routes`.
 
 Requests from web pages and for other host names receive 403, see `holdfast.security.http.requests`.
@@ -15,6 +17,7 @@ Requests from web pages and for other host names receive 403, see `holdfast.secu
 import asyncio
 import socket
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Final, Protocol
 
 from starlette.applications import Starlette
@@ -38,6 +41,7 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
+from holdfast.server.reload import Reloaded, ReloadError
 from holdfast.server.shared_directory import SharedDirectory
 
 CONNECTIONS_MAX: Final = 64
@@ -55,6 +59,8 @@ class Served(Protocol):
     maintenance: Maintenance | None
     config: Config
 
+    async def reload(self) -> Reloaded: ...
+
 
 class AdminRoutes:
     """The routes of a broker's admin port."""
@@ -69,6 +75,7 @@ class AdminRoutes:
                 Route("/healthz", self.healthz),
                 Route("/readyz", self.readyz),
                 Route("/metrics", self.metrics),
+                Route("/api/v1/reload", self.reload, methods=["POST"]),
                 *LogRoutes(self._server).routes(),
                 *ClusterRoutes(self._server).routes(),
                 *FederationRoutes(self._server).routes(),
@@ -116,6 +123,14 @@ class AdminRoutes:
         if self._server.maintenance is not None:
             body["maintenance_failing"] = self._server.maintenance.failing
         return JSONResponse(body, 503 if found else 200)
+
+    async def reload(self, request: Request) -> Response:
+        """Apply the configuration and the files as they are now."""
+        try:
+            done = await self._server.reload()
+        except ReloadError as error:
+            return JSONResponse({"error": str(error)}, 409)
+        return JSONResponse(asdict(done))
 
     async def metrics(self, request: Request) -> Response:
         return Response(

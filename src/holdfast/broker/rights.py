@@ -16,12 +16,13 @@ Invariants
   names without proof (`is_owned`).
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Session
-from holdfast.broker.state import NodeState, Route
-from holdfast.security.acl import ClientAcl
+from holdfast.broker.state import NodeState, Route, Work
+from holdfast.security.acl import AclFile, ClientAcl
 
 TOPICS_BYTES_MAX: Final = 1 << 20
 """The most bytes of topics that are remembered for one client, in each direction."""
@@ -147,11 +148,58 @@ def attach(state: NodeState, session: Session, connection: Connection) -> None:
     """Give the session the user and the rights of this connection."""
     session.username = connection.username
     session.is_owned = connection.username is not None
-    rights = _rights_of(state, session)
-    session.rights = rights
+    _give_rights(state, session)
+    connection.rights = session.rights
+
+
+class RulesChange(Work):
+    """The job that gives the present rules to all sessions that had rights by others. A step is one
+    session. A client that connects meanwhile has the present rules already.
+
+    Remembered routes depend on the rights of their receivers, so they are forgotten before the
+    first step and after the last.
+    """
+
+    def __init__(self, sessions: list[Session], *, all_sessions: bool) -> None:
+        """`all_sessions`: also those without rights, because there were no rules before."""
+        super().__init__()
+        self.sessions = sessions
+        self.all_sessions = all_sessions
+        self.next = 0
+
+    def step(self, state: NodeState, steps: int) -> int:
+        start = self.next
+        end = min(len(self.sessions), start + steps)
+        for index in range(start, end):
+            session = self.sessions[index]
+            # Other sessions are known from the log only, and get their rights when they need them.
+            if session.rights is not None or session.connection is not None or self.all_sessions:
+                _give_rights(state, session)
+        self.next = end
+        self.has_more = end < len(self.sessions)
+        if not self.has_more:
+            self.sessions = []
+            state.change_routes()
+        return end - start
+
+
+def replace_rules(state: NodeState, acl: AclFile | None, sessions: Iterable[Session]) -> None:
+    """Give other rules to all clients: at once to those that connect, and to the `sessions` that
+    this node knows as a job (`RulesChange`)."""
+    if acl is state.acl:
+        return
+    all_sessions = state.acl is None
+    state.acl = acl
+    state.change_routes()
+    state.start_work(RulesChange(list(sessions), all_sessions=all_sessions))
+
+
+def _give_rights(state: NodeState, session: Session) -> None:
+    session.rights = rights = _rights_of(state, session)
+    if session.connection is not None:
+        session.connection.rights = rights
     for group in session.groups or ():
         group.changes += 1
-    connection.rights = rights
 
 
 def _rights_of(state: NodeState, session: Session) -> Rights | None:

@@ -26,6 +26,8 @@ class Stats:
         self.clients_maximum = 0
         self.sessions_expired = 0
         self.sessions_taken_over = 0
+        self.reloads = 0
+        self.reloads_failed = 0
         self.authentications_failed = 0
         # Passwords that were not checked, because too many checks were waiting.
         self.authentications_shed = 0

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.addresses import split_address
@@ -116,8 +117,11 @@ def _address(option: str, text: str, form: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    def read() -> Config:
+        return load(args.config, os.environ, _overrides(args))
+
     try:
-        config = load(args.config, os.environ, _overrides(args))
+        config = read()
     except ConfigError as error:
         for problem in error.problems:
             print(f"holdfast: {problem}", file=sys.stderr)
@@ -125,13 +129,14 @@ def run(args: argparse.Namespace) -> int:
     if args.check_config:
         print("configuration is fine")
         return 0
-    return serve(config)
+    return serve(config, read)
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, read: Callable[[], Config]) -> int:
     """Serve with a loaded configuration, and return the exit code.
 
-    A node that lost or handed over the lease starts again in this process, as a standby.
+    `read` loads it again, for a reload. A node that lost or handed over the lease starts again in
+    this process, as a standby.
     """
     from holdfast.cli.logs import set_up_logging
     from holdfast.server.event_loop.loop import new_event_loop
@@ -143,7 +148,7 @@ def serve(config: Config) -> int:
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        code = loop.run_until_complete(_serve(config))
+        code = loop.run_until_complete(_serve(config, read))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -178,14 +183,14 @@ def _claim_descriptors(config: Config) -> None:
         )
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, read: Callable[[], Config]) -> int:
     from holdfast.config.check import warnings
     from holdfast.server.event_loop.loop import spare_the_collector
     from holdfast.server.server import Server, StartError
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration %s", warning)
-    server = Server(config)
+    server = Server(config, read)
     try:
         await server.start()
     except StartError as error:

@@ -175,6 +175,9 @@ class PasswordFile:
     def __len__(self) -> int:
         return len(self._users)
 
+    def __contains__(self, username: str) -> bool:
+        return username in self._users
+
     @classmethod
     def load(cls, path: Path | str) -> "PasswordFile":
         """The users of a file. Raises `PasswordError` for an unreadable or invalid one."""

@@ -162,6 +162,9 @@ class ScramFile:
     def __len__(self) -> int:
         return sum(map(len, self._users.values()))
 
+    def __contains__(self, username: str) -> bool:
+        return any(username in users for users in self._users.values())
+
     @property
     def methods(self) -> list[str]:
         """The methods that some user has."""

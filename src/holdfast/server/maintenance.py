@@ -49,13 +49,15 @@ class Maintenance:
         self._snapshot_lock = asyncio.Lock()
         self.failing: dict[str, str] = {}
         """The error of each kind of work that failed at its last attempt."""
-        retention = config.log.retention
-        self._policy = RetentionPolicy(
-            retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
-        )
+        self._policy = _policy_of(config)
         self._held_back = False
         # Bytes removed by retention since the start. Without them, removal would hide growth.
         self._removed_bytes = 0
+
+    def reload(self, config: Config) -> None:
+        """Use other rules of retention, from the next round on."""
+        self._config = config
+        self._policy = _policy_of(config)
 
     def start_watching(self) -> None:
         """Start only the checks of free space: a cluster node stores records before it serves."""
@@ -248,3 +250,10 @@ class Maintenance:
         self._removed_bytes += sum(segment.size_bytes for segment in removed)
         await asyncio.to_thread(self._storage.remove_segments, removed)
         logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
+
+
+def _policy_of(config: Config) -> RetentionPolicy:
+    retention = config.log.retention
+    return RetentionPolicy(
+        retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
+    )

@@ -3,13 +3,10 @@
 import asyncio
 import errno
 import logging
-import secrets
 import signal
-import socket
-import ssl
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,26 +15,34 @@ from holdfast.api.admin import AdminServer
 from holdfast.api.cluster_routes import ClusterAdmin
 from holdfast.api.readiness import Readiness
 from holdfast.broker import federation_session as federating
-from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
-from holdfast.config.schema import Config, Listener
+from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
-from holdfast.security.acl import AclError, AclFile
-from holdfast.security.enhanced_authentication import scram_factories
-from holdfast.security.passwords import PasswordError, PasswordFile
-from holdfast.security.scram_file import ScramError, ScramFile
-from holdfast.security.tls import TlsError, server_context
 from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop import descriptors
-from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.broker import LEVELS, Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
+from holdfast.server.node_settings import new_node, node_config
+from holdfast.server.reload import (
+    Preparation,
+    Reloaded,
+    ReloadError,
+    apply_limits,
+    apply_security,
+    prepare,
+)
+from holdfast.server.security_files import (
+    SecurityFileError,
+    SecurityFiles,
+    load_security,
+    tls_context,
+)
 from holdfast.server.shared_directory import SharedDirectory
-from holdfast.server.sockets.acceptor import AcceptLoop
-from holdfast.server.sockets.listeners import listen, reserve
+from holdfast.server.sockets.listeners import OpenListener, reserve
 from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
@@ -60,88 +65,18 @@ class StartError(Exception):
     """The broker cannot start. The text says why and what to do."""
 
 
-@dataclass(frozen=True)
-class SecurityFiles:
-    """The loaded files of passwords, access rules and SCRAM credentials."""
-
-    passwords: PasswordFile | None
-    acl: AclFile | None
-    scram: ScramFile | None
-
-
-def node_config(config: Config) -> NodeConfig:
-    limits = config.limits
-    return NodeConfig(
-        node_id=config.node.id,
-        partitions=(
-            config.cluster.partitions if config.cluster.peer_bind else config.log.partitions
-        ),
-        memory_durability=config.log.durability == "memory",
-        qos_max=limits.qos_max,
-        retain_available=limits.retain_available,
-        packet_bytes_max=limits.packet_bytes,
-        keep_alive_s_max=limits.keep_alive_s_max,
-        session_expiry_s_max=limits.session_expiry_s_max,
-        receive_maximum=limits.receive_maximum,
-        inflight_max=limits.inflight_max,
-        topic_alias_max=limits.topic_alias_max,
-        outbox_messages=limits.outbox_messages,
-        outbox_bytes=limits.outbox_bytes,
-        retained_max=limits.retained_max,
-        retained_bytes_max=limits.retained_bytes,
-        wildcard_available=limits.wildcard_available,
-        shared_available=limits.shared_available,
-        pending_bytes_max=limits.pending_bytes_max,
-        subscriptions_per_session=limits.subscriptions_per_session,
-        filter_bytes_per_session=limits.filter_bytes_per_session,
-        sessions_max=limits.sessions,
-        connections=limits.connections or descriptors.for_clients(),
-        connect_bytes=limits.connect_bytes,
-        pending_connect_bytes=limits.pending_connect_bytes,
-        pending_connects_per_address=limits.pending_connects_per_address,
-        connect_timeout_s=limits.connect_timeout_s,
-        allow_anonymous=bool(config.security.allow_anonymous),
-        sys_interval_s=config.sys.interval_s,
-        producers_max=limits.producers_max,
-        producer_expiry_s=limits.producer_expiry_s,
-        authenticates_users=authenticates_users(config),
-        qos0_logged=list(config.log.qos0),
-    )
-
-
 def admin_hosts(config: Config) -> list[str]:
     """Return the host names that the operator has given to this machine."""
     advertised = (config.node.advertise, config.cluster.peer_advertise)
     return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
 
 
-def authenticates_users(config: Config) -> bool:
-    """Return whether a client can prove a user name to this broker on any listener."""
-    security = config.security
-    return bool(security.password_file or security.scram_file) or any(
-        listener.client_ca for listener in config.listeners
-    )
-
-
-def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
-    """Make a node without recovered state. It may run in any thread."""
-    node = Node(node_config(config), journal)
-    state = node.state
-    state.acl = security.acl
-    state.checks_passwords = security.passwords is not None
-    state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
-    if security.scram is not None:
-        state.authenticators.update(scram_factories(security.scram))
-    # The same clock as the loop's, which must not be used in another thread.
-    node.tick(time.monotonic(), time.time_ns() // 1000)
-    return node
-
-
 class Server:
     """A broker process. It serves at once on its own directory, in a cluster once it follows the
     leaders, and on a shared directory while it holds the lease."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
+        """`load` reads the configuration again for a reload; None: only the files are read."""
         self.config = config
         self.broker: Broker | None = None
         self.storage: Storage | None = None
@@ -151,18 +86,18 @@ class Server:
         self.cluster: ClusterAdmin | None = None
         self.federation: BrokerFederation | None = None
         self._clustering: ClusterMembership | None = None
-        self.listeners: list[asyncio.Server | AcceptLoop] = []
-        self.ports: list[int] = []
+        self.listeners: list[OpenListener] = []
         self.admin_port = 0
-        self._contexts: list[ssl.SSLContext | None] = []
-        self._sockets: list[list[socket.socket]] = []
-        self._security = SecurityFiles(None, None, None)
+        self._load = load or (lambda: config)
+        self._security = SecurityFiles()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._hands_over = False
         self._starts_anew = False
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._reloading = asyncio.Lock()
+        self._reload_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to serve or to stand by. Raises `StartError` if that is impossible."""
@@ -172,24 +107,27 @@ class Server:
         descriptors.watch_files()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
         config = self.config
-        security = self._security = self._load_security()
-        self._contexts = [self._tls_context(listener) for listener in config.listeners]
+        try:
+            self._security = load_security(config)
+            contexts = [tls_context(listener) for listener in config.listeners]
+        except SecurityFileError as error:
+            raise StartError(str(error)) from error
         try:
             # Ports are reserved now: a standby must not find out at takeover that one is taken.
-            self._sockets = [
-                await self._when_free(partial(reserve, listener))
-                for listener in config.listeners
-                if not config.cluster.witness
-            ]
+            for settings, context in zip(config.listeners, contexts, strict=True):
+                if not config.cluster.witness:
+                    sockets = await self._when_free(partial(reserve, settings))
+                    self.listeners.append(OpenListener(settings, context, sockets))
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
         if config.node.standby:
-            self.sharing = self._share(security)
+            self.sharing = self._share()
             await self._start_admin()
             return
         if config.cluster.peer_bind:
-            await self._start_cluster(security)
+            await self._start_cluster()
             return
         try:
             storage = Storage.open(
@@ -201,7 +139,7 @@ class Server:
         except StorageError as error:
             raise StartError(str(error)) from error
         self.storage = storage
-        node = new_node(config, security, storage.journal)
+        node = self._new_node(storage.journal)
         storage.recover_into(node.state)
         await self._serve(node, storage)
         await self._start_admin()
@@ -224,13 +162,13 @@ class Server:
                     raise
             await asyncio.sleep(PORT_PAUSE_S)
 
-    async def _start_cluster(self, security: SecurityFiles) -> None:
+    def _new_node(self, journal: Journal) -> Node:
+        return new_node(self.config, self._security, journal)
+
+    async def _start_cluster(self) -> None:
         try:
             clustering = ClusterMembership(
-                self.config,
-                lambda journal: new_node(self.config, security, journal),
-                security.passwords,
-                self.fail,
+                self.config, self._new_node, self._security.passwords, self.fail
             )
             self._clustering = clustering
             self.cluster = clustering.operations
@@ -261,11 +199,11 @@ class Server:
             return
         self._log_ready()
 
-    def _share(self, security: SecurityFiles) -> SharedDirectory:
+    def _share(self) -> SharedDirectory:
         try:
             sharing = SharedDirectory(
                 self.config,
-                new_node=lambda journal: new_node(self.config, security, journal),
+                new_node=self._new_node,
                 on_holding=self._hold,
                 on_failed=self.fail,
                 on_handover=self.hand_over,
@@ -312,14 +250,13 @@ class Server:
         if self.maintenance is None:
             self.maintenance = Maintenance(broker, storage, config)
         broker.set_clock()
+        # The node was made before it serves; there may have been a reload since.
+        apply_limits(broker.node.state, node_config(config))
+        apply_security(broker, self._security)
         broker.node.start()
         try:
-            for listener, context, sockets in zip(
-                config.listeners, self._contexts, self._sockets, strict=True
-            ):
-                servers = await listen(broker, listener, context, sockets)
-                self.listeners += servers
-                self.ports.append(servers[0].sockets[0].getsockname()[1])
+            for listener in self.listeners:
+                await listener.open(broker)
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
         self.broker = broker
@@ -367,47 +304,13 @@ class Server:
         state = self.broker.node.state
         logger.info(
             "ready listeners=%s admin=%s data=%s durability=%s sessions=%d records=%d",
-            [
-                f"{each.bind}:{port}"
-                for each, port in zip(config.listeners, self.ports, strict=True)
-            ],
+            [f"{each.settings.bind}:{each.port}" for each in self.listeners],
             f"{config.admin.bind}:{self.admin_port}" if config.admin.enabled else "off",
             config.node.data,
             config.log.durability,
             state.client_sessions(),
             sum(state.journal.high_watermark),
         )
-
-    def _load_security(self) -> SecurityFiles:
-        security = self.config.security
-        try:
-            passwords = (
-                PasswordFile.load(security.password_file) if security.password_file else None
-            )
-            acl = AclFile.load(security.acl_file) if security.acl_file else None
-            scram = ScramFile.load(security.scram_file) if security.scram_file else None
-        except (PasswordError, AclError, ScramError, OSError) as error:
-            raise StartError(str(error)) from error
-        if acl is not None and acl.names_users() and not authenticates_users(self.config):
-            logger.warning(
-                "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"
-                " users apply to none: set password_file, scram_file or client_ca'",
-                security.acl_file,
-            )
-        return SecurityFiles(passwords, acl, scram)
-
-    def _tls_context(self, listener: Listener) -> ssl.SSLContext | None:
-        if not listener.certificate:
-            return None
-        try:
-            return server_context(
-                Path(listener.certificate),
-                Path(listener.key),
-                Path(listener.client_ca) if listener.client_ca else None,
-                listener.require_certificate,
-            )
-        except TlsError as error:
-            raise StartError(str(error)) from error
 
     def fail(self, error: BaseException) -> None:
         """Stop at once: the journal or the state cannot be trusted. The first failure counts."""
@@ -417,6 +320,61 @@ class Server:
         if broker is not None:
             broker.has_failed = True
         self._stop.set()
+
+    async def reload(self) -> Reloaded:
+        """Apply the configuration and the files as they are now. Raises `ReloadError`, and changes
+        nothing then."""
+        async with self._reloading:
+            if self._stop.is_set():
+                raise ReloadError("the broker is stopping")
+            try:
+                return await self._apply(prepare(self._load, self.config, self.listeners))
+            except ReloadError as error:
+                self._count_reload("reloads_failed")
+                logger.error("reload_failed error=%r text='everything stays as it was'", str(error))
+                raise
+
+    def _reload_soon(self) -> None:
+        """Reload at SIGHUP."""
+
+        async def reload() -> None:
+            with suppress(ReloadError):
+                await self.reload()
+
+        self._reload_task = watched(reload())
+
+    def _count_reload(self, name: str) -> None:
+        if self.broker is not None:
+            stats = self.broker.node.state.stats
+            setattr(stats, name, getattr(stats, name) + 1)
+
+    async def _apply(self, made: Preparation) -> Reloaded:
+        self.config, self._security = made.config, made.security
+        broker = self.broker if self._clustering is None else self._clustering.broker
+        disconnected = 0
+        if broker is not None:
+            apply_limits(broker.node.state, node_config(made.config))
+            disconnected = apply_security(broker, made.security)
+        if self.maintenance is not None:
+            self.maintenance.reload(made.config)
+        kept = [one for one, _, _ in made.listeners]
+        for one in self.listeners:
+            if one not in kept:
+                one.close()
+        self.listeners = kept
+        for one, settings, context in made.listeners:
+            try:
+                await one.apply(settings, context, self.broker)
+            except OSError as error:
+                logger.error("listener_not_reloaded listener=%r error=%r", one.name, str(error))
+        logger.setLevel(LEVELS[made.config.logging.level])
+        self._count_reload("reloads")
+        done = Reloaded(made.applied, made.needs_restart, disconnected)
+        logger.info(
+            "reloaded settings=%s needs_restart=%s disconnected=%d",
+            *(done.applied, done.needs_restart, done.disconnected),
+        )
+        return done
 
     def hand_over(self) -> None:
         """Let another node of the shared directory take over, and stand by afterwards."""
@@ -465,8 +423,8 @@ class Server:
             return
         if self._serving is not None:
             await self._serving
-        for server in self.listeners:
-            server.close()
+        for listener in self.listeners:
+            listener.close()
         if self.federation is not None:
             await self.federation.stop()
         if broker is not None:
@@ -501,8 +459,8 @@ class Server:
         logger.info("shutting_down")
         if self._serving is not None:
             self._serving.cancel()
-        for server in self.listeners:
-            server.close()
+        for listener in self.listeners:
+            listener.close()
         broker = cluster.broker
         reference = await cluster.leave()
         broker.touch()

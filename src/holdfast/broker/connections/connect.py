@@ -140,12 +140,8 @@ def _start_exchange(state: NodeState, connection: Connection, packet: Connect, m
     factory = state.authenticators.get(method)
     if factory is None:
         state.stats.authentications_failed += 1
-        refuse(
-            state,
-            connection,
-            reasons.BAD_AUTHENTICATION_METHOD,
-            f"authentication method {method!r}, known: {sorted(state.authenticators)}",
-        )
+        text = f"authentication method {method!r}, known: {sorted(state.authenticators)}"
+        refuse(state, connection, reasons.BAD_AUTHENTICATION_METHOD, text)
         return
     authenticator = factory()
     connection.authentication = authenticator
@@ -172,7 +168,11 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     if packet.reason == reasons.REAUTHENTICATE:
         if connection.state != OPEN:
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
-        again = state.authenticators[method]()
+        factory = state.authenticators.get(method)
+        if factory is None:
+            text = f"authentication method {method!r} is not offered any more"
+            raise ProtocolViolation(reasons.NOT_AUTHORIZED, text)
+        again = factory()
         connection.authentication = again
         step = again.start(connection.client_id, payload)
     elif packet.reason == reasons.CONTINUE_AUTHENTICATION:

@@ -103,6 +103,10 @@ class PendingConnects:
         else:
             del self._by_address[address]
 
+    def checking(self) -> list[Connection]:
+        """The connections whose CONNECT is complete and not answered."""
+        return list(self._checking)
+
     def oldest_silent(self) -> Connection | None:
         """The connection to close for another one."""
         return _first(iter(self._silent))

@@ -10,11 +10,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Final, TypeVar, cast
 
-from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.effects import (
     CheckPassword,
     Cut,
@@ -26,12 +23,12 @@ from holdfast.broker.effects import (
 )
 from holdfast.broker.node import Node
 from holdfast.broker.recovery.recovery import snapshot_entries
-from holdfast.broker.session.connection import AUTHENTICATING, Connection
+from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
-from holdfast.security.password_queue import PasswordQueue
 from holdfast.security.passwords import PasswordFile
 from holdfast.server.disk.journal_writer import JournalWriter, LogReadPool
 from holdfast.server.disk.storage import Storage
+from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
 from holdfast.storage.files.filesystem import is_scarce
 from holdfast.storage.journal.segment import WriteGroup
@@ -42,7 +39,6 @@ logger = logging.getLogger("holdfast")
 
 T = TypeVar("T")
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-PASSWORD_THREADS: Final = 2
 
 
 class Broker:
@@ -77,12 +73,8 @@ class Broker:
             on_space=self.writer_has_space,
         )
         self.read_pool = LogReadPool(loop.call_soon_threadsafe)
-        self.password_file = password_file
+        self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.memory_flush_s = memory_flush_s
-        self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
-        self.password_queue: PasswordQueue[CheckPassword] = PasswordQueue()
-        self.password_checks = 0
-        """The number of checks that the threads have."""
         self.turn_scheduled = False
         self.has_failed = False
         """Whether the process is about to stop. No turn runs, so no promise is resolved."""
@@ -315,7 +307,7 @@ class Broker:
                 transport.cut()
         else:
             assert isinstance(effect, CheckPassword)
-            self.check_password(effect)
+            self.passwords.check(effect)
 
     def read_log(self, effect: ReadLog) -> None:
         reader = self.reader
@@ -413,50 +405,6 @@ class Broker:
         self.read_pool.submit(work, done)
         return await future
 
-    def check_password(self, effect: CheckPassword) -> None:
-        file = self.password_file
-        assert file is not None
-        if file.is_remembered(effect.username, effect.password):
-            # Returning clients never wait behind unknown ones.
-            self.node.handle_password_checked(effect.connection, True)
-        elif self.password_queue.offer(address_of(effect.connection.remote), effect):
-            self.check_passwords(file)
-        else:
-            self.node.handle_password_unchecked(effect.connection)
-
-    def check_passwords(self, file: PasswordFile) -> None:
-        """Give each thread one check, and one to follow."""
-        while self.password_checks < 2 * PASSWORD_THREADS:
-            effect = self.password_queue.take()
-            if effect is None:
-                return
-            connection = effect.connection
-            if connection.state != AUTHENTICATING:
-                continue
-            transport = connection.transport
-            if isinstance(transport, ClientTransport) and transport.has_left():
-                # The client cannot receive the result, so the costly hash is saved.
-                self.node.handle_left(connection)
-                continue
-            self.password_checks += 1
-            future = self.passwords.submit(file.verify, effect.username, effect.password)
-            future.add_done_callback(partial(self.password_arrived, effect))
-
-    def password_arrived(self, effect: CheckPassword, done: Future[bool]) -> None:
-        """Pass the result to the loop. Runs in the thread."""
-        if not done.cancelled():
-            self.loop.call_soon_threadsafe(self.password_checked, effect, done)
-
-    def password_checked(self, effect: CheckPassword, done: Future[bool]) -> None:
-        self.touch()
-        self.password_checks -= 1
-        if self.password_file is not None:
-            self.check_passwords(self.password_file)
-        error = done.exception()
-        if error is not None:
-            logger.error("password_check_failed error=%r", str(error))
-        self.node.handle_password_checked(effect.connection, error is None and done.result())
-
     def fail(self, event: str, error: BaseException) -> None:
         """Stop the node after an error that must not happen and must not be hidden."""
         logger.critical(f"{event} error=%r", str(error), exc_info=error)
@@ -482,4 +430,4 @@ class Broker:
             self.flush_timer.cancel()
         self.writer.close()
         self.read_pool.close()
-        self.passwords.shutdown(wait=False, cancel_futures=True)
+        self.passwords.close()

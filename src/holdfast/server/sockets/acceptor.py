@@ -59,10 +59,10 @@ class AcceptLoop:
         listener.listen(BACKLOG)
         self._accepting = watched(self._accept(listener))
 
-    def close(self) -> None:
-        """Accept no more connections. Open ones stay."""
+    def close(self, *, keeps_handshakes: bool = False) -> None:
+        """Accept no more connections. Open ones stay; handshakes end, or go on."""
         self._accepting.cancel()
-        for task in self._handshakes:
+        for task in () if keeps_handshakes else self._handshakes:
             task.cancel()
         # Closed later, because the loop must stop watching the socket first.
         self._broker.loop.call_soon(self.sockets[0].close)

@@ -44,18 +44,90 @@ def reserve(listener: Listener) -> list[socket.socket]:
     return sockets
 
 
-async def listen(
+class OpenListener:
+    """A configured listener with its bound sockets.
+
+    The sockets stay bound while other settings are applied: each opening accepts on duplicates of
+    them, and the system keeps the connections that nobody has accepted.
+    """
+
+    def __init__(
+        self, settings: Listener, context: ssl.SSLContext | None, sockets: list[socket.socket]
+    ) -> None:
+        self.settings = settings
+        self._context = context
+        self._sockets = sockets
+        self._servers: list[asyncio.Server | AcceptLoop] = []
+        self._count = ListenerCount(self.name, 0, 0)
+
+    @property
+    def name(self) -> str:
+        """The configured address and port."""
+        return f"{self.settings.bind}:{self.settings.port}"
+
+    @property
+    def port(self) -> int:
+        """The port in use, also if the system chose it."""
+        port: int = self._sockets[0].getsockname()[1]
+        return port
+
+    def is_at(self, settings: Listener) -> bool:
+        """Whether settings are for this listener's address."""
+        return (self.settings.bind, self.settings.port) == (settings.bind, settings.port)
+
+    async def open(self, broker: Broker) -> None:
+        """Accept connections, with TLS if there is a context. Raises `OSError`."""
+        self._servers = await _listen(
+            broker,
+            self.settings,
+            self._context,
+            [one.dup() for one in self._sockets],
+            self._count,
+        )
+
+    async def apply(
+        self, settings: Listener, context: ssl.SSLContext | None, broker: Broker | None
+    ) -> None:
+        """Use other settings for new connections. Existing ones and handshakes stay.
+
+        `broker` None: the node does not serve yet. Raises `OSError`, and accepts as before then.
+        """
+        self.settings = settings
+        self._context = context
+        if broker is not None:
+            before = self._servers
+            await self.open(broker)
+            _stop_accepting(before, keeps_handshakes=True)
+
+    def close(self) -> None:
+        """Refuse new connections and end handshakes. Open connections stay."""
+        _stop_accepting(self._servers, keeps_handshakes=False)
+        self._servers = []
+        for one in self._sockets:
+            one.close()
+        self._sockets = []
+
+
+def _stop_accepting(servers: list[asyncio.Server | AcceptLoop], *, keeps_handshakes: bool) -> None:
+    for server in servers:
+        if isinstance(server, AcceptLoop):
+            server.close(keeps_handshakes=keeps_handshakes)
+        else:
+            server.close()
+
+
+async def _listen(
     broker: Broker,
     listener: Listener,
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
+    count: ListenerCount,
 ) -> list[asyncio.Server | AcceptLoop]:
-    """Accept on reserved sockets, with TLS if there is a context. Raises `OSError`."""
-    name = f"{listener.bind}:{listener.port}"
     sockets_max = descriptors.for_clients()
     accepts = context is not None or not is_uvloop(broker.loop)
+    count.connections_max = listener.max_connections
     # A connection of an AcceptLoop is already counted when this check runs.
-    count = ListenerCount(name, listener.max_connections, sockets_max + accepts)
+    count.sockets_max = sockets_max + accepts
     admission = UpgradeAdmission(listener.path, listener.allowed_origins)
 
     def accept() -> asyncio.BaseProtocol:
@@ -66,5 +138,7 @@ async def listen(
         return cast(asyncio.BaseProtocol, connection)
 
     if accepts:
-        return [AcceptLoop(broker, name, sockets_max, accept, context, one) for one in sockets]
+        return [
+            AcceptLoop(broker, count.name, sockets_max, accept, context, one) for one in sockets
+        ]
     return [await broker.loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]

@@ -1,0 +1,63 @@
+"""The node's part of the configuration, and a new node by it."""
+
+import secrets
+import time
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import Node
+from holdfast.config.schema import Config
+from holdfast.server.event_loop import descriptors
+from holdfast.server.security_files import SecurityFiles, authenticates_users
+from holdfast.storage.journal.journal import Journal
+
+
+def node_config(config: Config) -> NodeConfig:
+    limits = config.limits
+    return NodeConfig(
+        node_id=config.node.id,
+        partitions=(
+            config.cluster.partitions if config.cluster.peer_bind else config.log.partitions
+        ),
+        memory_durability=config.log.durability == "memory",
+        qos_max=limits.qos_max,
+        retain_available=limits.retain_available,
+        packet_bytes_max=limits.packet_bytes,
+        keep_alive_s_max=limits.keep_alive_s_max,
+        session_expiry_s_max=limits.session_expiry_s_max,
+        receive_maximum=limits.receive_maximum,
+        inflight_max=limits.inflight_max,
+        topic_alias_max=limits.topic_alias_max,
+        outbox_messages=limits.outbox_messages,
+        outbox_bytes=limits.outbox_bytes,
+        retained_max=limits.retained_max,
+        retained_bytes_max=limits.retained_bytes,
+        wildcard_available=limits.wildcard_available,
+        shared_available=limits.shared_available,
+        pending_bytes_max=limits.pending_bytes_max,
+        subscriptions_per_session=limits.subscriptions_per_session,
+        filter_bytes_per_session=limits.filter_bytes_per_session,
+        sessions_max=limits.sessions,
+        connections=limits.connections or descriptors.for_clients(),
+        connect_bytes=limits.connect_bytes,
+        pending_connect_bytes=limits.pending_connect_bytes,
+        pending_connects_per_address=limits.pending_connects_per_address,
+        connect_timeout_s=limits.connect_timeout_s,
+        allow_anonymous=bool(config.security.allow_anonymous),
+        sys_interval_s=config.sys.interval_s,
+        producers_max=limits.producers_max,
+        producer_expiry_s=limits.producer_expiry_s,
+        authenticates_users=authenticates_users(config),
+        qos0_logged=list(config.log.qos0),
+    )
+
+
+def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
+    """Make a node without recovered state. It may run in any thread."""
+    node = Node(node_config(config), journal)
+    state = node.state
+    state.acl = security.acl
+    security.apply_to(node)
+    state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
+    # The same clock as the loop's, which must not be used in another thread.
+    node.tick(time.monotonic(), time.time_ns() // 1000)
+    return node

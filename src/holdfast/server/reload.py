@@ -1,0 +1,162 @@
+"""Reloading: other settings and files for a broker that goes on serving.
+
+Invariants
+- A reload applies completely or not at all: all files are read, and all new ports bound, before the
+  first change. A file that cannot be used leaves everything as it was.
+- No client that may still connect is disconnected.
+- A setting that cannot change at run time keeps its value, and the report names it.
+"""
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.reauthorize import close_unauthorized
+from holdfast.broker.rights import replace_rules
+from holdfast.broker.state import NodeState
+from holdfast.config.problem import ConfigError
+from holdfast.config.schema import Config, Listener
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.security_files import (
+    SecurityFileError,
+    SecurityFiles,
+    load_security,
+    tls_context,
+)
+from holdfast.server.sockets.listeners import OpenListener, reserve
+
+SECTIONS: Final = ("listeners", "security", "limits", "logging.level", "log.retention")
+"""The settings that can change at run time, except those in `ANNOUNCED`."""
+ANNOUNCED: Final = frozenset(
+    f"limits.{name}"
+    for name in (
+        "qos_max",
+        "receive_maximum",
+        "retain_available",
+        "shared_available",
+        "topic_alias_max",
+        "wildcard_available",
+    )
+)
+"""The limits that CONNACK tells an MQTT 5 client, which relies on them while it is connected.
+[MQTT-3.3.4-9]"""
+
+
+class ReloadError(Exception):
+    """The settings or files cannot be used. Nothing has changed. The text has the reason."""
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """The result of a reload: the changed settings by key, and the clients that had to leave."""
+
+    applied: list[str]
+    needs_restart: list[str]
+    disconnected: int
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that a reload needs, read and checked."""
+
+    config: Config
+    applied: list[str]
+    needs_restart: list[str]
+    security: SecurityFiles
+    listeners: list[tuple[OpenListener, Listener, ssl.SSLContext | None]]
+    """Each listener with its new settings and context."""
+
+
+def prepare(
+    load: Callable[[], Config], present: Config, listeners: list[OpenListener]
+) -> Preparation:
+    """Read the configuration and all files, and bind new ports. Raises `ReloadError`."""
+    try:
+        wanted = load()
+    except ConfigError as error:
+        raise ReloadError("; ".join(error.problems)) from error
+    before, after = _flat(present), _flat(wanted)
+    keys = sorted(before.keys() | after.keys())
+    changed = [key for key in keys if before.get(key) != after.get(key)]
+    applied = [key for key in changed if _is_reloadable(key)]
+    config = _merged(present, wanted)
+    bound: list[OpenListener] = []
+    found: list[tuple[OpenListener, Listener, ssl.SSLContext | None]] = []
+    left = list(listeners)
+    try:
+        security = load_security(config)
+        for settings in () if config.cluster.witness else config.listeners:
+            context = tls_context(settings)
+            one = next((each for each in left if each.is_at(settings)), None)
+            if one is None:
+                one = OpenListener(settings, context, reserve(settings))
+                bound.append(one)
+            else:
+                left.remove(one)
+            found.append((one, settings, context))
+    except (SecurityFileError, OSError) as error:
+        for one in bound:
+            one.close()
+        raise ReloadError(str(error)) from error
+    needs_restart = [key for key in changed if not _is_reloadable(key)]
+    return Preparation(config, applied, needs_restart, security, found)
+
+
+def apply_limits(state: NodeState, config: NodeConfig) -> None:
+    """Make the node use other limits, from its next use of each on."""
+    for each in fields(NodeConfig):
+        setattr(state.config, each.name, getattr(config, each.name))
+    state.pending_connects.bytes_max = config.pending_connect_bytes
+    state.pending_connects.per_address_max = config.pending_connects_per_address
+    state.producers.positions_max = config.producers_max
+    state.producers.expiry_us = config.producer_expiry_s * 1_000_000
+
+
+def apply_security(broker: Broker, security: SecurityFiles) -> int:
+    """Make a serving node use other files, and return the number of clients that have to leave."""
+    broker.touch()
+    state = broker.node.state
+    broker.passwords.file = security.passwords
+    security.apply_to(broker.node)
+    recorded = broker.recorded_state().sessions
+    images = [] if recorded is state.sessions else recorded.values()
+    replace_rules(state, security.acl, [*state.sessions.values(), *images])
+    return close_unauthorized(state, security.knows)
+
+
+def _is_reloadable(key: str) -> bool:
+    return key not in ANNOUNCED and any(
+        key == section or key.startswith(f"{section}.") for section in SECTIONS
+    )
+
+
+def _merged(present: Config, wanted: Config) -> Config:
+    """The wanted configuration, with the present values of what cannot change at run time."""
+    replace = msgspec.structs.replace
+    told = {key.partition(".")[2] for key in ANNOUNCED}
+    return replace(
+        present,
+        listeners=wanted.listeners,
+        security=wanted.security,
+        limits=replace(wanted.limits, **{name: getattr(present.limits, name) for name in told}),
+        logging=replace(present.logging, level=wanted.logging.level),
+        log=replace(present.log, retention=wanted.log.retention),
+    )
+
+
+def _flat(config: Config) -> dict[str, object]:
+    """The settings by dotted key. Lists are one value."""
+    found: dict[str, object] = {}
+    pending: list[tuple[str, object]] = [("", msgspec.to_builtins(config))]
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, dict):
+            prefix = f"{key}." if key else ""
+            pending += [(f"{prefix}{name}", each) for name, each in value.items()]
+        else:
+            found[key] = value
+    return found

@@ -1,0 +1,80 @@
+"""The files of passwords, rights and certificates that the settings name."""
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.broker.node import Node
+from holdfast.config.schema import Config, Listener
+from holdfast.security.acl import AclError, AclFile
+from holdfast.security.enhanced_authentication import scram_factories
+from holdfast.security.passwords import PasswordError, PasswordFile
+from holdfast.security.scram_file import ScramError, ScramFile
+from holdfast.security.tls import TlsError, server_context
+
+logger = logging.getLogger("holdfast")
+
+
+class SecurityFileError(Exception):
+    """A file that cannot be used. The text has the file, the line and the remedy."""
+
+
+@dataclass(frozen=True)
+class SecurityFiles:
+    """The loaded files of passwords, access rules and SCRAM credentials."""
+
+    passwords: PasswordFile | None = None
+    acl: AclFile | None = None
+    scram: ScramFile | None = None
+
+    def knows(self, username: str) -> bool:
+        """Whether a user has a password or SCRAM credentials."""
+        return any(username in users for users in (self.passwords, self.scram) if users is not None)
+
+    def apply_to(self, node: Node) -> None:
+        """Make the node authenticate clients by these files."""
+        state = node.state
+        state.checks_passwords = self.passwords is not None
+        state.authenticators = {} if self.scram is None else dict(scram_factories(self.scram))
+
+
+def authenticates_users(config: Config) -> bool:
+    """Return whether a client can prove a user name to this broker on any listener."""
+    security = config.security
+    return bool(security.password_file or security.scram_file) or any(
+        listener.client_ca for listener in config.listeners
+    )
+
+
+def load_security(config: Config) -> SecurityFiles:
+    """Load the files that `config.security` names. Raises `SecurityFileError`."""
+    security = config.security
+    try:
+        passwords = PasswordFile.load(security.password_file) if security.password_file else None
+        acl = AclFile.load(security.acl_file) if security.acl_file else None
+        scram = ScramFile.load(security.scram_file) if security.scram_file else None
+    except (PasswordError, AclError, ScramError, OSError) as error:
+        raise SecurityFileError(str(error)) from error
+    if acl is not None and acl.names_users() and not authenticates_users(config):
+        logger.warning(
+            "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"
+            " users apply to none: set password_file, scram_file or client_ca'",
+            security.acl_file,
+        )
+    return SecurityFiles(passwords, acl, scram)
+
+
+def tls_context(listener: Listener) -> ssl.SSLContext | None:
+    """The context of a listener, or None for one without TLS. Raises `SecurityFileError`."""
+    if not listener.certificate:
+        return None
+    try:
+        return server_context(
+            Path(listener.certificate),
+            Path(listener.key),
+            Path(listener.client_ca) if listener.client_ca else None,
+            listener.require_certificate,
+        )
+    except TlsError as error:
+        raise SecurityFileError(str(error)) from error

@@ -1,0 +1,378 @@
+"""Reloading settings and files of running brokers, by SIGHUP and over the admin port."""
+
+import json
+import signal
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+import trustme
+from paho.mqtt.enums import CallbackAPIVersion
+
+from holdfast.cli.main import main
+from holdfast.protocol.mqtt import reasons
+from tests.e2e.brokers import Holdfast, toml
+from tests.e2e.cluster_processes import ClusterProcesses
+from tests.e2e.conftest import StartHoldfast
+from tests.e2e.pair import pair
+from tests.support.ports import free_port
+
+TIMEOUT_S = 20.0
+
+
+class Client:
+    """A paho client that notes what it received and why it was disconnected."""
+
+    def __init__(self, port: int, user: str = "", context: ssl.SSLContext | None = None) -> None:
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self.client.on_connect = lambda *arguments: self._connected(int(arguments[3].value))
+        self.client.on_disconnect = lambda *arguments: self._left(int(arguments[3].value))
+        self.client.on_message = lambda client, data, message: self.topics.append(message.topic)
+        self.client.on_subscribe = lambda *arguments: self.subscribed.set()
+        self.connected = threading.Event()
+        self.left = threading.Event()
+        self.subscribed = threading.Event()
+        self.reason = self.leave_reason = -1
+        self.topics: list[str] = []
+        if user:
+            self.client.username_pw_set(user, "secret")
+        if context is not None:
+            self.client.tls_set_context(context)
+        self.client.connect("127.0.0.1", port)
+        self.client.loop_start()
+        assert self.connected.wait(TIMEOUT_S)
+
+    def _connected(self, reason: int) -> None:
+        self.reason = reason
+        self.connected.set()
+
+    def _left(self, reason: int) -> None:
+        self.leave_reason = reason
+        self.left.set()
+
+    def subscribe(self, filter: str) -> None:
+        self.client.subscribe(filter, 1)
+        assert self.subscribed.wait(TIMEOUT_S)
+
+    def publish(self, topic: str) -> None:
+        self.client.publish(topic, b"x", 1).wait_for_publish(TIMEOUT_S)
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+def until(happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not happened():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+def hang_up(broker: Holdfast, line: str = "reloaded settings") -> str:
+    """Send SIGHUP, and wait for the line that tells its end."""
+    before = broker.log_text().count(line)
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGHUP)
+    until(lambda: broker.log_text().count(line) > before, line)
+    return [each for each in broker.log_text().splitlines() if line in each][-1]
+
+
+def post_reload(broker: Holdfast) -> tuple[int, dict[str, object]]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{broker.admin_port}/api/v1/reload", method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def write_settings(broker: Holdfast) -> None:
+    (broker.directory / "holdfast.toml").write_text(toml(broker.settings))
+
+
+def passwords_of(path: Path, *users: str) -> None:
+    path.unlink(missing_ok=True)
+    for user in users:
+        create = [] if path.exists() else ["-c"]
+        assert main(["passwd", *create, "-b", str(path), user, "secret"]) == 0
+
+
+def test_other_users_and_rights(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    passwords, acl = tmp_path / "passwords", tmp_path / "acl"
+    passwords_of(passwords, "alice", "bob")
+    acl.write_text("user alice\ntopic readwrite #\nuser bob\ntopic readwrite #\n")
+    broker = start_holdfast({"security": {"password_file": str(passwords), "acl_file": str(acl)}})
+    alice, bob = Client(broker.port, "alice"), Client(broker.port, "bob")
+    alice.subscribe("#")
+    alice.publish("secret/1")
+    until(lambda: alice.topics == ["secret/1"], "the first message")
+
+    passwords_of(passwords, "alice", "carol")
+    acl.write_text(
+        "user alice\ntopic readwrite #\ntopic deny secret/#\nuser carol\ntopic write #\n"
+    )
+    line = hang_up(broker)
+    assert "disconnected=1" in line
+    assert bob.left.wait(TIMEOUT_S)
+    assert bob.leave_reason == reasons.NOT_AUTHORIZED
+    # The rules apply to a subscription that was there, and to a remembered route.
+    carol = Client(broker.port, "carol")
+    assert carol.reason == reasons.SUCCESS
+    carol.publish("secret/1")
+    carol.publish("open/1")
+    until(lambda: alice.topics == ["secret/1", "open/1"], "the open message")
+    assert not alice.left.is_set()
+    for client in (alice, bob, carol):
+        client.close()
+
+
+def test_a_file_that_cannot_be_used_changes_nothing(
+    start_holdfast: StartHoldfast, tmp_path: Path
+) -> None:
+    passwords, acl = tmp_path / "passwords", tmp_path / "acl"
+    passwords_of(passwords, "alice")
+    acl.write_text("user alice\ntopic readwrite #\n")
+    broker = start_holdfast({"security": {"password_file": str(passwords), "acl_file": str(acl)}})
+    alice = Client(broker.port, "alice")
+    passwords_of(passwords, "bob")
+    acl.write_text("user alice\ntopic reed #\n")
+    line = hang_up(broker, "reload_failed")
+    assert f"{acl}:2" in line
+    assert "everything stays as it was" in line
+    again = Client(broker.port, "alice")
+    assert again.reason == reasons.SUCCESS
+    assert not alice.left.is_set()
+    status, body = post_reload(broker)
+    assert status == 409
+    assert f"{acl}:2" in str(body["error"])
+    (broker.directory / "holdfast.toml").write_text("[limits]\nsesions = 3\n")
+    status, body = post_reload(broker)
+    assert status == 409
+    assert "sesions" in str(body["error"])
+    assert 'holdfast_reloads_failed_total{node="n1"} 3.0' in broker.admin("/metrics")[1]
+    alice.close()
+    again.close()
+
+
+def test_limits_change_and_what_cannot_change_is_named(start_holdfast: StartHoldfast) -> None:
+    broker = start_holdfast({"limits": {"sessions": 1}, "log": {"segment_bytes": 1 << 20}})
+    one = Client(broker.port)
+    refused = Client(broker.port)
+    assert refused.reason == reasons.QUOTA_EXCEEDED
+    broker.settings = {"limits": {"sessions": 2, "qos_max": 1}, "log": {"segment_bytes": 1 << 21}}
+    write_settings(broker)
+    status, body = post_reload(broker)
+    assert status == 200
+    assert body == {
+        "applied": ["limits.sessions"],
+        "needs_restart": ["limits.qos_max", "log.segment_bytes"],
+        "disconnected": 0,
+    }
+    two = Client(broker.port)
+    assert two.reason == reasons.SUCCESS
+    assert not one.left.is_set()
+    # What is not in force yet is named again.
+    assert post_reload(broker)[1]["needs_restart"] == ["limits.qos_max", "log.segment_bytes"]
+    for client in (one, refused, two):
+        client.close()
+
+
+def test_anonymous_clients_leave_when_they_may_not_connect_any_more(
+    start_holdfast: StartHoldfast, tmp_path: Path
+) -> None:
+    broker = start_holdfast({"security": {"allow_anonymous": True}})
+    stranger = Client(broker.port)
+    passwords_of(tmp_path / "passwords", "alice")
+    broker.settings = {"security": {"password_file": str(tmp_path / "passwords")}}
+    write_settings(broker)
+    hang_up(broker)
+    assert stranger.left.wait(TIMEOUT_S)
+    assert stranger.leave_reason == reasons.NOT_AUTHORIZED
+    alice = Client(broker.port, "alice")
+    assert alice.reason == reasons.SUCCESS
+    stranger.close()
+    alice.close()
+
+
+def fingerprint(port: int, authority: trustme.CA) -> bytes:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client.tls_set_context(context)
+    client.connect("127.0.0.1", port)
+    shown = client.socket().getpeercert(binary_form=True)  # type: ignore[union-attr]
+    client.disconnect()
+    assert shown
+    return bytes(shown)
+
+
+def write_certificate(directory: Path, authority: trustme.CA) -> None:
+    made = authority.issue_cert("127.0.0.1", "localhost")
+    made.private_key_pem.write_to_path(str(directory / "server.key"))
+    for number, blob in enumerate(made.cert_chain_pems):
+        blob.write_to_path(str(directory / "server.pem"), append=number > 0)
+
+
+def test_another_certificate(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    write_certificate(tmp_path, authority)
+    names = {"certificate": str(tmp_path / "server.pem"), "key": str(tmp_path / "server.key")}
+    broker = start_holdfast({"[listeners]": names})
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    connected = Client(broker.port, context=context)
+    first = fingerprint(broker.port, authority)
+    write_certificate(tmp_path, authority)
+    hang_up(broker)
+    second = fingerprint(broker.port, authority)
+    assert second != first
+    # A key that does not belong to the certificate: the second pair stays.
+    other = authority.issue_cert("127.0.0.1")
+    other.private_key_pem.write_to_path(str(tmp_path / "server.key"))
+    hang_up(broker, "reload_failed")
+    assert fingerprint(broker.port, authority) == second
+    assert not connected.left.is_set()
+    connected.publish("t")
+    connected.close()
+
+
+def test_listeners_come_and_go(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    """The clients of a listener that goes stay; nobody else can connect there."""
+    directory = tmp_path / "own"
+    directory.mkdir()
+    broker = ListenersBroker(directory)
+    broker.start()
+    try:
+        first = Client(broker.port)
+        broker.listeners = [broker.port, broker.second]
+        broker.write()
+        assert post_reload(broker)[1]["applied"] == ["listeners"]
+        second = Client(broker.second)
+        broker.listeners = [broker.second]
+        broker.write()
+        assert post_reload(broker)[0] == 200
+        with pytest.raises(ConnectionRefusedError):
+            Client(broker.port)
+        first.publish("still/here")
+        again = Client(broker.second)
+        for client in (first, second, again):
+            assert not client.left.is_set()
+            client.close()
+    finally:
+        assert broker.stop() == 0
+
+
+class ListenersBroker(Holdfast):
+    """A broker with its listeners in the file."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.second = free_port()
+        self.listeners = [self.port]
+
+    def write(self) -> None:
+        text = f'[admin]\nport = {self.admin_port}\n[node]\ndata = "{self.data}"\n'
+        for port in self.listeners:
+            text += f"[[listeners]]\nport = {port}\n"
+        (self.directory / "holdfast.toml").write_text(text)
+
+    def command(self) -> list[str]:
+        command = super().command()
+        self.write()
+        return command[: command.index("--bind")]
+
+
+def test_a_port_that_is_taken_changes_nothing(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    broker, other = ListenersBroker(one), ListenersBroker(two)
+    broker.start()
+    other.start()
+    try:
+        broker.listeners = [broker.port, other.port]
+        broker.write()
+        status, body = post_reload(broker)
+        assert status == 409
+        assert str(other.port) in str(body["error"])
+        Client(broker.port).close()
+    finally:
+        broker.stop()
+        other.stop()
+
+
+def test_many_reloads_lose_no_connection(start_holdfast: StartHoldfast) -> None:
+    """Clients connect all the time while the listeners open again and again."""
+    broker = start_holdfast()
+    failures: list[str] = []
+    stop = threading.Event()
+
+    def connect() -> None:
+        while not stop.is_set():
+            try:
+                client = Client(broker.port)
+                if client.reason != reasons.SUCCESS:
+                    failures.append(f"reason {client.reason}")
+                client.close()
+            except (OSError, AssertionError) as error:
+                failures.append(repr(error))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    for _ in range(20):
+        assert post_reload(broker)[0] == 200
+    stop.set()
+    thread.join(TIMEOUT_S)
+    assert failures == []
+
+
+def test_a_standby_takes_over_with_the_files_that_it_reloaded(tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords_of(passwords, "alice")
+    with pair(tmp_path, {"security": {"password_file": str(passwords)}}) as (holder, standby):
+        until(standby.stands_by, "the other node stands by")
+        passwords_of(passwords, "bob")
+        hang_up(standby)
+        holder.kill()
+        until(standby.serves, "the standby serves")
+        bob = Client(standby.port, "bob")
+        assert bob.reason == reasons.SUCCESS
+        bob.close()
+        alice = Client(standby.port, "alice")
+        assert alice.reason == reasons.BAD_USER_NAME_OR_PASSWORD
+        alice.close()
+
+
+def test_nodes_of_a_cluster_reload_each_its_own_files(tmp_path: Path) -> None:
+    acl, passwords = tmp_path / "acl", tmp_path / "passwords"
+    acl.write_text("user alice\ntopic readwrite #\n")
+    passwords_of(passwords, "alice", "bob")
+    files = {"security": {"password_file": str(passwords), "acl_file": str(acl)}}
+    with ClusterProcesses(tmp_path, settings=files) as cluster:
+        nodes = list(cluster.nodes.values())
+        reader = Client(nodes[0].port, "alice")
+        writer = Client(nodes[1].port, "alice")
+        reader.subscribe("$share/g/#")
+        writer.publish("secret/1")
+        until(lambda: reader.topics == ["secret/1"], "the first message")
+        acl.write_text(
+            "user alice\ntopic readwrite #\ntopic deny secret/#\nuser bob\ntopic write #\n"
+        )
+        for node in nodes:
+            hang_up(node)
+        bob = Client(nodes[2].port, "bob")
+        bob.publish("secret/1")
+        bob.publish("open/1")
+        until(lambda: reader.topics == ["secret/1", "open/1"], "the open message")
+        for client in (reader, writer, bob):
+            assert not client.left.is_set()
+            client.close()
