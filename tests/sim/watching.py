@@ -13,6 +13,10 @@ A client is connected to one node, also with a session that no record tells of [
 Counter-example: a new leader gives such a session away before it has heard the node that has it,
 and neither node lets go.
 
+An epoch of a session is with one node. Counter-example: two leaders of a home give a client the
+same one at two nodes, and a QoS 2 message at the second is taken for one that the client sent at
+the first.
+
 A record that is assigned to a node waits for a member there, or one has it. Counter-example: the
 last member leaves, another one joins in the same turn, and the returned records stay in the group
 of the first one. The coordinator waits for them for good.
@@ -144,6 +148,8 @@ class OwnersWatch:
         self.longest_s = 0.0
         # Client -> how long two nodes had it, while its home worked.
         self._double_s: dict[str, float] = {}
+        # (client, epoch) -> the node that it was given to.
+        self._given: dict[tuple[str, int], str] = {}
 
     def begin(self) -> None:
         self._world.schedule.after(LOOK_S, self._look)
@@ -157,6 +163,7 @@ class OwnersWatch:
             if process is None or host.is_paused:
                 continue
             self._look_at_timers(process)
+            self._look_at_epochs(process)
             self._look_at_assigned(process)
             for partition in range(self._world.settings.partitions):
                 if self._works(host, process, partition):
@@ -187,6 +194,17 @@ class OwnersWatch:
                 self._world.checks.fail(
                     f"{client_id} has been connected to {' and '.join(names)} for {lasted_s:.1f} s"
                 )
+
+    def _look_at_epochs(self, process: "Process") -> None:
+        owners = process.member.homes.owners._owners
+        given = [(client_id, each.epoch, each.node) for client_id, each in owners.items()]
+        for session in process.state.sessions.values():
+            if session.connection is not None:
+                given.append((session.client_id, session.epoch, process.host.name))
+        for client_id, epoch, node in given:
+            known = self._given.setdefault((client_id, epoch), node)
+            if known != node:
+                self._world.checks.fail(f"epoch {epoch} of {client_id} is with {known} and {node}")
 
     def _look_at_timers(self, process: "Process") -> None:
         for _, _, timer in process.images.state.timers:

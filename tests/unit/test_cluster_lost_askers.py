@@ -42,6 +42,8 @@ class Home:
             {"request": request, "client": "c", "clean": True, "expiry_s": 0, "username": None}
             | more,
         )
+        while self.state.promises:
+            self.state.promises.popleft().release(self.state)
 
     def told(self) -> list[tuple[str, int, bool]]:
         return [(each["node"], each["request"], each["lost"]) for each in self.answers]

@@ -45,6 +45,19 @@ SESSION_OPENED: Final = b'{"op":"open",'
 """The first bytes of each record of `session_opened`, and of no other record of a session."""
 
 
+EPOCHS_RESERVED: Final = b'{"op":"reserve",'
+"""The first bytes of each record of `epochs_reserved`, and of no other record."""
+LEADER_DECIDED: Final = (SESSION_OPENED, EPOCHS_RESERVED)
+"""The beginnings of SESSION records that only the leader appends that has decided them."""
+
+
+def epochs_reserved(newest: int) -> bytes:
+    """The payload of a SESSION record of no client: its partition's leader may give sessions the
+    epochs up to `newest`, and later leaders give higher ones. Older versions ignore the record."""
+    fields = {"op": "reserve", "client": "", "epoch": newest}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
 def session_opened(session: Session, clean: bool, owner: str = "", request: int = 0) -> bytes:
     """The payload of a SESSION record for a new connection. `owner` and `request`: in a cluster,
     the node that the client is connected to, and its request."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import SESSION_OPENED
+from holdfast.broker.recovery.state_records import LEADER_DECIDED
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD, BadFrame
@@ -390,7 +390,7 @@ class RecordForwarder:
                 # refused.
                 self.refuse(pending.ticket, reasons.SUCCESS, "")
                 continue
-            if record.kind == log_record.SESSION and record.payload.startswith(SESSION_OPENED):
+            if record.kind == log_record.SESSION and record.payload.startswith(LEADER_DECIDED):
                 # This node decided it as leader of the home partition. The next leader may have
                 # decided otherwise.
                 self.refuse(pending.ticket, reasons.UNSPECIFIED_ERROR, "no leader any more")

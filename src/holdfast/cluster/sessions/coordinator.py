@@ -10,9 +10,9 @@ The leader also closes a session whose owner is down. It publishes the will and 
 session without a connection (`expiry`).
 
 Invariants
-- An epoch of a recorded session is given to one owner. A new leader may give the epoch of an
-  unrecorded session again. This happens when a client connects before all nodes have reported their
-  sessions. Of two nodes that have a session one must release it, also if their epochs are equal.
+- An epoch of a session is given to one owner (`epochs`). A new leader may give an unrecorded
+  session away before its node has reported it. Of two nodes that have a session one must release
+  it.
 - A session is opened for one request at a time; the next request waits.
 - A node that had an unrecorded session confirms its release before another node gets it, or is
   ordered to release it then. An order that a lost link drops follows the node's next report.
@@ -42,6 +42,7 @@ from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest
+from holdfast.cluster.sessions.unconfirmed import UnconfirmedSessions
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -53,10 +54,6 @@ reassigned without the owner's last records.
 A lost link does not shorten it: the node may be alive and deliver messages until its ownership
 lease ends (`ownership_lease`). That lease must be shorter than this time.
 """
-
-ASK_OWNED_AGAIN_S: Final = 1.0
-"""The interval in seconds between report requests to a node that lacks an open session for which a
-client waits there."""
 
 
 class SessionCoordinator:
@@ -72,7 +69,7 @@ class SessionCoordinator:
         self._state = state
         self._fabric = fabric
         self._images = images
-        self.owners = Owners(state, images)
+        self.owners = Owners(state, images, self._epochs_reserved)
         self.answers = HomeAnswers(fabric, images)
         # The requests per client id. The first one is being served.
         self._requests: dict[str, deque[SessionRequest]] = {}
@@ -83,10 +80,7 @@ class SessionCoordinator:
         self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
         # Partitions for which the nodes must report their sessions.
         self._asks: set[int] = set()
-        # Open sessions that their node lacks while a client waits for them there: node and epoch.
-        # `_spared_at` is the time of the next report request to those nodes.
-        self._spared: dict[str, tuple[str, int]] = {}
-        self._spared_at = 0.0
+        self._unconfirmed = UnconfirmedSessions(state, images, self.answers, self.home)
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
 
@@ -242,11 +236,14 @@ class SessionCoordinator:
         image = self._images.state.sessions.get(client_id)
         if image is not None and self.endings.will_comes_first(image, request.clean_start):
             return
+        epoch = self.owners.next_epoch(request, image)
+        if epoch == 0:
+            return
         owner = self.owners.owner(client_id)
         if owner is not None and owner.node != request.node and not owner.recorded:
             # The node may be down and alive, late, or have reported it while the request waited.
             self.answers.order_close(owner.node, client_id, owner.epoch)
-        epoch = self.owners.give(request, image)
+        self.owners.give(request, epoch)
         if image is None and not request.recorded:
             self.opened(request, epoch, False)
             return
@@ -267,6 +264,16 @@ class SessionCoordinator:
             epoch,
             OpenedPromise(committed, partial(self.done, request)),
         )
+
+    def _epochs_reserved(self, client_id: str, goes_on: bool) -> None:
+        """Begins a request again that has waited for its epoch, or drops it."""
+        queue = self._requests.get(client_id)
+        if not queue or queue[0].is_opening or queue[0].waits_for:
+            return
+        if goes_on and self.decides_for(client_id):
+            self._begin(queue[0])
+        else:
+            self.done(queue[0])
 
     def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
         """Replies to the request now that its `open` record is committed."""
@@ -386,24 +393,10 @@ class SessionCoordinator:
             if session.owner != node or client_id in owned or self.home(client_id) not in led:
                 continue
             if client_id in asking:
-                if not self._spared:
-                    self._spared_at = self._state.now + ASK_OWNED_AGAIN_S
-                self._spared[client_id] = (node, session.epoch)
+                self._unconfirmed.add(client_id, node, session.epoch)
             else:
-                self._spared.pop(client_id, None)
+                self._unconfirmed.drop(client_id)
                 self._close(session)
-
-    def _ask_about_spared(self) -> None:
-        self._spared_at = self._state.now + ASK_OWNED_AGAIN_S
-        asked: dict[str, set[int]] = {}
-        for client_id, (node, epoch) in list(self._spared.items()):
-            session = self._images.state.sessions.get(client_id)
-            if session is None or session.owner != node or session.epoch != epoch:
-                del self._spared[client_id]
-            else:
-                asked.setdefault(node, set()).add(self.home(client_id))
-        for node, partitions in asked.items():
-            self.answers.ask_owned([node], sorted(partitions))
 
     def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
         """Removes requests that `node` does not know: an earlier process of the node sent them."""
@@ -479,9 +472,7 @@ class SessionCoordinator:
         for client_id in list(self._requests):
             if self.home(client_id) == partition:
                 del self._requests[client_id]
-        for client_id in list(self._spared):
-            if self.home(client_id) == partition:
-                del self._spared[client_id]
+        self._unconfirmed.stop_leading(partition)
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
 
@@ -511,11 +502,10 @@ class SessionCoordinator:
         for queue in list(self._requests.values()):
             if queue and queue[0].waits_for and queue[0].deadline <= now:
                 self._go_without(queue[0])
-        if self._spared and self._spared_at <= now:
-            self._ask_about_spared()
+        self.owners.epochs.handle_timers()
+        self._unconfirmed.handle_timers()
 
     def timer(self) -> float | None:
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
-        if self._spared:
-            due.append(self._spared_at)
-        return min(due) if due else None
+        earliest = min(self._unconfirmed.timer(), self.owners.epochs.timer(), *due)
+        return earliest if earliest < float("inf") else None

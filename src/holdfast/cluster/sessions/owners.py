@@ -5,25 +5,16 @@ record names, or not yet: those that nodes have reported and those that this lea
 """
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Final
 
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.cluster.sessions.epochs import RANGE, EpochReservations
 from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
-EPOCH_ORIGIN_S: Final = 1_577_836_800
-"""The start of 2020 in Unix seconds, from which the first epoch of a forgotten session counts.
-
-The epoch of a session without any known epoch is the seconds since then. It is at least one above
-the newest epoch of any session. It therefore lies above the epochs of an earlier life of the
-session.
-"""
-SECONDS_MAX: Final = 1 << 31
-"""The highest epoch that comes from a clock, in seconds: clocks after 2088 count as this one.
-Records have 32 bits for an epoch, and epochs only grow."""
 GIVEN_MAX: Final = 20_000
 """The most clients whose newest epoch is kept although no record contains it."""
 
@@ -50,12 +41,16 @@ class Owners:
     Invariant: a given epoch is higher than every epoch of the session that this node knows.
     """
 
-    def __init__(self, state: NodeState, images: ReplicatedState) -> None:
+    def __init__(
+        self, state: NodeState, images: ReplicatedState, go_on: Callable[[str, bool], None]
+    ) -> None:
+        """`go_on`: see `EpochReservations`."""
         self._state = state
         self._images = images
         self._owners: dict[str, Owner] = {}
         # The newest epoch that this node gave each client.
         self._given: OrderedDict[str, int] = OrderedDict()
+        self.epochs = EpochReservations(state, images, go_on)
 
     def __len__(self) -> int:
         """Returns the number of clients with an owner that no record names, or not yet."""
@@ -89,12 +84,23 @@ class Owners:
             return -1
         return owner.epoch
 
-    def give(self, request: SessionRequest, image: Session | None) -> int:
-        """Makes the node of `request` the owner, and returns its epoch, which is above all known
-        ones."""
+    def next_epoch(self, request: SessionRequest, image: Session | None) -> int:
+        """Returns the epoch of the next owner, or 0 if the request waits until it is reserved."""
         client_id = request.client_id
+        home = self.home(client_id)
+        known = self._newest_epoch(client_id, image)
+        floor = self.epochs.floor(home)
+        epoch = max(known + 1, floor)
+        if image is not None or request.recorded or self.epochs.is_reserved(home, epoch):
+            return epoch
+        if self.epochs.reserve(home, epoch, client_id):
+            return 0
+        return max(known + 1, floor - RANGE)
+
+    def _newest_epoch(self, client_id: str, image: Session | None) -> int:
+        """Returns the newest epoch of the client that this node knows, or 0."""
         owner = self._owners.get(client_id)
-        known = max(
+        return max(
             0 if image is None else image.epoch,
             0 if owner is None else owner.epoch,
             self._images.fired.get(client_id, 0),
@@ -104,20 +110,18 @@ class Owners:
             self._images.inbound_epoch(client_id),
             self._given.get(client_id, 0),
         )
-        epoch = known + 1
-        if not known:
-            # The epoch must be above all forgotten epochs of the client, also if the clock was set
-            # back.
-            seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
-            epoch = max(1, min(seconds, SECONDS_MAX), self._images.newest_epoch + 1)
+
+    def give(self, request: SessionRequest, epoch: int) -> None:
+        """Makes the node of `request` the owner with this epoch."""
+        client_id = request.client_id
         self._given[client_id] = epoch
         self._given.move_to_end(client_id)
-        if len(self._given) > GIVEN_MAX:
-            self._given.popitem(last=False)
         self._owners[client_id] = Owner(
             request.node, epoch, request.recorded, request.number, request.user or ""
         )
-        return epoch
+        if len(self._given) > GIVEN_MAX:
+            forgotten, newest = self._given.popitem(last=False)
+            self.epochs.raise_floor(self.home(forgotten), newest + 1)
 
     def told(self, node: str, client_id: str, epoch: int, user: str = "") -> tuple[str, int] | None:
         """Takes a node's report that it has a session.
@@ -161,6 +165,7 @@ class Owners:
 
     def stop_leading(self, partition: int) -> None:
         """Removes all owners of the partition: the next leader rebuilds them from reports."""
+        self.epochs.forget(partition)
         for client_id in list(self._owners):
             if self.home(client_id) == partition:
                 del self._owners[client_id]

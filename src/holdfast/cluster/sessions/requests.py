@@ -86,7 +86,7 @@ class SessionRequest:
 
 
 class OpenedPromise(Promise):
-    """The promise of a SESSION_OPENED that waits for the commit of its `open` record."""
+    """The promise of a reply that waits for the commit of a record of the coordinator."""
 
     def __init__(self, committed: Callable[[], None], refused: Callable[[], None]) -> None:
         super().__init__()

@@ -88,8 +88,8 @@ class ReplicatedState(Recovery):
         self.fired: OrderedDict[str, int] = OrderedDict()
         # Per client id the epoch of its newest ended session.
         self.ended: OrderedDict[str, int] = OrderedDict()
-        # The newest epoch of all sessions so far. A session that is not stored any more had no
-        # later epoch.
+        # The newest epoch of all sessions so far, or the newest reserved one if that is higher. A
+        # session that is not stored any more had no later epoch.
         self.newest_epoch = 0
         self.groups = GroupPositions(state, self.group_positions)
 
@@ -215,6 +215,9 @@ class ReplicatedState(Recovery):
 
     def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
         client_id = str(fields["client"])
+        if fields["op"] == "reserve":
+            self._note_epoch(epoch)
+            return
         before = self.state.sessions.get(client_id)
         if fields["op"] == "open":
             known = self.ended.get(client_id, 0) if before is None else before.epoch

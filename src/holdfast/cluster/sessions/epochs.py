@@ -1,0 +1,164 @@
+"""The epochs that a coordinator may give to sessions without a record.
+
+An earlier leader of the home partition may have given such an epoch. A new leader knows it only
+after the session's node has reported it, and that node may be cut off. So a leader first reserves
+epochs, by a record of the home partition. Every later leader applies that record before it decides,
+and gives only higher epochs.
+
+Smallest counter-example: A leads the home of client c and gives c epoch 8 at n1, without a record.
+B becomes the leader and gives c epoch 8 at n2. c publishes a QoS 2 message with packet id 5 at n1,
+and then another message with packet id 5 at n2. The second message is taken for a repetition: it is
+acknowledged and not stored.
+
+The record is appended when a leader opens the first session without a record, and again when a
+client has used up the range. One record is enough for all clients of a partition, because epochs
+count per client. Records have 32 bits for an epoch, so a range is short.
+
+A partition that commits nothing for `PATIENCE_S` reserves nothing. Its leader then gives epochs
+from the range below the reserved ones, which later leaders leave out too. Two leaders can give one
+epoch only if both of them committed nothing in the partition, or if one gave more than RANGE epochs
+to the client meanwhile.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from holdfast.broker.recovery.state_records import epochs_reserved
+from holdfast.broker.state import NodeState
+from holdfast.cluster.sessions.requests import OpenedPromise
+from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
+
+EPOCH_ORIGIN_S: Final = 1_577_836_800
+"""The start of 2020 in Unix seconds, from which the first epochs of a leader count.
+
+They are not below the seconds since then, and above the newest epoch of any session. They therefore
+lie above the epochs of an earlier life of the session, also of one without a record that an older
+version gave.
+"""
+SECONDS_MAX: Final = 1 << 31
+"""The highest epoch that comes from a clock, in seconds: clocks after 2088 count as this one.
+Records have 32 bits for an epoch, and epochs only grow."""
+RANGE: Final = 128
+"""The number of epochs in one reservation, and of those below it for a partition that commits
+nothing."""
+PATIENCE_S: Final = 1.0
+"""The longest time in seconds that a client waits for the commit of a reservation."""
+
+
+class Reservation:
+    """A reservation whose record is appended and not committed."""
+
+    def __init__(self, newest: int, due_at: float) -> None:
+        self.newest = newest
+        self.due_at = due_at
+        """The time in seconds after which no client waits for the commit."""
+        self.clients: dict[str, None] = {}
+        """The clients that wait for the commit, in order."""
+
+
+class EpochReservations:
+    """The epochs that this node may give in each home partition that it leads.
+
+    Invariant: an epoch of a session without a record is not above the newest reserved one, except
+    while the partition commits nothing.
+    """
+
+    def __init__(
+        self, state: NodeState, images: ReplicatedState, go_on: Callable[[str, bool], None]
+    ) -> None:
+        self._state = state
+        self._images = images
+        # Called for each waiting client, with False if its request is to be dropped.
+        self._go_on = go_on
+        # Per partition: the lowest epoch that this leader gives, the newest reserved one, and the
+        # reservation under way.
+        self._floors: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+        self._pending: dict[int, Reservation] = {}
+
+    def floor(self, partition: int) -> int:
+        """Returns the lowest epoch that this leader gives while the partition commits records."""
+        floor = self._floors.get(partition)
+        if floor is None:
+            seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
+            floor = max(min(seconds, SECONDS_MAX), self._images.newest_epoch + 1 + RANGE)
+            self._floors[partition] = floor
+        return floor
+
+    def raise_floor(self, partition: int, epoch: int) -> None:
+        """Gives no epoch below `epoch` any more: the one before belongs to a forgotten session.
+
+        A partition that is not led gets its floor when its log is applied, not before.
+        """
+        if epoch > self._floors.get(partition, epoch):
+            self._floors[partition] = epoch
+
+    def is_reserved(self, partition: int, epoch: int) -> bool:
+        return epoch <= self._newest.get(partition, 0)
+
+    def reserve(self, partition: int, epoch: int, client_id: str) -> bool:
+        """Reserves epochs from `epoch` on. Returns True if the client is to wait for that, and
+        False if the partition commits nothing."""
+        pending = self._pending.get(partition)
+        if pending is None:
+            newest = max(epoch, self._images.newest_epoch + 1) + RANGE
+            pending = Reservation(newest, self._state.now + PATIENCE_S)
+            pending.clients[client_id] = None
+            self._pending[partition] = pending
+            self._append(partition, pending)
+        elif pending.due_at <= self._state.now:
+            return False
+        else:
+            pending.clients[client_id] = None
+        return True
+
+    def _append(self, partition: int, pending: Reservation) -> None:
+        record = Record(
+            partition,
+            log_record.SESSION,
+            timestamp_us=self._state.wall_us,
+            sequence=pending.newest,
+            payload=epochs_reserved(pending.newest),
+        )
+        committed = partial(self._committed, partition, pending)
+        refused = partial(self._refused, partition, pending)
+        self._state.publish(record, OpenedPromise(committed, refused))
+
+    def _committed(self, partition: int, pending: Reservation) -> None:
+        if self._pending.get(partition) is pending:
+            del self._pending[partition]
+            self._newest[partition] = pending.newest
+            self._release(pending, True)
+
+    def _refused(self, partition: int, pending: Reservation) -> None:
+        if self._pending.get(partition) is pending:
+            del self._pending[partition]
+            self._release(pending, False)
+
+    def _release(self, pending: Reservation, goes_on: bool) -> None:
+        clients = list(pending.clients)
+        pending.clients.clear()
+        for client_id in clients:
+            self._go_on(client_id, goes_on)
+
+    def forget(self, partition: int) -> None:
+        """Drops everything of a partition that this node does not lead any more."""
+        self._floors.pop(partition, None)
+        self._newest.pop(partition, None)
+        pending = self._pending.pop(partition, None)
+        if pending is not None:
+            self._release(pending, False)
+
+    def handle_timers(self) -> None:
+        """Lets clients go on that have waited for too long."""
+        for pending in list(self._pending.values()):
+            if pending.clients and pending.due_at <= self._state.now:
+                self._release(pending, True)
+
+    def timer(self) -> float:
+        """Returns the time at which the first client has waited for too long."""
+        due = [each.due_at for each in self._pending.values() if each.clients]
+        return min(due, default=float("inf"))

@@ -1,0 +1,237 @@
+"""Epochs of sessions without a record: no two leaders of their home give a client the same one."""
+
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.promise import Promise
+from holdfast.broker.recovery.state_records import epochs_reserved
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.frame_kinds import SESSION_OPENED
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
+from holdfast.cluster.sessions import owners
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.sessions.epochs import PATIENCE_S, RANGE
+from holdfast.cluster.state.entries import entries, take
+from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import SESSION, Record
+
+WALL_US = 1_760_000_000_000_000
+
+
+class Leader:
+    """A node that leads the only partition. `log` is what earlier leaders have appended."""
+
+    def __init__(self, log: list[Record], wall_us: int = WALL_US) -> None:
+        journal = Journal(1, replicated=True)
+        self.state = NodeState(NodeConfig(partitions=1), journal)
+        self.state.wall_us = wall_us
+        self.fabric = ClusterContext("n1", journal)
+        self.fabric.connected |= {"n2", "n3"}
+        self.fabric.leading[0] = 2
+        barriers = Barriers(self.state, self.fabric, MetadataReads(lambda now: NOTHING))
+        self.images = ReplicatedState(NodeState(NodeConfig(partitions=1), journal))
+        self.homes = SessionCoordinator(self.state, self.fabric, self.images, barriers)
+        self.log = log
+        self.appended: list[Record] = []
+        self.promises: list[Promise] = []
+        self.state.publish = self._publish  # type: ignore[method-assign]
+        for record in log:
+            self.images.apply(record)
+        self.homes.start_leading(0)
+        self.requests = 0
+
+    def _publish(self, record: Record, promise: Promise) -> None:
+        self.appended.append(record)
+        self.promises.append(promise)
+
+    def ask(self, client_id: str = "c", node: str = "n2") -> None:
+        self.requests += 1
+        fields: dict[str, Any] = {
+            "request": self.requests,
+            "client": client_id,
+            "clean": True,
+            "expiry_s": 0,
+            "username": None,
+        }
+        self.homes.open(node, fields)
+
+    def commit(self) -> None:
+        for record in self.appended:
+            self.images.apply(record)
+        self.log += self.appended
+        self.appended = []
+        for promise in self._waiting():
+            promise.release(self.state)
+
+    def refuse(self) -> None:
+        """Another node leads."""
+        self.appended = []
+        for promise in self._waiting():
+            promise.refuse(self.state, reasons.UNSPECIFIED_ERROR, "no leader any more")
+
+    def _waiting(self) -> list[Promise]:
+        waiting, self.promises = self.promises, []
+        return waiting
+
+    def wait(self, seconds: float) -> None:
+        self.state.now += seconds
+        self.homes.handle_timers()
+
+    def given(self) -> list[int]:
+        """The epochs in SESSION_OPENED, in order."""
+        payloads = [each for _, kind, each in self.fabric.outgoing if kind == SESSION_OPENED]
+        return [json.loads(each)["epoch"] for each in payloads if isinstance(each, bytes)]
+
+
+def test_two_leaders_give_a_client_no_epoch_twice() -> None:
+    """The second one has heard no node. Counter-example: both give the same one, and the client's
+    QoS 2 message at the second node is taken for one that it sent at the first."""
+    log: list[Record] = []
+    first = Leader(log)
+    first.ask(node="n2")
+    first.commit()
+    second = Leader(log)
+    second.ask(node="n3")
+    second.commit()
+    assert len(first.given()) == len(second.given()) == 1
+    assert first.given()[0] < second.given()[0]
+
+
+def test_a_session_without_a_record_waits_until_its_epoch_is_reserved() -> None:
+    leader = Leader([])
+    leader.ask("a")
+    leader.ask("b")
+    assert leader.given() == []
+    assert len(leader.appended) == 1
+    leader.commit()
+    assert len(leader.given()) == 2
+    leader.ask("d")
+    assert len(leader.given()) == 3
+    assert not leader.appended
+
+
+def test_a_client_that_uses_up_the_range_waits_for_another_one() -> None:
+    log: list[Record] = []
+    leader = Leader(log)
+    for _ in range(3 * RANGE):
+        leader.ask()
+        leader.commit()
+    given = leader.given()
+    assert len(set(given)) == 3 * RANGE
+    assert 2 <= len(log) <= 4
+    successor = Leader(log)
+    successor.ask()
+    successor.commit()
+    assert successor.given()[0] > max(given)
+
+
+def test_a_reservation_that_is_refused_drops_the_request() -> None:
+    """The node repeats it, here or at the next leader."""
+    leader = Leader([])
+    leader.ask()
+    leader.refuse()
+    assert leader.given() == []
+    leader.ask()
+    leader.commit()
+    assert len(leader.given()) == 1
+
+
+def test_a_leader_that_is_followed_gives_nothing_under_a_late_reservation() -> None:
+    leader = Leader([])
+    leader.ask()
+    leader.homes.stop_leading(0)
+    leader.fabric.leading[0] = 0
+    leader.commit()
+    leader.fabric.leading[0] = 4
+    leader.homes.start_leading(0)
+    assert leader.given() == []
+    leader.ask()
+    assert leader.given() == []
+    leader.commit()
+    assert len(leader.given()) == 1
+
+
+def test_clients_connect_though_the_partition_commits_nothing() -> None:
+    """With epochs that the next leader leaves out, which can commit."""
+    log: list[Record] = []
+    first = Leader(log)
+    first.ask("c")
+    due = first.homes.timer()
+    assert due == first.state.now + PATIENCE_S
+    first.wait(PATIENCE_S)
+    assert first.homes.timer() is None
+    first.ask("d")
+    for _ in range(RANGE - 1):
+        first.ask("c")
+    given = first.given()
+    assert len(given) == RANGE + 1
+    second = Leader(log)
+    second.ask("c")
+    second.commit()
+    assert second.given()[0] > max(given)
+
+
+def test_an_owner_that_is_reported_meanwhile_releases_the_session_first() -> None:
+    leader = Leader([])
+    leader.ask("c", "n2")
+    leader.homes.owned("n3", [0], {"c": 5}, [])
+    leader.commit()
+    assert leader.given() == []
+    leader.homes.closed("n3", "c", 5)
+    assert len(leader.given()) == 1
+
+
+def test_the_reserved_epochs_survive_a_snapshot_and_a_transfer() -> None:
+    log: list[Record] = []
+    leader = Leader(log)
+    leader.ask()
+    leader.commit()
+    restarted, transferred = Leader([], 0), Leader([], 0)
+    for kind, data in leader.images.snapshot():
+        restarted.images.apply_snapshot_entry(kind, data)
+    for entry in entries(leader.images, {0}):
+        if entry is not None:
+            take(transferred.images, *entry)
+    for other in (restarted, transferred):
+        other.ask()
+        other.commit()
+        assert other.given()[0] > leader.given()[0]
+
+
+def test_a_forgotten_client_gets_no_epoch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "GIVEN_MAX", 2)
+    leader = Leader([])
+    for client_id in ("c", "c", "c", "a", "b", "d"):
+        leader.ask(client_id)
+        leader.commit()
+    before = leader.given()[2]
+    leader.homes.owners.forget_node("n2")
+    leader.ask("c")
+    leader.commit()
+    assert leader.given()[-1] > before
+
+
+def test_a_partition_that_is_not_led_yet_has_no_floor() -> None:
+    """Its log may reserve more before this node leads it."""
+    leader = Leader([])
+    leader.homes.owners.epochs.raise_floor(0, 5)
+    newest = leader.homes.owners.epochs.floor(0) + 1000
+    late = Leader([])
+    late.homes.owners.epochs.raise_floor(0, 5)
+    late.images.apply(Record(0, SESSION, sequence=newest, payload=epochs_reserved(newest)))
+    assert late.homes.owners.epochs.floor(0) > newest
+
+
+def test_a_reservation_opens_no_session() -> None:
+    leader = Leader([])
+    leader.images.apply(Record(0, SESSION, sequence=900, payload=epochs_reserved(900)))
+    assert leader.images.newest_epoch == 900
+    assert not leader.images.state.sessions
+    assert not leader.images.ended
