@@ -2,11 +2,15 @@
 frames."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.storage.journal.journal import Journal
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class ClusterContext:
@@ -102,7 +106,8 @@ def fields_of(payload: bytes, *names: str) -> dict[str, object]:
 def text_of(fields: Mapping[str, object], name: str) -> str:
     """Returns a field that must be text. Raises BadFrame when it is not."""
     value = fields[name]
-    if not isinstance(value, str):
+    # JSON can name half of a surrogate pair, which no bytes stand for.
+    if not isinstance(value, str) or (not value.isascii() and _SURROGATE.search(value)):
         raise BadFrame(f"{name} is no text")
     return value
 

@@ -11,9 +11,10 @@ wait, a client receives its SUBACK from n1. A second client then publishes at n2
 have the filter yet, and the message is lost.
 """
 
-import json
 from collections import deque
 from typing import Final
+
+from msgspec import json
 
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.promise import Promise
@@ -21,8 +22,14 @@ from holdfast.broker.rights import has_rules
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext, fields_of, number_of
-from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame, decode_json
+from holdfast.cluster.interest_frames import (
+    INTEREST_ACK_DECODER,
+    INTEREST_DECODER,
+    Interest,
+    InterestAck,
+)
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.protocol.mqtt.properties import expiry_of
@@ -176,10 +183,8 @@ class Qos0Routing:
         self.release()
 
     def _tell(self, node: str, added: list[str], removed: list[str], whole: bool) -> None:
-        self._fabric.send_fields(
-            node,
-            INTEREST,
-            {"number": self._number, "whole": whole, "added": added, "removed": removed},
+        self._fabric.send(
+            node, INTEREST, json.encode(Interest(self._number, whole, added, removed))
         )
 
     def flush(self) -> None:
@@ -199,21 +204,14 @@ class Qos0Routing:
 
     def handle_interest(self, node: str, payload: bytes) -> None:
         """Takes the filters of a peer. Raises BadFrame when the frame is malformed."""
-        fields = fields_of(payload, "number", "whole", "added", "removed")
+        interest = decode_json(INTEREST_DECODER, payload, "an INTEREST")
         known = self._of_peer.setdefault(node, set())
-        added = fields["added"]
-        removed = fields["removed"]
-        if not isinstance(added, list) or not isinstance(removed, list):
-            raise BadFrame("filters are no list")
-        if fields["whole"]:
-            removed = list(known - set(added))
+        removed = list(known.difference(interest.added)) if interest.whole else interest.removed
         for filter in removed:
             if filter in known:
                 known.discard(filter)
                 self._learn(filter, node, False)
-        for filter in added:
-            if not isinstance(filter, str):
-                raise BadFrame("a filter is no text")
+        for filter in interest.added:
             if filter not in known:
                 try:
                     self._learn(filter, node, True)
@@ -221,13 +219,12 @@ class Qos0Routing:
                     raise BadFrame(str(error)) from None
                 known.add(filter)
         self._routes = {}
-        answer = json.dumps({"number": number_of(fields, "number")}).encode()
-        self._fabric.send(node, INTEREST_ACK, answer)
+        self._fabric.send(node, INTEREST_ACK, json.encode(InterestAck(interest.number)))
 
     def handle_ack(self, node: str, payload: bytes) -> None:
         """Takes a peer's acknowledgement of filters. Raises BadFrame when the frame is
         malformed."""
-        number = number_of(fields_of(payload, "number"), "number")
+        number = decode_json(INTEREST_ACK_DECODER, payload, "an INTEREST_ACK").number
         self._acknowledged[node] = max(number, self._acknowledged.get(node, -1))
         self.release()
 

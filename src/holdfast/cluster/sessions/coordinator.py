@@ -36,9 +36,10 @@ from holdfast.broker.recovery.state_records import publish_state, session_opened
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import SESSION_EXPIRY, NodeState
 from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
-from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frame_kinds import BadFrame, decode_json
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.expiry import Endings
+from holdfast.cluster.sessions.owned import OWNED_DECODER
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest
@@ -324,20 +325,14 @@ class SessionCoordinator:
 
         Raises BadFrame when it is malformed.
         """
-        fields = fields_of(payload, "partitions", "owned", "asking")
-        owned, partitions, asking = fields["owned"], fields["partitions"], fields["asking"]
-        if (
-            not isinstance(owned, list)
-            or not isinstance(partitions, list)
-            or not isinstance(asking, list)
-        ):
-            raise BadFrame("no lists")
-        if fields.get("ask"):
-            self.answers.asked_owned(node, partitions, fields.get("epochs"))
-            return
-        users = fields.get("users")
-        epochs = {str(client): int(epoch) for client, epoch in owned}
-        self.owned(node, partitions, epochs, asking, users if isinstance(users, dict) else {})
+        found = decode_json(OWNED_DECODER, payload, "a SESSION_OWNED")
+        partitions = found.partitions
+        if not all(0 <= partition < len(self._fabric.leading) for partition in partitions):
+            raise BadFrame("a partition that the cluster does not have")
+        if found.ask:
+            self.answers.asked_owned(node, partitions, found.epochs)
+        else:
+            self.owned(node, partitions, dict(found.owned), found.asking, found.users)
 
     def connected(self, node: str) -> None:
         """Repeats close orders to `node`, and requests its report.

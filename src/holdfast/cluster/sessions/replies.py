@@ -83,13 +83,11 @@ class HomeAnswers:
             else:
                 self._fabric.send_fields(node, SESSION_OWNED, fields)
 
-    def asked_owned(self, node: str, partitions: list[int], epochs: object) -> None:
+    def asked_owned(self, node: str, partitions: list[int], epochs: list[int] | None) -> None:
         """Queues the report of this node that `node` requests as the leader in these epochs. An
         older version names none. Raises BadFrame when they are malformed."""
         if epochs is None:
             epochs = [0] * len(partitions)
-        if not isinstance(epochs, list) or len(epochs) != len(partitions):
+        if len(epochs) != len(partitions):
             raise BadFrame("not one epoch per partition")
-        if not all(isinstance(each, int) for each in (*partitions, *epochs)):
-            raise BadFrame("a partition or an epoch is no number")
         self.local.append({"tell": node, "partitions": partitions, "epochs": epochs})
