@@ -27,7 +27,7 @@ TC, TB = 10.0, 10.0
 def alone(**options: Any) -> PaperMember:
     """Member 5; its neighbours are 2, 3, 4 and 7."""
     config = PaperConfig(
-        **{"answer_delay_s": 0.0, "core_ann_interval_s": TC, "beacon_interval_s": TB, **options}
+        **{"reply_delay_s": 0.0, "core_ann_interval_s": TC, "beacon_interval_s": TB, **options}
     )
     neighbours = {number: f"tcp://{number}" for number in (2, 3, 4, 7)}
     member = PaperMember(5, 1, config, neighbours, 0.0)
@@ -352,7 +352,7 @@ def test_own_publications_end_here() -> None:
 
 def test_answers_wait_for_the_other_copies_of_an_announcement() -> None:
     """So the lowest parents are answered, once each, whichever copy comes first."""
-    member = alone(answer_delay_s=0.05)
+    member = alone(reply_delay_s=0.05)
     core_ann(member, 1.0, 0, 2, 1, 1)
     beacon(member, 1.1)
     for sender in (7, 4, 3):
@@ -371,7 +371,7 @@ def test_answers_wait_for_the_other_copies_of_an_announcement() -> None:
         {"beacon_interval_s": float("nan")},
         {"qos": 3},
         {"hops_max": 1},
-        {"answer_delay_s": 10.0},
+        {"reply_delay_s": 10.0},
         {"topics_max": 0},
     ],
 )

@@ -47,7 +47,7 @@ class PaperConfig:
             raise BadConfig(f"hops_max is {self.hops_max}: it must be at least 2")
         if not 0 <= self.reply_delay_s < self.core_ann_interval_s:
             raise BadConfig(
-                f"answer_delay_s is {self.reply_delay_s}: it must be 0 or more, and less than "
+                f"reply_delay_s is {self.reply_delay_s}: it must be 0 or more, and less than "
                 f"core_ann_interval_s, which is {self.core_ann_interval_s}"
             )
 
