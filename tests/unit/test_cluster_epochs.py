@@ -162,6 +162,7 @@ def test_clients_connect_though_the_partition_commits_nothing() -> None:
     """With epochs that the next leader leaves out, which can commit."""
     log: list[Record] = []
     first = Leader(log)
+    first.fabric.reaches_majority = lambda now: True
     first.ask("c")
     due = first.homes.timer()
     assert due == first.state.now + PATIENCE_S
@@ -176,6 +177,22 @@ def test_clients_connect_though_the_partition_commits_nothing() -> None:
     second.ask("c")
     second.commit()
     assert second.given()[0] > max(given)
+
+
+def test_a_leader_without_a_majority_gives_nothing_unreserved() -> None:
+    """Another node may lead, which does so. Counter-example: both give the same epoch."""
+    leader = Leader([])
+    leader.ask("c")
+    for _ in range(3):
+        due = leader.homes.timer()
+        assert due is not None
+        assert due > leader.state.now
+        leader.wait(PATIENCE_S)
+        leader.ask("d")
+    assert leader.given() == []
+    leader.fabric.reaches_majority = lambda now: True
+    leader.wait(PATIENCE_S)
+    assert len(leader.given()) == 4
 
 
 def test_an_owner_that_is_reported_meanwhile_releases_the_session_first() -> None:

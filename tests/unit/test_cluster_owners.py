@@ -6,6 +6,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.epochs import EPOCH_ORIGIN_S, RANGE, SECONDS_MAX
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.requests import SessionRequest
@@ -31,7 +32,8 @@ def give(images: ReplicatedState, client_id: str, wall_us: int) -> int:
     fields: dict[str, object] = {
         "request": 1, "client": client_id, "clean": False, "expiry_s": 60, "username": None,
     }  # fmt: skip
-    owners = Owners(images.state, images, lambda client_id, goes_on: None)
+    fabric = ClusterContext("n1", images.state.journal)
+    owners = Owners(images.state, fabric, images, lambda client_id, goes_on: None)
     return owners.next_epoch(SessionRequest("n1", fields), None)
 
 

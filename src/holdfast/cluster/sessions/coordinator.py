@@ -70,7 +70,7 @@ class SessionCoordinator:
         self._state = state
         self._fabric = fabric
         self._images = images
-        self.owners = Owners(state, images, self._epochs_reserved)
+        self.owners = Owners(state, fabric, images, self._epochs_reserved)
         self.answers = HomeAnswers(fabric, images)
         # The requests per client id. The first one is being served.
         self._requests: dict[str, deque[SessionRequest]] = {}

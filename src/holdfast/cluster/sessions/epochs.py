@@ -15,9 +15,10 @@ client has used up the range. One record is enough for all clients of a partitio
 count per client. Records have 32 bits for an epoch, so a range is short.
 
 A partition that commits nothing for `PATIENCE_S` reserves nothing. Its leader then gives epochs
-from the range below the reserved ones, which later leaders leave out too. Two leaders can give one
-epoch only if both of them committed nothing in the partition, or if one gave more than RANGE epochs
-to the client meanwhile.
+from the range below the reserved ones, which later leaders leave out too. It does so only while it
+reaches a majority. Otherwise another node may lead, for which the same holds. So two leaders can
+give one epoch only if neither of them committed a record of the partition, although both reached a
+majority, or if one gave more than RANGE epochs to the client meanwhile.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from typing import Final
 
 from holdfast.broker.recovery.state_records import epochs_reserved
 from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.requests import OpenedPromise
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
@@ -67,9 +69,14 @@ class EpochReservations:
     """
 
     def __init__(
-        self, state: NodeState, images: ReplicatedState, go_on: Callable[[str, bool], None]
+        self,
+        state: NodeState,
+        fabric: ClusterContext,
+        images: ReplicatedState,
+        go_on: Callable[[str, bool], None],
     ) -> None:
         self._state = state
+        self._fabric = fabric
         self._images = images
         # Called for each waiting client, with False if its request is to be dropped.
         self._go_on = go_on
@@ -109,11 +116,15 @@ class EpochReservations:
             pending.clients[client_id] = None
             self._pending[partition] = pending
             self._append(partition, pending)
-        elif pending.due_at <= self._state.now:
+        elif self._is_late(pending):
             return False
         else:
             pending.clients[client_id] = None
         return True
+
+    def _is_late(self, pending: Reservation) -> bool:
+        now = self._state.now
+        return pending.due_at <= now and self._fabric.has_majority(now)
 
     def _append(self, partition: int, pending: Reservation) -> None:
         record = Record(
@@ -155,8 +166,12 @@ class EpochReservations:
     def handle_timers(self) -> None:
         """Lets clients go on that have waited for too long."""
         for pending in list(self._pending.values()):
-            if pending.clients and pending.due_at <= self._state.now:
+            if not pending.clients or pending.due_at > self._state.now:
+                continue
+            if self._is_late(pending):
                 self._release(pending, True)
+            else:
+                pending.due_at = self._state.now + PATIENCE_S
 
     def timer(self) -> float:
         """Returns the time at which the first client has waited for too long."""

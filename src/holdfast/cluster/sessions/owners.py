@@ -10,6 +10,7 @@ from typing import Final
 
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.epochs import RANGE, EpochReservations
 from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -42,7 +43,11 @@ class Owners:
     """
 
     def __init__(
-        self, state: NodeState, images: ReplicatedState, go_on: Callable[[str, bool], None]
+        self,
+        state: NodeState,
+        fabric: ClusterContext,
+        images: ReplicatedState,
+        go_on: Callable[[str, bool], None],
     ) -> None:
         """`go_on`: see `EpochReservations`."""
         self._state = state
@@ -50,7 +55,7 @@ class Owners:
         self._owners: dict[str, Owner] = {}
         # The newest epoch that this node gave each client.
         self._given: OrderedDict[str, int] = OrderedDict()
-        self.epochs = EpochReservations(state, images, go_on)
+        self.epochs = EpochReservations(state, fabric, images, go_on)
 
     def __len__(self) -> int:
         """Returns the number of clients with an owner that no record names, or not yet."""
