@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "holdfast"
+LAB = ROOT / "src" / "holdfast_lab"
 EXCEPTIONS = Path(__file__).with_name("tidy.toml")
 
 LIMITS = {
@@ -41,7 +42,7 @@ LIMITS = {
 COLUMNS = 100
 PURE = ("protocol", "storage", "broker", "cluster", "federation/core", "federation/paper")
 """Packages whose comments and docstrings are at least 18 % of their lines."""
-DOCUMENTED = ("client", "pipeline")
+DOCUMENTED = ("client", "pipeline", LAB.name)
 """Packages where every public function has a docstring."""
 NOUNS = {
     "finding", "flooding", "folding", "forwarding", "framing", "heading", "incoming", "logging",
@@ -125,12 +126,13 @@ def values() -> Values:
     prose: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     folders: Counter[str] = Counter()
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).as_posix()
+    for path in (*sorted(SOURCE.rglob("*.py")), *sorted(LAB.rglob("*.py"))):
+        base = SOURCE if path.is_relative_to(SOURCE) else LAB.parent
+        name = path.relative_to(base).as_posix()
         text = path.read_text()
         tree = ast.parse(text)
         found["module_lines"][name] = text.count("\n")
-        folders[path.parent.relative_to(SOURCE).as_posix()] += path.stem != "__init__"
+        folders[path.parent.relative_to(base).as_posix()] += path.stem != "__init__"
         if is_public(path.stem) and is_gerund(path.stem):
             found["gerund"][name] = 1
         for qualified, function, in_class in functions(tree):

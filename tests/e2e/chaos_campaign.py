@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import holdfast
-from holdfast.pipeline.experiments.log import ExperimentLog
 from holdfast.storage.partition import partition_of
+from holdfast_lab.log import ExperimentLog
 from tests.e2e.chaos_clients import Publisher
 from tests.e2e.chaos_faults import Fault, Scene, wait_whole
 from tests.e2e.chaos_site import Site

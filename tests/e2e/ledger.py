@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from holdfast.pipeline.experiments.log import ExperimentLog
+from holdfast_lab.log import ExperimentLog
 
 Key = tuple[str, str, int]
 """Publisher, topic, sequence number of the publisher on that topic."""

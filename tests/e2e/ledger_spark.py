@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.pipeline.experiments.publishing import publish_events
+from holdfast_lab.publication import publish_events
 from tests.e2e.brokers import Holdfast
 from tests.e2e.ledger import Key, Violation
 
@@ -25,12 +25,12 @@ class JudgesDisagree(AssertionError):
 def judge_again(
     events: Path, run: str, violations: list[Violation], directory: Path
 ) -> "tuple[Lake, str]":
-    """The lake with the run's events and violations (`holdfast pipeline run gold` makes the other
-    tables of it), and a summary in words. `violations`: what the ledger found. Raises
-    JudgesDisagree."""
+    """The lake with the run's events and violations (`holdfast pipeline run gold --tables
+    holdfast_lab` makes the other tables of it), and a summary in words.
+    `violations`: what the ledger found. Raises JudgesDisagree."""
     # Spark is not needed to collect the tests.
-    from holdfast.pipeline.experiments.tables import EVENTS, VIOLATIONS
     from holdfast.pipeline.lake.lake import Lake
+    from holdfast_lab.tables import EVENTS, VIOLATIONS
 
     place = directory / "events"
     place.mkdir()
@@ -38,7 +38,7 @@ def judge_again(
     broker.start()
     try:
         count = publish_events(events, [f"127.0.0.1:{broker.port}"])
-        lake = Lake(directory / "lake")
+        lake = Lake(directory / "lake", tables=["holdfast_lab"])
         names = ["records", EVENTS.name, VIOLATIONS.name]
         report = lake.run(names, source=f"127.0.0.1:{broker.admin_port}")
         if not report.ok:

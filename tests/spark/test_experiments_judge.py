@@ -11,9 +11,9 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.experiments.judge import violations
-from holdfast.pipeline.experiments.reading import events_of_files
-from holdfast.pipeline.experiments.verdict import verdict
+from holdfast_lab.judge import violations
+from holdfast_lab.stored_events import events_of_files
+from holdfast_lab.verdict import verdict
 
 pytestmark = [
     pytest.mark.spark,

@@ -14,14 +14,15 @@ pytest.importorskip("pyspark.sql")
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments import fault_tables, quality_tables, run_tables
-from holdfast.pipeline.experiments.judge import counts
-from holdfast.pipeline.experiments.publishing import publish_events
-from holdfast.pipeline.experiments.reading import events_of_files, parse
-from holdfast.pipeline.experiments.tables import EVENTS, RUNS, VIOLATIONS
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.storage.partition import partition_of
+from holdfast_lab import fault_tables, quality_tables, run_tables
+from holdfast_lab.judge import counts
+from holdfast_lab.publication import publish_events
+from holdfast_lab.stored_events import events_of_files, parse
+from holdfast_lab.tables import EVENTS, RUNS, VIOLATIONS
 from tests.e2e.ledger import Interest
+from tests.support.journal_files import Journal, record
 
 pytestmark = [
     pytest.mark.spark,
@@ -192,9 +193,39 @@ def test_from_a_broker_to_the_verdict(
     server = [f"127.0.0.1:{broker.port}"]
     count = publish_events(events, server)
     assert publish_events(events, server) == count
-    lake = Lake(tmp_path / "lake", spark=spark)
+    lake = Lake(tmp_path / "lake", spark=spark, tables=["holdfast_lab"])
     names = ["records", EVENTS.name, RUNS.name, VIOLATIONS.name]
     assert lake.run(names, source=f"127.0.0.1:{broker.admin_port}").ok
     assert lake.table("records").where(F.col("topic").startswith("experiment/")).count() == count
     broken = lake.table(VIOLATIONS.name).collect()
     assert [(row["kind"], row["who"], row["sequence"]) for row in broken] == [("lost", "one", 3)]
+
+
+def test_a_run_without_the_tables_of_experiments_leaves_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Every lake had these tables once: it goes on without them, and with them again."""
+    event = b'{"v":1,"run":"r","writer":"w","n":1,"host":"h","at_us":5,"event":"run_ended"}'
+    journal = Journal(tmp_path / "data")
+    source = {"path": str(journal.directory)}
+    names = [EVENTS.name, RUNS.name]
+    path = tmp_path / "lake"
+
+    def stored() -> dict[str, bytes]:
+        files = [each for name in names for each in (path / name).rglob("*") if each.is_file()]
+        return {str(each): each.read_bytes() for each in files}
+
+    journal.append(0, [record("experiment/r/run_ended", event)])
+    with_events = Lake(path, spark=spark, tables=["holdfast_lab"])
+    assert with_events.run(["records", *names], source=source).ok
+    before = stored()
+    journal.append(0, [record("experiment/r/run_ended", event.replace(b'"n":1', b'"n":2'))])
+    lake = Lake(path, spark=spark)
+    assert set(lake.run(["records", "topics"]).commits) == {"records", "topics"}
+    assert lake.rebuild("topics").ok
+    # The table of events has not read the second commit.
+    assert lake.compact()["records"] == 0
+    assert stored() == before
+    assert lake.status(ask_servers=False).undeclared == sorted(names)
+    assert with_events.run(names).ok
+    assert [row["n"] for row in with_events.table(EVENTS.name).orderBy("n").collect()] == [1, 2]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from holdfast.pipeline.experiments.log import ExperimentLog
-from holdfast.pipeline.experiments.topic_checks import Finding, check_topic
-from holdfast.pipeline.experiments.topic_history import OF_ALL, OF_MESSAGES, History, Row
+from holdfast_lab.log import ExperimentLog
+from holdfast_lab.topic_checks import Finding, check_topic
+from holdfast_lab.topic_history import OF_ALL, OF_MESSAGES, History, Row
 from tests.e2e.ledger import Interest, Key, Ledger
 from tests.e2e.ledger_checks import check
 

@@ -75,7 +75,7 @@ class SmallFiles:
         copy.next = self.next
         return copy
 
-    def read_upto(self, upto: int, name: str = READER) -> None:
+    def read_upto(self, upto: int, name: str = READER, rows: int = 0) -> None:
         """A table that is made from this one has read so far."""
         log = CommitLog(self.lake, name)
         last = log.last()
@@ -91,7 +91,7 @@ class SmallFiles:
                 took_s=0.0,
                 rows=0,
                 quarantined=0,
-                rows_total=0,
+                rows_total=rows,
                 quarantined_total=0,
                 consumed=Consumed(table=TABLE, lineage="first", upto=upto, rows=0),
             )

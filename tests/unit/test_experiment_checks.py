@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.pipeline.experiments.topic_checks import check_topic, count_topic
-from holdfast.pipeline.experiments.topic_history import History, Row
+from holdfast_lab.topic_checks import check_topic, count_topic
+from holdfast_lab.topic_history import History, Row
 from tests.e2e.ledger_checks import legal_duplicates
 from tests.support.experiment_scripts import (
     PLANTED,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.pipeline.experiments.events import (
+from holdfast_lab.events import (
     COMMON,
     EVENTS,
     FIELDS,
@@ -17,7 +17,7 @@ from holdfast.pipeline.experiments.events import (
     check_run,
     topic_of,
 )
-from holdfast.pipeline.experiments.log import ExperimentLog
+from holdfast_lab.log import ExperimentLog
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ def test_the_documentation_has_the_schema() -> None:
 
 def test_the_documentation_has_the_tables() -> None:
     pytest.importorskip("pyspark.sql")
-    from holdfast.pipeline.experiments.tables import TABLES
+    from holdfast_lab.tables import TABLES
 
     text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     for table in TABLES:

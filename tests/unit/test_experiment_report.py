@@ -22,8 +22,7 @@ from holdfast.pipeline.report.data import POINTS_MAX, thinned
 from holdfast.pipeline.report.report import report, write_report
 from tests.support.gold_files import write_table
 
-CATALOG = load_catalog()
-TABLES = list(CATALOG.tables.values())
+CATALOG = load_catalog(["holdfast_lab"])
 NASTY = '</script><img src=x onerror=alert(1)>&"'
 BEGIN = datetime(2026, 11, 21, 8, tzinfo=UTC)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -133,7 +132,7 @@ def figures(html: str) -> list[dict[str, Any]]:
 def test_it_needs_no_network_and_cannot_be_broken_by_names(tmp_path: Path) -> None:
     write_runs(tmp_path, "one", "two")
     write_devices(tmp_path, 30)
-    html = report(tmp_path, TABLES)
+    html = report(tmp_path, CATALOG)
     found = Reader(html)
     assert set(found.addresses) == {f"#part-{at}" for at in range(5)}
     assert "img" not in found.tags
@@ -147,31 +146,31 @@ def test_it_needs_no_network_and_cannot_be_broken_by_names(tmp_path: Path) -> No
 
 def test_one_run_alone(tmp_path: Path) -> None:
     write_runs(tmp_path, "one", "two")
-    text = Reader(report(tmp_path, TABLES, "one")).text
+    text = Reader(report(tmp_path, CATALOG, "one")).text
     assert "Run one" in text
     assert "Run two" not in text
     with pytest.raises(LakeError, match="no test run three; there are: two, one"):
-        report(tmp_path, TABLES, "three")
+        report(tmp_path, CATALOG, "three")
 
 
 def test_a_lake_without_anything(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="no gold tables yet"):
-        report(tmp_path, TABLES)
+        report(tmp_path, CATALOG)
     with pytest.raises(LakeError, match="no directory"):
-        report(tmp_path / "none", TABLES)
+        report(tmp_path / "none", CATALOG)
 
 
 def test_empty_tables_are_said_to_be_empty(tmp_path: Path) -> None:
     for name in ("topics", "device_minutes", "latency", "availability", "missing"):
         write(tmp_path, name)
-    found = Reader(report(tmp_path, TABLES))
+    found = Reader(report(tmp_path, CATALOG))
     for words in ("No messages yet", "No readings yet", "No payload says", "No number is missing"):
         assert words in found.text
 
 
 def test_many_points_are_thinned_and_it_is_said(tmp_path: Path) -> None:
     write_devices(tmp_path, 3000)
-    html = report(tmp_path, TABLES)
+    html = report(tmp_path, CATALOG)
     longest = max(len(trace["x"]) for figure in figures(html) for trace in figure["data"])
     assert longest <= POINTS_MAX + 2
     assert "Of up to 3,000 points a line, the lowest and the highest" in html
@@ -191,6 +190,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     write_runs(tmp_path / "lake", "one")
     page = tmp_path / "report.html"
     command = ["pipeline", "report", "--lake", str(tmp_path / "lake"), "-o"]
+    write(tmp_path / "lake", "topics")
+    assert main([*command, str(page)]) == 0
+    assert "Run one" not in page.read_text()
+    assert main([*command, str(page), "--run", "one"]) == 2
+    assert "give --tables holdfast_lab" in capsys.readouterr().err
+    command[2:2] = ["--tables", "holdfast_lab"]
     assert main([*command, str(page)]) == 0
     assert "Run one" in page.read_text()
     assert main([*command, str(page), "--run", "nine"]) == 2
@@ -204,7 +209,7 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     write_runs(tmp_path / "lake", "one", "two")
     page = tmp_path / "report.html"
-    write_report(tmp_path / "lake", TABLES, page)
+    write_report(tmp_path / "lake", CATALOG, page)
     drawn = subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
          f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=20000", page.as_uri()],

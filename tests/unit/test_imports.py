@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
+LAB = SOURCE.parent / "holdfast_lab"
+LAB_ROOMS = {"pipeline", "client", "mqtt", "topics", "storage"}
+"""The rooms that the analysis of test runs may import."""
 
 ROOMS = {
     "mqtt": ("protocol/mqtt",),
@@ -153,6 +156,19 @@ def test_imports_point_downwards(module: str) -> None:
         assert room(other) in allowed, f"{module} imports {other}"
         if room(module) == "pipeline" and room(other) == "storage":
             assert Path(other).stem not in WRITING_SIDE, f"{module} imports {other}"
+
+
+def test_the_product_does_not_import_the_lab() -> None:
+    for module in MODULES:
+        found = {name for name in imported(SOURCE / module) if name.startswith("holdfast_lab")}
+        assert not found, f"{module} imports {sorted(found)}"
+
+
+@pytest.mark.parametrize("path", sorted(LAB.glob("*.py")), ids=lambda path: path.name)
+def test_the_lab_reads_what_the_pipeline_reads(path: Path) -> None:
+    for other in imported_modules(path):
+        assert room(other) in LAB_ROOMS | {""}, f"{path.name} imports {other}"
+        assert room(other) != "storage" or Path(other).stem not in WRITING_SIDE
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PURE])

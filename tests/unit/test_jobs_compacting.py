@@ -130,6 +130,16 @@ def test_what_somebody_has_not_read_is_left_alone(tmp_path: Path) -> None:
     assert site.steps(3, 1) == [[9, 10, 11], [12, 13, 14], [15, 16, 17]]
 
 
+def test_an_empty_table_that_was_built_in_once_holds_nothing_back(tmp_path: Path) -> None:
+    for rows, left in ((0, 1), (5, 4)):
+        site = SmallFiles(tmp_path / str(rows))
+        for _ in range(6):
+            site.grow([1])
+        site.read_upto(3, compacting.FORMERLY_BUILT_IN, rows)
+        list(site.compaction().run())
+        assert parquet_files(site) == left
+
+
 def test_a_table_that_begins_meanwhile(tmp_path: Path) -> None:
     site = SmallFiles(tmp_path)
     for _ in range(6):

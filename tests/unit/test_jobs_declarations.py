@@ -14,7 +14,7 @@ from holdfast.cli.main import build_parser
 from holdfast.cli.pipeline.options import duration_s
 from holdfast.cli.pipeline.run import stop_on_signals
 from holdfast.pipeline.lake import lake as lakes
-from holdfast.pipeline.lake.catalog import Catalog, load_catalog, load_file
+from holdfast.pipeline.lake.catalog import Catalog, load_catalog, load_tables
 from holdfast.pipeline.lake.files.commits import File
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.gold import AffectedGrains, _units_of_files
@@ -112,23 +112,33 @@ def test_a_file_with_a_mistake(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "tables.py"
     path.write_text(text)
     with pytest.raises(TableError, match=said):
-        load_file(path)
+        load_tables(path)
 
 
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "tables.py"
     path.write_text(GOOD + "again = mine\n")
-    assert [table.name for table in load_file(path)] == ["mine"]
+    assert [table.name for table in load_tables(path)] == ["mine"]
     with pytest.raises(TableError, match="is no Python file with tables"):
-        load_file(tmp_path / "nothing.py")
+        load_tables(tmp_path / "nothing.py")
     path.write_text(GOOD.replace("mine", "readings"))
     catalog = load_catalog([path])
     assert catalog.table("readings").description == "readings"
     assert len(catalog.tables) == len(load_catalog().tables)
 
 
+def test_packages() -> None:
+    assert {table.name for table in load_tables("holdfast_lab")} == {
+        table.name for table in load_catalog(["holdfast_lab"]).tables.values()
+    } - set(load_catalog().tables)
+    with pytest.raises(TableError, match="is no Python file or package: No module named"):
+        load_catalog(["no_such_package"])
+    with pytest.raises(TableError, match=r"holdfast_lab\.log makes no Table"):
+        load_tables("holdfast_lab.log")
+
+
 def test_tables_that_come_with_it() -> None:
-    catalog = load_catalog()
+    catalog = load_catalog(["holdfast_lab"])
     assert {"readings", "device_minutes", "availability"} <= set(catalog.tables)
     for table in catalog.tables.values():
         assert table.description

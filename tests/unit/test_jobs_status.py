@@ -60,4 +60,6 @@ def test_tables_that_nobody_declares_here(tmp_path: Path) -> None:
     CommitLog(tmp_path, "mine").record(commit(1, table="mine"))
     status = status_of(tmp_path, {})
     assert status.undeclared == ["mine"]
-    assert "also there: mine; give --tables with the file that declares them" in str(status)
+    assert "also there: mine; give --tables with the file or package that declares them" in str(
+        status
+    )

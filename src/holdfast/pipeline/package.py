@@ -8,7 +8,7 @@ import holdfast
 
 ARCHIVE: Final = "holdfast-pipeline.zip"
 SCRIPT: Final = "holdfast-pipeline.py"
-PACKAGES: Final = ("holdfast", "pyspark_holdfast")
+PACKAGES: Final = ("holdfast", "holdfast_lab", "pyspark_holdfast")
 NEEDED: Final = ("pyspark", "pyarrow", "pandas<3", "numpy", "msgspec", "zlib-ng", "deltalake")
 """The packages that the driver or the executors import beside the archive."""
 

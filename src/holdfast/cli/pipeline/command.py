@@ -20,7 +20,7 @@ COMMANDS: Final = {
     "rebuild": "forget a table and what is made from it, and make them anew",
     "compact": "make few files of the many that small commits have made",
     "package": "a zip and a script for spark-submit",
-    "report": "charts of the tables and of test runs as one HTML file",
+    "report": "charts of the tables as one HTML file",
 }
 
 

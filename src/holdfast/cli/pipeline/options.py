@@ -25,11 +25,11 @@ def add_lake(parser: argparse.ArgumentParser) -> None:
 def add_tables(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tables",
-        type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="Python file that declares more tables; may be given again",
+        help="Python file or package that declares more tables, such as holdfast_lab for those of "
+        "test runs; may be given again",
     )
 
 

@@ -1,4 +1,4 @@
-"""`holdfast pipeline report`: charts of tables and test runs as one HTML file, without Spark."""
+"""`holdfast pipeline report`: charts of tables as one HTML file, without Spark."""
 
 import argparse
 import sys
@@ -13,7 +13,9 @@ EXIT_USAGE = 2
 def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_lake(parser)
     options.add_tables(parser)
-    parser.add_argument("--run", metavar="ID", help="only this test run")
+    parser.add_argument(
+        "--run", metavar="ID", help="only this test run (with --tables holdfast_lab)"
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -31,9 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.catalog import load_catalog
     from holdfast.pipeline.report.report import write_report
 
-    tables = list(load_catalog(args.tables).tables.values())
     try:
-        write_report(args.lake, tables, args.output, args.run)
+        write_report(args.lake, load_catalog(args.tables), args.output, args.run)
     except OSError as error:
         print(f"holdfast: {args.output} cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE

@@ -1,37 +1,45 @@
 """The catalogue of tables: the built-in ones and the user's."""
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from holdfast.pipeline.lake.table import RECORDS, Table, TableError
 
-BUILT_IN: Final = ("holdfast.pipeline.tables", "holdfast.pipeline.experiments")
-"""The modules with a list TABLES of built-in tables."""
+DECLARED_BY: Final = (
+    "the file or package that declares them (tables of test runs: --tables holdfast_lab)"
+)
 LAYERS: Final = ("bronze", "silver", "gold")
+_PACKAGE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class Catalog:
     """Tables by name, ordered so that each follows its source."""
 
-    def __init__(self, tables: Iterable[Table]) -> None:
+    def __init__(
+        self, tables: Iterable[Table], report_parts: Sequence[Callable[..., None]] = ()
+    ) -> None:
         by_name: dict[str, Table] = {}
         for table in tables:
             if table.name in by_name:
                 raise TableError(f"there are two tables with the name {table.name}")
             by_name[table.name] = table
         self.tables = _ordered(by_name)
+        self.report_parts = report_parts
+        """The functions that add a package's own parts to a report (report/report.py)."""
 
     def table(self, name: str) -> Table:
         """Return a table by name. Raises TableError if there is none."""
         if name not in self.tables:
             raise TableError(
                 f"there is no table {name}; there are {', '.join(self.names())}, and those of your "
-                "own with the file that declares them (--tables)"
+                f"own with {DECLARED_BY}"
             )
         return self.tables[name]
 
@@ -93,27 +101,55 @@ def _explain(waiting: Mapping[str, Table], tables: Mapping[str, Table]) -> None:
     raise TableError(f"tables {', '.join(waiting)} are made from one another in a circle")
 
 
-def load_catalog(
-    files: Sequence[Path] = (), tables: Sequence[Table] = (), *, built_in: bool = True
-) -> Catalog:
-    """Return the catalogue of the user's tables (from files and given ones) and the built-in ones.
+def load_catalog(sources: Sequence[str | Path] = (), tables: Sequence[Table] = ()) -> Catalog:
+    """Return the catalogue of the user's tables and the built-in ones.
 
-    A user's table replaces a built-in one of the same name. Raises TableError, which names the file
-    and the line.
+    `sources` are Python files and names of packages. A user's table replaces a built-in one of the
+    same name. Raises TableError, which names the file and the line.
     """
-    own = [table for path in files for table in load_file(path)] + list(tables)
+    from holdfast.pipeline.tables import TABLES
+
+    modules = [_load(str(source)) for source in sources]
+    own = [
+        table
+        for source, module in zip(sources, modules, strict=True)
+        for table in _declared(source, module)
+    ]
+    own += tables
     names = {table.name for table in own}
-    ours: list[Table] = []
-    for module in BUILT_IN if built_in else ():
-        ours += import_module(module).TABLES
-    return Catalog([*(table for table in ours if table.name not in names), *own])
+    parts = [part for module in modules if (part := getattr(module, "add_to_report", None))]
+    return Catalog([*(table for table in TABLES if table.name not in names), *own], parts)
 
 
-def load_file(path: Path) -> list[Table]:
-    """Return the tables that a Python file declares.
+def load_tables(source: str | Path) -> list[Table]:
+    """Return the tables that a Python file or a package declares.
 
     They are the tables of its list TABLES, or else every Table among its names. Raises TableError.
     """
+    return _declared(source, _load(str(source)))
+
+
+def _declared(source: str | Path, module: ModuleType) -> list[Table]:
+    listed = getattr(module, "TABLES", None)
+    found = list(vars(module).values()) if listed is None else listed
+    try:
+        tables = [each for each in found if isinstance(each, Table)]
+    except TypeError:
+        raise TableError(f"{source}: TABLES is no list") from None
+    if listed is not None and len(tables) != len(listed):
+        raise TableError(f"{source}: TABLES has something that is no Table")
+    if not tables:
+        raise TableError(f"{source} makes no Table")
+    return list({id(table): table for table in tables}.values())
+
+
+def _load(source: str) -> ModuleType:
+    if _PACKAGE.fullmatch(source) and not source.endswith(".py") and not Path(source).is_file():
+        try:
+            return import_module(source)
+        except ImportError as error:
+            raise TableError(f"{source} is no Python file or package: {error}") from error
+    path = Path(source)
     name = f"holdfast_tables_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -125,17 +161,7 @@ def load_file(path: Path) -> list[Table]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise TableError(f"{path}{_line(path, error)}: {_first_line(error)}") from error
-    listed = getattr(module, "TABLES", None)
-    found = list(vars(module).values()) if listed is None else listed
-    try:
-        tables = [each for each in found if isinstance(each, Table)]
-    except TypeError:
-        raise TableError(f"{path}: TABLES is no list") from None
-    if listed is not None and len(tables) != len(listed):
-        raise TableError(f"{path}: TABLES has something that is no Table")
-    if not tables:
-        raise TableError(f"{path} makes no Table")
-    return list({id(table): table for table in tables}.values())
+    return module
 
 
 def _send_by_value(module: object) -> None:

@@ -58,14 +58,14 @@ class Lake:
         """Open a lake. Raises LakeError and TableError.
 
         `store` is one of STORES. A lake keeps the store it was made with (default parquet).
-        `tables` are further tables, as Python files or declarations. Without `spark`, a session is
-        made when it is needed, on `master`.
+        `tables` are further tables, as Python files, packages or declarations. Without `spark`, a
+        session is made when it is needed, on `master`.
         """
         self.path = Path(path).absolute()
         check_lake_path(self.path)
         self.settings = read_settings(self.path)
         self.store_name = _store_name(self.path, self.settings, store)
-        files = [Path(each) for each in tables if not isinstance(each, Table)]
+        files = [each for each in tables if not isinstance(each, Table)]
         given = [each for each in tables if isinstance(each, Table)]
         self.catalog = load_catalog(files, given)
         self._master = master

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.pipeline.lake.catalog import Catalog
+from holdfast.pipeline.lake.catalog import DECLARED_BY, Catalog
 from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source import offsets
@@ -164,7 +164,7 @@ def status_lines(status: LakeStatus) -> list[str]:
         lines.append("  ".join(cells).rstrip())
     if status.undeclared:
         names = ", ".join(status.undeclared)
-        lines += ["", f"also there: {names}; give --tables with the file that declares them"]
+        lines += ["", f"also there: {names}; give --tables with {DECLARED_BY}"]
     return lines
 
 

@@ -1,7 +1,7 @@
 """The report's access to the tables of a lake: without Spark, and only the rows and columns it
 shows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 class Stored:
     """The stored tables of a lake."""
 
-    def __init__(self, lake: Path, tables: Sequence[Table]) -> None:
+    def __init__(self, lake: Path, tables: Iterable[Table]) -> None:
         """Open the lake. Raises LakeError."""
         if not lake.is_dir():
             raise LakeError(f"{lake} is no directory")
@@ -62,14 +62,6 @@ class Stored:
         keys = [(key, "ascending") for key in table.keys if key in schema.names]
         joined = pyarrow.concat_tables(parts)
         return joined.sort_by(keys) if keys else joined
-
-    def runs(self) -> list[str]:
-        """Return the names of the test runs, newest first."""
-        if not self.has("experiment_runs"):
-            return []
-        found = self.read("experiment_runs", ["run", "started"]).to_pylist()
-        found.sort(key=lambda row: (row["started"] is not None, row["started"], row["run"]))
-        return [row["run"] for row in reversed(found)]
 
     def _files(self, name: str, run: str | None) -> list[File]:
         """Return the files of a table, newest first."""

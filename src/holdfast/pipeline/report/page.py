@@ -35,7 +35,7 @@ class Page:
 
     def __init__(self, title: str, subtitle: str) -> None:
         self._title = title
-        self._subtitle = subtitle
+        self.subtitle = subtitle
         self._parts: list[ReportPart] = []
         self._figures: list[Any] = []
 
@@ -76,7 +76,7 @@ class Page:
             '<meta name=color-scheme content="light dark">'
             f"<title>{escape(self._title)}</title>"
             f"<style>{(files / 'report.css').read_text()}</style></head><body>"
-            f"<header><h1>{escape(self._title)}</h1><p>{escape(self._subtitle)}</p>"
+            f"<header><h1>{escape(self._title)}</h1><p>{escape(self.subtitle)}</p>"
             f"<nav>{links}</nav></header><main>{parts}</main>{script}"
             f"<script type=application/json id=figures>{figures}</script>"
             f"<script>{(files / 'report.js').read_text()}</script></body></html>\n"

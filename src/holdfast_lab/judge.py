@@ -27,14 +27,14 @@ import pyarrow
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments.messages import of_kind
-from holdfast.pipeline.experiments.topic_checks import (
+from holdfast_lab.messages import of_kind
+from holdfast_lab.topic_checks import (
     Finding,
     TopicCounts,
     check_topic,
     count_topic,
 )
-from holdfast.pipeline.experiments.topic_history import OF_ALL, OF_MESSAGES, History, Row
+from holdfast_lab.topic_history import OF_ALL, OF_MESSAGES, History, Row
 
 REPETITION: Final = "repetition"
 _COUNTED: Final = [field.name for field in fields(TopicCounts) if field.name != "qos"]

@@ -1,7 +1,7 @@
 """The fate of each message, as DataFrames from which the verdict and the tables are made.
 
-All functions take the events of any number of runs (`reading`). The columns MESSAGE identify a
-message.
+All functions take the events of any number of runs (`stored_events`). The columns MESSAGE
+identify a message.
 """
 
 from typing import Final

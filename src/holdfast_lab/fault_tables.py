@@ -10,9 +10,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments import messages
-from holdfast.pipeline.experiments.messages import of_kind
-from holdfast.pipeline.experiments.run_tables import US, bounds, number, parameters
+from holdfast_lab import messages
+from holdfast_lab.messages import of_kind
+from holdfast_lab.run_tables import US, bounds, number, parameters
 
 OUTAGE_FACTOR: Final = 10
 OUTAGE_US_MIN: Final = 50_000

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final, NamedTuple
 
-from holdfast.pipeline.experiments.topic_history import (
+from holdfast_lab.topic_history import (
     History,
     JudgedMessage,
     JudgedSubscription,

@@ -6,7 +6,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments.events import (
+from holdfast_lab.events import (
     BY_NAME,
     EVENTS,
     RUN_PATTERN,

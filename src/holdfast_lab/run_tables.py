@@ -5,10 +5,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments import messages
-from holdfast.pipeline.experiments.judge import findings
-from holdfast.pipeline.experiments.messages import MESSAGE, of_kind
-from holdfast.pipeline.experiments.topic_checks import LOST
+from holdfast_lab import messages
+from holdfast_lab.judge import findings
+from holdfast_lab.messages import MESSAGE, of_kind
+from holdfast_lab.topic_checks import LOST
 
 US: Final = 1_000_000
 SECONDS_MAX: Final = 7 * 86_400

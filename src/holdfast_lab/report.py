@@ -1,12 +1,15 @@
-"""The report's part about one test run, and the part that compares runs."""
+"""The report's parts about test runs: one for each run, and one that compares them."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
+from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.data import POINTS_MAX, Rows, Stored, thinned
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table, text_of
 
+RUNS_MAX: Final = 5
+"""The most runs that are shown without a choice, the newest ones."""
 FAULTS_MAX: Final = 200
 """The most faults that are shaded."""
 TABLE_FAULTS: Final = 30
@@ -27,6 +30,33 @@ TIMELINE: Final = (
     ("first confirmation", charts.GREEN),
     ("fault_healed", charts.PINK),
 )
+
+
+def add_to_report(page: Page, stored: Stored, run: str | None) -> None:
+    """Add the parts of the newest test runs, or of the one whose name is given.
+
+    Raises LakeError if the lake has no run of that name.
+    """
+    runs = _runs(stored)
+    if run is not None and run not in runs:
+        known = ", ".join(runs[:10]) or "none"
+        raise LakeError(f"{stored.lake} has no test run {run}; there are: {known}")
+    shown = [run] if run is not None else runs[:RUNS_MAX]
+    if len(runs) > len(shown):
+        page.subtitle += f"; {len(shown)} of {len(runs)} test runs in detail"
+    for name in shown:
+        add_run(page, stored, name)
+    if run is None and len(runs) > 1:
+        add_comparison(page, stored, runs)
+
+
+def _runs(stored: Stored) -> list[str]:
+    """Return the names of the test runs, newest first."""
+    if not stored.has("experiment_runs"):
+        return []
+    found = stored.read("experiment_runs", ["run", "started"]).to_pylist()
+    found.sort(key=lambda row: (row["started"] is not None, row["started"], row["run"]))
+    return [row["run"] for row in reversed(found)]
 
 
 def add_run(page: Page, stored: Stored, run: str) -> None:

@@ -16,10 +16,10 @@ from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY, ProducerIdentity
 from holdfast.client.options import Options
 from holdfast.client.reconnect import Reconnect
-from holdfast.pipeline.experiments.events import topic_of
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
+from holdfast_lab.events import topic_of
 
 WINDOW: Final = 2000
 """The events that are published and confirmed before the next ones are read."""

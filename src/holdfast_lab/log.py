@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.pipeline.experiments.events import SCHEMA_VERSION, check_event, check_run
+from holdfast_lab.events import SCHEMA_VERSION, check_event, check_run
 
 BUFFER_BYTES_MAX: Final = 32 << 20
 """The bytes that may wait for the disk, about 200,000 events. Beyond them `write` waits."""

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments.judge import violations
+from holdfast_lab.judge import violations
 
 VIOLATIONS_MAX: Final = 10_000
 """The most violations of a run in the verdict. The table has all of them."""
@@ -70,7 +70,7 @@ def _about(violation: Violation) -> str:
 
 
 def verdict(events: DataFrame, run: str) -> Verdict:
-    """Return the verdict over one run, from prepared events (`reading.events_of_records`)."""
+    """Return the verdict over one run, from prepared events (`stored_events.events_of_records`)."""
     of_run = events.where(F.col("run") == run).persist()
     try:
         count = of_run.count()

@@ -3,10 +3,10 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.experiments import messages
-from holdfast.pipeline.experiments.judge import REPETITION, findings
-from holdfast.pipeline.experiments.messages import MESSAGE
-from holdfast.pipeline.experiments.run_tables import number, parameters
+from holdfast_lab import messages
+from holdfast_lab.judge import REPETITION, findings
+from holdfast_lab.messages import MESSAGE
+from holdfast_lab.run_tables import number, parameters
 
 CONFIRM = "publish to confirm"
 DELIVER = "publish to deliver"
