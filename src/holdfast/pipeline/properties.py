@@ -5,20 +5,31 @@ Most messages have none and most queries do not use them, so the source does not
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
-PAYLOAD_FORMAT: Final = 0x01
-MESSAGE_EXPIRY: Final = 0x02
-CONTENT_TYPE: Final = 0x03
-RESPONSE_TOPIC: Final = 0x08
-CORRELATION_DATA: Final = 0x09
-SUBSCRIPTION_ID: Final = 0x0B
-TOPIC_ALIAS: Final = 0x23
-USER_PROPERTY: Final = 0x26
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBLISH
+from holdfast.protocol.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MESSAGE_EXPIRY_INTERVAL,
+    PAYLOAD_FORMAT_INDICATOR,
+    RESPONSE_TOPIC,
+    USER_PROPERTY,
+    decode_block,
+)
 
+IDENTIFIERS: Final[dict[str, int]] = {
+    "payload_is_text": PAYLOAD_FORMAT_INDICATOR,
+    "message_expiry_s": MESSAGE_EXPIRY_INTERVAL,
+    "content_type": CONTENT_TYPE,
+    "response_topic": RESPONSE_TOPIC,
+    "correlation_data": CORRELATION_DATA,
+    "user": USER_PROPERTY,
+}
+"""The property of each field."""
 PROPERTIES_DDL: Final = (
     "struct<payload_is_text: boolean, message_expiry_s: bigint, content_type: string, "
     "response_topic: string, correlation_data: binary, "
@@ -36,91 +47,24 @@ PROPERTIES_TYPE: Final = pa.struct(
 )
 
 
-class PropertiesError(ValueError):
-    """The bytes are no property block of a PUBLISH."""
-
-
-@dataclass
-class Properties:
-    """The properties of one PUBLISH. A field is None if the property is absent; `user` keeps order
-    and duplicates."""
-
-    payload_is_text: bool | None = None
-    message_expiry_s: int | None = None
-    content_type: str | None = None
-    response_topic: str | None = None
-    correlation_data: bytes | None = None
-    user: list[tuple[str, str]] = field(default_factory=list)
-
-
-def parse(block: bytes) -> Properties:
-    """Parse a property block without its length prefix. Raises PropertiesError."""
-    result = Properties()
-    position = 0
-    try:
-        while position < len(block):
-            identifier = block[position]
-            position += 1
-            if identifier == PAYLOAD_FORMAT:
-                result.payload_is_text = block[position] == 1
-                position += 1
-            elif identifier == MESSAGE_EXPIRY:
-                result.message_expiry_s = int.from_bytes(_part(block, position, 4), "big")
-                position += 4
-            elif identifier == CONTENT_TYPE:
-                data, position = _data(block, position)
-                result.content_type = data.decode()
-            elif identifier == RESPONSE_TOPIC:
-                data, position = _data(block, position)
-                result.response_topic = data.decode()
-            elif identifier == CORRELATION_DATA:
-                result.correlation_data, position = _data(block, position)
-            elif identifier == USER_PROPERTY:
-                key, position = _data(block, position)
-                value, position = _data(block, position)
-                result.user.append((key.decode(), value.decode()))
-            elif identifier == TOPIC_ALIAS:
-                position += 2
-            elif identifier == SUBSCRIPTION_ID:
-                while block[position] & 0x80:
-                    position += 1
-                position += 1
-            else:
-                raise PropertiesError(f"property {identifier:#04x} is none of PUBLISH")
-    except (IndexError, UnicodeDecodeError) as error:
-        raise PropertiesError(f"damaged property block: {error}") from None
-    return result
-
-
-def _part(block: bytes, start: int, length: int) -> bytes:
-    if start + length > len(block):
-        raise IndexError("it ends too early")
-    return block[start : start + length]
-
-
-def _data(block: bytes, position: int) -> tuple[bytes, int]:
-    """Return the bytes after a two-byte length, and the position after them."""
-    length = int.from_bytes(_part(block, position, 2), "big")
-    return _part(block, position + 2, length), position + 2 + length
-
-
 def decode_array(blocks: pa.Array) -> pa.Array:
     """Decode property blocks to structs. The result is null if the block is null, empty or
     damaged."""
-    rows: list[dict[str, Any] | None] = []
-    for block in blocks.to_pylist():
-        if not block:
-            rows.append(None)
-            continue
-        try:
-            found = parse(block)
-        except PropertiesError:
-            rows.append(None)
-            continue
-        row = dict(vars(found))
-        row["user"] = [{"key": key, "value": value} for key, value in found.user]
-        rows.append(row)
-    return pa.array(rows, PROPERTIES_TYPE)
+    return pa.array(map(_row, blocks.to_pylist()), PROPERTIES_TYPE)
+
+
+def _row(block: bytes | None) -> dict[str, Any] | None:
+    if not block:
+        return None
+    try:
+        found = decode_block(block, 0, len(block), PUBLISH)
+    except ProtocolViolation:
+        return None
+    row: dict[str, Any] = {name: found.get(identifier) for name, identifier in IDENTIFIERS.items()}
+    if row["payload_is_text"] is not None:
+        row["payload_is_text"] = row["payload_is_text"] == 1
+    row["user"] = [{"key": key, "value": value} for key, value in row["user"] or ()]
+    return row
 
 
 def decode_properties(column: Any) -> Any:

@@ -13,13 +13,11 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from holdfast.client.identity import IDENTITY_PROPERTY
+from holdfast.pipeline.properties import IDENTIFIERS
 from holdfast.pipeline.source.options import OptionError
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
-    CONTENT_TYPE,
-    CORRELATION_DATA,
-    MESSAGE_EXPIRY_INTERVAL,
     PAYLOAD_FORMAT_INDICATOR,
     RESPONSE_TOPIC,
     SUBSCRIPTION_IDENTIFIER,
@@ -37,14 +35,6 @@ CACHE_MAX: Final = 1024
 CACHED_BYTES_MAX: Final = 1024
 """The most bytes of a block that is cached."""
 
-_IDENTIFIERS: Final[dict[str, int]] = {
-    "payload_is_text": PAYLOAD_FORMAT_INDICATOR,
-    "message_expiry_s": MESSAGE_EXPIRY_INTERVAL,
-    "content_type": CONTENT_TYPE,
-    "response_topic": RESPONSE_TOPIC,
-    "correlation_data": CORRELATION_DATA,
-    "user": USER_PROPERTY,
-}
 _MAP: Final = "map<string,string>"
 _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "payload_is_text": ("boolean",),
@@ -131,7 +121,7 @@ def _of_struct(value: dict[str, Any]) -> bytes | str:
         elif name == "payload_is_text":
             properties[PAYLOAD_FORMAT_INDICATOR] = int(content)
         else:
-            properties[_IDENTIFIERS[name]] = content
+            properties[IDENTIFIERS[name]] = content
     response_topic = properties.get(RESPONSE_TOPIC)
     if isinstance(response_topic, str):
         try:
