@@ -15,104 +15,65 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from holdfast.client.authentication import Authentication
-    from holdfast.client.client import Client
-    from holdfast.client.connection import PublishResult
-    from holdfast.client.errors import (
-        AuthenticationFailed,
-        ClientError,
-        ConnectionLost,
-        ConnectionRefused,
-        NotConnected,
-        ProtocolError,
-        PublishRefused,
-        QueueFull,
-        SubscribeRefused,
-        TimedOut,
-    )
-    from holdfast.client.options import Options
-    from holdfast.client.protocol.effects import Message
-    from holdfast.client.pubqueue.errors import (
-        MessageExpired,
-        MessagesLeft,
-        ProducerFenced,
-        QueueClosed,
-        StoreError,
-        StoreFull,
-    )
-    from holdfast.client.pubqueue.format import PaperFormat
-    from holdfast.client.pubqueue.ordered import ordered_messages
-    from holdfast.client.pubqueue.queue import PublishQueue
-    from holdfast.client.pubqueue.sqlite import SqliteStore
-    from holdfast.client.pubqueue.store import MemoryStore
-    from holdfast.client.reconnect import Reconnect
-    from holdfast.client.scram import ScramAuthentication
-    from holdfast.client.servers import Server
-    from holdfast.protocol.mqtt.packets import SubscriptionRequest, Will
+    from holdfast.client.authentication import Authentication as Authentication
+    from holdfast.client.client import Client as Client
+    from holdfast.client.connection import PublishResult as PublishResult
+    from holdfast.client.errors import AuthenticationFailed as AuthenticationFailed
+    from holdfast.client.errors import ClientError as ClientError
+    from holdfast.client.errors import ConnectionLost as ConnectionLost
+    from holdfast.client.errors import ConnectionRefused as ConnectionRefused
+    from holdfast.client.errors import NotConnected as NotConnected
+    from holdfast.client.errors import ProtocolError as ProtocolError
+    from holdfast.client.errors import PublishRefused as PublishRefused
+    from holdfast.client.errors import QueueFull as QueueFull
+    from holdfast.client.errors import SubscribeRefused as SubscribeRefused
+    from holdfast.client.errors import TimedOut as TimedOut
+    from holdfast.client.options import Options as Options
+    from holdfast.client.protocol.effects import Message as Message
+    from holdfast.client.pubqueue.errors import MessageExpired as MessageExpired
+    from holdfast.client.pubqueue.errors import MessagesLeft as MessagesLeft
+    from holdfast.client.pubqueue.errors import ProducerFenced as ProducerFenced
+    from holdfast.client.pubqueue.errors import QueueClosed as QueueClosed
+    from holdfast.client.pubqueue.errors import StoreError as StoreError
+    from holdfast.client.pubqueue.errors import StoreFull as StoreFull
+    from holdfast.client.pubqueue.format import PaperFormat as PaperFormat
+    from holdfast.client.pubqueue.ordered import ordered_messages as ordered_messages
+    from holdfast.client.pubqueue.queue import PublishQueue as PublishQueue
+    from holdfast.client.pubqueue.sqlite import SqliteStore as SqliteStore
+    from holdfast.client.pubqueue.store import MemoryStore as MemoryStore
+    from holdfast.client.reconnect import Reconnect as Reconnect
+    from holdfast.client.scram import ScramAuthentication as ScramAuthentication
+    from holdfast.client.servers import Server as Server
+    from holdfast.protocol.mqtt.packets import SubscriptionRequest as SubscriptionRequest
+    from holdfast.protocol.mqtt.packets import Will as Will
 
-__all__ = [
-    "Authentication",
-    "AuthenticationFailed",
-    "Client",
-    "ClientError",
-    "ConnectionLost",
-    "ConnectionRefused",
-    "MemoryStore",
-    "Message",
-    "MessageExpired",
-    "MessagesLeft",
-    "NotConnected",
-    "Options",
-    "PaperFormat",
-    "ProducerFenced",
-    "ProtocolError",
-    "PublishQueue",
-    "PublishRefused",
-    "PublishResult",
-    "QueueClosed",
-    "QueueFull",
-    "Reconnect",
-    "ScramAuthentication",
-    "Server",
-    "SqliteStore",
-    "StoreError",
-    "StoreFull",
-    "SubscribeRefused",
-    "SubscriptionRequest",
-    "TimedOut",
-    "Will",
-    "ordered_messages",
-]
-
-_ERRORS: Final = "holdfast.client.errors"
-_QUEUE_ERRORS: Final = "holdfast.client.pubqueue.errors"
 _HOMES: Final = {
-    "Authentication": "holdfast.client.authentication",
-    "Client": "holdfast.client.client",
-    "MemoryStore": "holdfast.client.pubqueue.store",
-    "Message": "holdfast.client.protocol.effects",
-    "MessageExpired": _QUEUE_ERRORS,
-    "MessagesLeft": _QUEUE_ERRORS,
-    "Options": "holdfast.client.options",
-    "PaperFormat": "holdfast.client.pubqueue.format",
-    "ProducerFenced": _QUEUE_ERRORS,
-    "PublishQueue": "holdfast.client.pubqueue.queue",
-    "PublishResult": "holdfast.client.connection",
-    "QueueClosed": _QUEUE_ERRORS,
-    "Reconnect": "holdfast.client.reconnect",
-    "ScramAuthentication": "holdfast.client.scram",
-    "Server": "holdfast.client.servers",
-    "SqliteStore": "holdfast.client.pubqueue.sqlite",
-    "StoreError": _QUEUE_ERRORS,
-    "StoreFull": _QUEUE_ERRORS,
-    "SubscriptionRequest": "holdfast.protocol.mqtt.packets",
-    "Will": "holdfast.protocol.mqtt.packets",
-    "ordered_messages": "holdfast.client.pubqueue.ordered",
+    "authentication": "Authentication",
+    "client": "Client",
+    "connection": "PublishResult",
+    "errors": "AuthenticationFailed ClientError ConnectionLost ConnectionRefused NotConnected "
+    "ProtocolError PublishRefused QueueFull SubscribeRefused TimedOut",
+    "protocol.effects": "Message",
+    "pubqueue.errors": "MessageExpired MessagesLeft ProducerFenced QueueClosed StoreError "
+    "StoreFull",
+    "pubqueue.format": "PaperFormat",
+    "pubqueue.ordered": "ordered_messages",
+    "pubqueue.queue": "PublishQueue",
+    "pubqueue.sqlite": "SqliteStore",
+    "pubqueue.store": "MemoryStore",
+    "reconnect": "Reconnect",
+    "scram": "ScramAuthentication",
+    "servers": "Server",
+    "transport.deadline": "SubscriptionRequest",
+    "options": "Options Will",
 }
-"""The modules of the names in `__all__`; the rest are errors."""
+"""The names, by the module of this package that has them."""
+_MODULES: Final = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, _ERRORS)), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

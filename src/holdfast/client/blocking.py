@@ -18,26 +18,55 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import wraps
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from holdfast.client import client as aio
-from holdfast.client.connection import Outcome, PublishResult
+from holdfast.client.connection import PublishResult
 from holdfast.client.errors import ClientError, NotConnected
 from holdfast.client.options import Options
 from holdfast.client.protocol.effects import Message
 from holdfast.client.reconnect import Reconnect
 from holdfast.client.servers import Server
-from holdfast.client.transport.deadline import Filter
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Packet, Properties
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_S: Final = 10.0
 """The seconds that `close` waits for the thread. It is a daemon, so it never delays the end of the
 program."""
+
+
+def _waiting(
+    method: Callable[Concatenate[aio.Client, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Client", P], T]:
+    """The blocking form of a method of the asyncio client."""
+
+    @wraps(method)
+    def call(self: "Client", /, *arguments: P.args, **named: P.kwargs) -> T:
+        return self._run(method(self._client, *arguments, **named))
+
+    return call
+
+
+def _in_its_thread(
+    method: Callable[Concatenate[aio.Client, P], T],
+) -> Callable[Concatenate["Client", P], T]:
+    """The form of a method that does not wait: it runs in the client's thread."""
+
+    @wraps(method)
+    def call(self: "Client", /, *arguments: P.args, **named: P.kwargs) -> T:
+        async def work() -> T:
+            """Call the method in the client's loop."""
+            return method(self._client, *arguments, **named)
+
+        return self._run(work())
+
+    return call
 
 
 class Client:
@@ -174,27 +203,7 @@ class Client:
         if self._loop is not None:
             self._run(abort())
 
-    def publish(
-        self,
-        topic: str,
-        payload: bytes | str = b"",
-        *,
-        qos: int = 0,
-        retain: bool = False,
-        properties: Properties | None = None,
-        topic_alias: int = 0,
-    ) -> PublishResult:
-        """Blocking form of `Client.publish`."""
-        return self._run(
-            self._client.publish(
-                topic,
-                payload,
-                qos=qos,
-                retain=retain,
-                properties=properties,
-                topic_alias=topic_alias,
-            )
-        )
+    publish = _waiting(aio.Client.publish)
 
     def submit(
         self,
@@ -222,48 +231,20 @@ class Client:
 
         return self._run(submit())
 
-    def until_ready(self) -> None:
-        """Blocking form of `Client.until_ready`."""
-        self._run(self._client.until_ready())
-
-    def submit_batch(
-        self,
-        messages: Sequence[tuple[str, bytes, bool, Properties | None]],
-        on_settled: Callable[[int, Outcome], None],
-        qos: int = 1,
-    ) -> None:
-        """Blocking form of `Client.submit_batch`; `on_settled` is called in the client's thread."""
-
-        async def submit() -> None:
-            """Submit in the client's loop."""
-            self._client.submit_batch(messages, on_settled, qos)
-
-        self._run(submit())
-
-    def flush(self) -> None:
-        """Blocking form of `Client.flush`."""
-        self._run(self._client.flush())
+    until_ready = _waiting(aio.Client.until_ready)
+    submit_batch = _in_its_thread(aio.Client.submit_batch)
+    """`on_settled` is called in the client's thread."""
+    flush = _waiting(aio.Client.flush)
+    subscribe = _waiting(aio.Client.subscribe)
+    unsubscribe = _waiting(aio.Client.unsubscribe)
+    acknowledge = _in_its_thread(aio.Client.acknowledge)
+    reauthenticate = _waiting(aio.Client.reauthenticate)
 
     def wait_closed(self) -> ClientError | None:
         """Blocking form of `Client.wait_closed`."""
         if self._loop is None:
             return None
         return self._run(self._client.wait_closed())
-
-    def subscribe(
-        self,
-        *filters: Filter,
-        properties: Properties | None = None,
-        subscription_id: int = 0,
-    ) -> list[int]:
-        """Blocking form of `Client.subscribe`."""
-        return self._run(
-            self._client.subscribe(*filters, properties=properties, subscription_id=subscription_id)
-        )
-
-    def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
-        """Blocking form of `Client.unsubscribe`."""
-        return self._run(self._client.unsubscribe(*filters, properties=properties))
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
         """The same as `Client.messages`. With a timeout it also ends when no message came for so
@@ -287,19 +268,6 @@ class Client:
                 return await self._client.receive()
 
         return self._run(receive())
-
-    def acknowledge(self, message: Message) -> None:
-        """Blocking form of `Client.acknowledge`."""
-
-        async def acknowledge() -> None:
-            """Acknowledge in the client's loop."""
-            self._client.acknowledge(message)
-
-        self._run(acknowledge())
-
-    def reauthenticate(self) -> None:
-        """Blocking form of `Client.reauthenticate`."""
-        self._run(self._client.reauthenticate())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         loop = self._loop

@@ -4,41 +4,33 @@
 tasks import this package and need only some of it.
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.lake.lake import Lake
-    from holdfast.pipeline.lake.table import Column, Grain, Outputs, Table
-    from holdfast.pipeline.properties import decode_properties
-    from holdfast.pipeline.session import spark_session
-    from holdfast.pipeline.source.source import HoldfastSource
+    from holdfast.pipeline.lake.lake import Lake as Lake
+    from holdfast.pipeline.lake.table import Column as Column
+    from holdfast.pipeline.lake.table import Grain as Grain
+    from holdfast.pipeline.lake.table import Outputs as Outputs
+    from holdfast.pipeline.lake.table import Table as Table
+    from holdfast.pipeline.properties import decode_properties as decode_properties
+    from holdfast.pipeline.session import spark_session as spark_session
+    from holdfast.pipeline.source.source import HoldfastSource as HoldfastSource
 
-__all__ = [
-    "Column",
-    "Grain",
-    "HoldfastSource",
-    "Lake",
-    "Outputs",
-    "Table",
-    "decode_properties",
-    "spark_session",
-]
-
-_HOMES = {
-    "Column": "holdfast.pipeline.lake.table",
-    "Grain": "holdfast.pipeline.lake.table",
-    "HoldfastSource": "holdfast.pipeline.source.source",
-    "Lake": "holdfast.pipeline.lake.lake",
-    "Outputs": "holdfast.pipeline.lake.table",
-    "Table": "holdfast.pipeline.lake.table",
-    "decode_properties": "holdfast.pipeline.properties",
-    "spark_session": "holdfast.pipeline.session",
+_NAMES: Final = {
+    "holdfast.pipeline.lake.lake": ("Lake",),
+    "holdfast.pipeline.lake.table": ("Column", "Grain", "Outputs", "Table"),
+    "holdfast.pipeline.properties": ("decode_properties",),
+    "holdfast.pipeline.session": ("spark_session",),
+    "holdfast.pipeline.source.source": ("HoldfastSource",),
 }
+"""The modules of the names that are loaded when they are first used."""
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [*_HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

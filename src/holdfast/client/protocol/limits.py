@@ -1,5 +1,7 @@
 """The limits that the server announced in CONNACK."""
 
+from dataclasses import dataclass
+
 from holdfast.client.errors import PublishRefused
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
@@ -10,30 +12,30 @@ PUBLISH_OVERHEAD_BYTES = 12
 packet id, properties length."""
 
 
+@dataclass
 class ServerLimits:
     """The limits of one server. The defaults are the protocol's, for a server that announced
     nothing (or has MQTT 3)."""
 
-    def __init__(self) -> None:
-        self.receive_maximum = 65535
-        self.packet_bytes_max = 268_435_460
-        self.qos_max = 2
-        self.retain_available = True
-        self.topic_alias_max = 0
-        self.keep_alive_s = 0
+    receive_maximum: int = 65535
+    packet_bytes_max: int = 268_435_460
+    qos_max: int = 2
+    retain_available: bool = True
+    topic_alias_max: int = 0
+    keep_alive_s: int = 0
 
     @classmethod
     def from_connack(cls, properties: Properties, keep_alive_s: int) -> "ServerLimits":
         """The limits in CONNACK. `keep_alive_s` is the client's; the server's takes precedence
         [MQTT-3.2.2-21]."""
-        limits = cls()
-        limits.keep_alive_s = number_of(properties, pr.SERVER_KEEP_ALIVE, keep_alive_s)
-        limits.receive_maximum = number_of(properties, pr.RECEIVE_MAXIMUM, 65535)
-        limits.packet_bytes_max = number_of(properties, pr.MAXIMUM_PACKET_SIZE, 268_435_460)
-        limits.qos_max = number_of(properties, pr.MAXIMUM_QOS, 2)
-        limits.retain_available = number_of(properties, pr.RETAIN_AVAILABLE, 1) == 1
-        limits.topic_alias_max = number_of(properties, pr.TOPIC_ALIAS_MAXIMUM, 0)
-        return limits
+        return cls(
+            number_of(properties, pr.RECEIVE_MAXIMUM, 65535),
+            number_of(properties, pr.MAXIMUM_PACKET_SIZE, 268_435_460),
+            number_of(properties, pr.MAXIMUM_QOS, 2),
+            number_of(properties, pr.RETAIN_AVAILABLE, 1) == 1,
+            number_of(properties, pr.TOPIC_ALIAS_MAXIMUM, 0),
+            number_of(properties, pr.SERVER_KEEP_ALIVE, keep_alive_s),
+        )
 
     def are_tight(self) -> bool:
         """Whether `check_publish` may refuse anything."""

@@ -6,6 +6,7 @@ This state outlives a connection: it is the client's half of the session. It sen
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.errors import QueueFull
@@ -18,30 +19,21 @@ AWAITING_PUBCOMP: Final = 3
 PACKET_ID_MAX: Final = 65535
 
 
+@dataclass(eq=False)
 class OutgoingPublish:
     """One message for the server. `handle` identifies it to the application. It gets its packet id
     when it is first sent, and keeps it until its last acknowledgement."""
 
-    def __init__(
-        self,
-        handle: int,
-        topic: bytes,
-        payload: bytes,
-        qos: int,
-        retain: bool,
-        properties: bytes,
-        topic_alias: int,
-    ) -> None:
-        self.handle = handle
-        self.topic = topic
-        self.payload = payload
-        self.qos = qos
-        self.retain = retain
-        self.properties = properties
-        self.topic_alias = topic_alias
-        self.packet_id = 0
-        self.state = WAITING
-        self.dup = False
+    handle: int
+    topic: bytes
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: bytes
+    topic_alias: int
+    packet_id: int = 0
+    state: int = WAITING
+    dup: bool = False
 
 
 class PacketIds:

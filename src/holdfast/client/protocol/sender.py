@@ -1,5 +1,6 @@
 """The sending half of the client core: messages within their window, and requests."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.errors import NotConnected
@@ -23,22 +24,16 @@ CONNECTED: Final = 2
 CLOSED: Final = 3
 
 
+@dataclass(eq=False)
 class PendingRequest:
     """A SUBSCRIBE or UNSUBSCRIBE without reply."""
 
-    def __init__(
-        self,
-        filters: list[str],
-        subscriptions: list[pk.SubscriptionRequest] | None,
-        properties: Properties,
-        is_resubscription: bool,
-    ) -> None:
-        self.filters = filters
-        self.subscriptions = subscriptions
-        """The subscriptions of a SUBSCRIBE; None: this is an UNSUBSCRIBE."""
-        self.properties = properties
-        self.is_resubscription = is_resubscription
-        """True: the core repeats the subscriptions, so no caller waits for the reply."""
+    filters: list[str]
+    subscriptions: list[pk.SubscriptionRequest] | None
+    """The subscriptions of a SUBSCRIBE; None: this is an UNSUBSCRIBE."""
+    properties: Properties
+    is_resubscription: bool
+    """True: the core repeats the subscriptions, so no caller waits for the reply."""
 
 
 class RequestSender:

@@ -9,47 +9,23 @@ ENTRY_OVERHEAD_BYTES: Final = 64
 """The bytes that a message counts in `bytes_max` beyond its own."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class QueueEntry:
     """A message of a publish queue. `sequence` orders a queue's messages and with `epoch`
     identifies them to the broker. Times are seconds since 1970; `expires_at` 0: never."""
 
-    __slots__ = (
-        "attempts",
-        "epoch",
-        "expires_at",
-        "payload",
-        "properties",
-        "put_at",
-        "retain",
-        "sequence",
-        "size",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        sequence: int,
-        epoch: int,
-        topic: str,
-        payload: bytes,
-        properties: Properties | None,
-        retain: bool,
-        put_at: float,
-        expires_at: float,
-        size: int,
-    ) -> None:
-        self.sequence = sequence
-        self.epoch = epoch
-        self.topic = topic
-        self.payload = payload
-        self.properties = properties
-        self.retain = retain
-        self.put_at = put_at
-        self.expires_at = expires_at
-        self.size = size
-        """The bytes that it counts in the queue's limit."""
-        self.attempts = 0
-        """The number of times it was passed to the client since the queue was opened."""
+    sequence: int
+    epoch: int
+    topic: str
+    payload: bytes
+    properties: Properties | None
+    retain: bool
+    put_at: float
+    expires_at: float
+    size: int
+    """The bytes that it counts in the queue's limit."""
+    attempts: int = 0
+    """The number of times it was passed to the client since the queue was opened."""
 
     def __repr__(self) -> str:
         return f"Entry({self.epoch}:{self.sequence} {self.topic!r}, {len(self.payload)} bytes)"

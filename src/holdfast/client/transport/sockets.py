@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.errors import ClientError, ConnectionLost, TimedOut
@@ -15,42 +16,36 @@ TransportFactory = Callable[[Callable[[], None], Callable[[ClientError], None]],
 """The maker of a transport from its `on_opened` and `on_failed`."""
 
 
+@dataclass(eq=False)
 class SocketEndpoint:
     """The settings for opening sockets, the same for all servers."""
 
-    def __init__(
-        self,
-        tls: ssl.SSLContext | None,
-        server_hostname: str | None,
-        local_address: tuple[str, int] | None,
-        connect_timeout_s: float,
-    ) -> None:
-        self._tls = tls
-        self._server_hostname = server_hostname
-        self._local_address = local_address
-        self._connect_timeout_s = connect_timeout_s
+    tls: ssl.SSLContext | None
+    server_hostname: str | None
+    local_address: tuple[str, int] | None
+    connect_timeout_s: float
 
     async def open(self, server: Server, protocol: ClientSocket) -> None:
         """Open a socket. Raises `ConnectionLost` or `TimedOut`."""
         secure = server.is_secure
-        if secure and self._tls is None:
-            self._tls = ssl.create_default_context()
+        if secure and self.tls is None:
+            self.tls = ssl.create_default_context()
         inner: asyncio.Protocol = protocol
         if server.is_websocket:
             from holdfast.client.transport.websocket import websocket_protocol_factory
 
             inner = websocket_protocol_factory(protocol, server.host, server.port, server.path)
-        timeout_s = self._connect_timeout_s
+        timeout_s = self.connect_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_connection(
                     lambda: inner,
                     server.host,
                     server.port,
-                    ssl=self._tls if secure else None,
-                    server_hostname=self._server_hostname if secure else None,
+                    ssl=self.tls if secure else None,
+                    server_hostname=self.server_hostname if secure else None,
                     ssl_shutdown_timeout=CLOSE_TIMEOUT_S if secure else None,
-                    local_addr=self._local_address,
+                    local_addr=self.local_address,
                 )
                 await protocol.opened.wait()
         except TimeoutError:
