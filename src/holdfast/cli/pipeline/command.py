@@ -1,27 +1,18 @@
-"""`holdfast pipeline`: the log as tables, kept up to date by Spark.
-
-Each command is a module `holdfast.cli.pipeline.<name>` with `add_options(parser)` and `run(args) ->
-int`. It imports Spark only when it runs.
-"""
+"""`holdfast pipeline`: the log as tables, kept up to date by Spark."""
 
 import argparse
 import sys
-from importlib import import_module
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
-EXIT_ERROR: Final = 1
-EXIT_USAGE: Final = 2
+from holdfast.cli.pipeline import commands, options
+from holdfast.cli.pipeline import run as run_command
 
-COMMANDS: Final = {
-    "run": "bring tables up to date, once or continuously",
-    "status": "how far each table is",
-    "schema": "every table and its columns",
-    "rebuild": "forget a table and what is made from it, and make them anew",
-    "compact": "make few files of the many that small commits have made",
-    "package": "a zip and a script for spark-submit",
-    "report": "charts of the tables as one HTML file",
-}
+EXIT_USAGE: Final = 2
+PACKAGE_DIRECTORY: Final = Path("holdfast-spark")
+REPORT: Final = Path("report.html")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,16 +22,51 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="The log as tables: bronze (the records), silver (typed readings), gold "
         "(statistics), made and kept up to date by Spark.",
     )
-    commands = parser.add_subparsers(dest="pipeline_command", metavar="COMMAND", required=True)
-    for name, text in COMMANDS.items():
-        if find_spec(_module(name)) is not None:
-            child = commands.add_parser(name, help=text, description=text[0].upper() + text[1:])
-            import_module(_module(name)).add_options(child)
+    children = parser.add_subparsers(dest="pipeline_command", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, work: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        child = children.add_parser(name, help=text, description=text[0].upper() + text[1:])
+        child.set_defaults(work=work)
+        return child
+
+    run_command.add_options(
+        add("run", run_command.run, "bring tables up to date, once or continuously")
+    )
+    status = add("status", commands.show_status, "how far each table is")
+    schema = add("schema", commands.show_schema, "every table and its columns")
+    rebuild = add(
+        "rebuild", commands.rebuild, "forget a table and what is made from it, and make them anew"
+    )
+    compact = add(
+        "compact", commands.compact, "make few files of the many that small commits have made"
+    )
+    package = add("package", commands.write_package, "a zip and a script for spark-submit")
+    report = add("report", commands.write_report, "charts of the tables as one HTML file")
+    for each in (status, rebuild, compact, report):
+        options.add_lake(each)
+    for each in (status, schema, rebuild, compact, report):
+        options.add_tables(each)
+    for each in (rebuild, compact):
+        options.add_session(each)
+    for each in (status, schema):
+        each.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument(
+        "--offline", action="store_true", help="do not ask the servers how far the log is"
+    )
+    schema.add_argument("name", nargs="*", metavar="TABLE", help="only these (default: all)")
+    rebuild.add_argument("name", metavar="TABLE", help="silver or gold table")
+    options.add_what(compact, "TABLE", "bronze, silver, all (default), or names of tables")
+    options.add_output(package, PACKAGE_DIRECTORY, "DIR", "where to")
+    report.add_argument(
+        "--run",
+        dest="run_id",
+        metavar="ID",
+        help="only this test run (with --tables holdfast_lab)",
+    )
+    options.add_output(report, REPORT, "FILE", "where to write it")
     parser.set_defaults(run=run)
-
-
-def _module(name: str) -> str:
-    return f"holdfast.cli.pipeline.{name}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.source.options import OptionError
 
     try:
-        code: int = import_module(_module(args.pipeline_command)).run(args)
+        code: int = args.work(args)
     except (LakeError, TableError, OptionError, OffsetError, JavaError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -22,6 +22,10 @@ def add_lake(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_what(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    parser.add_argument("what", nargs="*", default=["all"], metavar=metavar, help=text)
+
+
 def add_tables(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tables",
@@ -44,6 +48,17 @@ def add_session(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="setting of Spark; may be given again",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser, default: Path, metavar: str, what: str) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=default,
+        metavar=metavar,
+        help=f"{what} (default ./{default})",
     )
 
 

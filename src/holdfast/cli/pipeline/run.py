@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        nargs="*",
-        default=["all"],
-        metavar="WHAT",
-        help="bronze, silver, gold, all (default), or names of tables",
-    )
+    options.add_what(parser, "WHAT", "bronze, silver, gold, all (default), or names of tables")
     parser.add_argument(
         "--from",
         dest="source",

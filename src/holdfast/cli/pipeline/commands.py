@@ -1,0 +1,135 @@
+"""The subcommands of `holdfast pipeline`, except `run`. Each imports Spark only if it needs it."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.lake.lake import Lake
+
+EXIT_USAGE: Final = 2
+
+
+def _lake(args: argparse.Namespace) -> "Lake":
+    from holdfast.pipeline.lake.lake import Lake
+
+    return Lake(args.lake, tables=args.tables)
+
+
+@contextmanager
+def _session(lake: "Lake", args: argparse.Namespace) -> Iterator[None]:
+    """Give the lake a Spark session with the options of the command."""
+    from holdfast.pipeline.spark import end_session, lake_session
+
+    lake.spark = lake_session(args.master, **dict(args.conf))
+    try:
+        yield
+    finally:
+        end_session(lake.spark)
+
+
+def show_status(args: argparse.Namespace) -> int:
+    """Print the progress of each table of a lake, without Spark."""
+    from holdfast.pipeline.lake.files.files import LakeError
+    from holdfast.pipeline.lake.lake import SETTINGS
+
+    lake = _lake(args)
+    if not lake.settings:
+        raise LakeError(f"there is no lake in {lake.path} (no {SETTINGS}): run the pipeline first")
+    status = lake.status(ask_servers=not args.offline)
+    print(json.dumps(status.as_dict(), indent=2) if args.json else status)
+    return 0
+
+
+def show_schema(args: argparse.Namespace) -> int:
+    """Print the meaning of the tables and their columns."""
+    from holdfast.pipeline.lake.catalog import load_catalog
+    from holdfast.pipeline.lake.describe import described
+
+    tables = described(load_catalog(args.tables), args.name)
+    if args.json:
+        print(json.dumps(tables, indent=2))
+    else:
+        print("\n\n".join("\n".join(_schema_lines(table)) for table in tables))
+    return 0
+
+
+def _schema_lines(table: dict[str, Any]) -> list[str]:
+    head = f"{table['name']} ({table['layer']}, from {table['source']})"
+    result = [head, f"  {table['description']}"]
+    if table["partition_by"]:
+        result.append(f"  partitioned by {', '.join(table['partition_by'])}")
+    if table["keys"]:
+        result.append(f"  sorted by {', '.join(table['keys'])}")
+    name = max(len(column["name"]) for column in table["columns"])
+    kind = min(24, max(len(column["type"]) for column in table["columns"]))
+    for column in table["columns"]:
+        text = f"    {column['name']:{name}}  {column['type']:{kind}}  {column['description']}"
+        result.append(text)
+    return result
+
+
+def rebuild(args: argparse.Namespace) -> int:
+    """Build a table again after its declaration has changed."""
+    from holdfast.pipeline.lake.progress import RunProgress
+
+    lake = _lake(args)
+    lake.catalog.table(args.name)
+    with _session(lake, args):
+        progress = RunProgress()
+        report = lake.rebuild(args.name, listener=progress)
+    progress.finished(report)
+    return 0 if report.ok else 1
+
+
+def compact(args: argparse.Namespace) -> int:
+    """Merge the many files of small commits into few. Plain Parquet files need no Spark."""
+    from holdfast.pipeline.lake.stores.store import ParquetStore
+
+    lake = _lake(args)
+    if lake.store_name == ParquetStore.name:
+        saved = lake.compact(args.what)
+    else:
+        with _session(lake, args):
+            saved = lake.compact(args.what)
+    for name, files in saved.items():
+        print(f"{name}: {files} files fewer" if files else f"{name}: nothing to do")
+    return 0
+
+
+def write_package(args: argparse.Namespace) -> int:
+    """Write the files for spark-submit where holdfast is not installed."""
+    from holdfast.pipeline.package import NEEDED, write_package
+
+    archive, script = write_package(args.output)
+    print(
+        f"wrote {archive} and {script}\n\n"
+        f"The driver and the executors need Python 3.11 or newer with {', '.join(NEEDED)}.\n"
+        "All of them must see the lake's directory under the same path. Run\n\n"
+        f"  spark-submit --master spark://HOST:7077 --py-files {archive} {script} \\\n"
+        "    run all --from HOST:ADMINPORT --lake DIR\n"
+    )
+    return 0
+
+
+def write_report(args: argparse.Namespace) -> int:
+    """Write charts of tables as one HTML file, without Spark."""
+    if find_spec("plotly") is None:
+        print("holdfast: the report needs plotly: pip install 'holdfast[spark]'", file=sys.stderr)
+        return EXIT_USAGE
+    from holdfast.pipeline.lake.catalog import load_catalog
+    from holdfast.pipeline.report.report import write_report
+
+    output: Path = args.output
+    try:
+        write_report(args.lake, load_catalog(args.tables), output, args.run_id)
+    except OSError as error:
+        print(f"holdfast: {output} cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    return 0
