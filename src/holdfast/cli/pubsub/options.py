@@ -7,6 +7,7 @@ ones. Options of mosquitto that are not offered are refused by name.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from holdfast.cli.pubsub.properties import PropertyError, add_property
@@ -96,25 +97,25 @@ class ClientOptions:
         self._add_tls_options()
 
     def _add_connection_options(self) -> None:
-        self.add_flag(self._set_persistent, "-c", "--disable-clean-session")
-        self.add_flag(self._set_debug, "-d", "--debug")
-        self.add_flag(self._set_quiet, "--quiet")
-        self.add_flag(_ignore, "--nodelay")
-        self.add_flag(self._set_will_retain, "--will-retain")
+        self.add_switch("clean", "-c", "--disable-clean-session", value=False)
+        self.add_switch("debug", "-d", "--debug")
+        self.add_switch("quiet", "--quiet")
+        self.add_flag(lambda: None, "--nodelay")  # asyncio always sets TCP_NODELAY.
+        self.add_switch("will_retain", "--will-retain")
         self.add_flag(_want_help, "--help")
         self.add_flag(_want_version, "--version")
         self.add_value("host", self._set_host, "-h", "--host")
         self.add_value("port", self._set_port, "-p", "--port")
-        self.add_value("address", self._set_bind, "-A")
-        self.add_value("id", self._set_id, "-i", "--id")
-        self.add_value("id prefix", self._set_id_prefix, "-I", "--id-prefix")
+        self.add_text("address", "bind", "-A")
+        self.add_text("id", "client_id", "-i", "--id")
+        self.add_text("id prefix", "id_prefix", "-I", "--id-prefix")
         self.add_value("keepalive", self._set_keep_alive, "-k", "--keepalive")
         self.add_value("URL", self._set_url, "-L", "--url")
         self.add_value("max_inflight", self._set_inflight, "-M")
-        self.add_value("password", self._set_password, "-P", "--pw")
-        self.add_value("username", self._set_username, "-u", "--username")
+        self.add_text("password", "password", "-P", "--pw")
+        self.add_text("username", "username", "-u", "--username")
         self.add_value("QoS", self._set_qos, "-q", "--qos")
-        self.add_value("topic", self._set_topic, "-t", "--topic")
+        self.add_value("topic", self.topics.append, "-t", "--topic")
         self.add_value("version", self._set_version, "-V", "--protocol-version")
         self.add_value("server URL", self._add_server, "--server")
         self.add_value("session expiry interval", self._set_session_expiry, "-x")
@@ -123,19 +124,16 @@ class ClientOptions:
         self.add_value("will topic", self._set_will_topic, "--will-topic")
 
     def _add_tls_options(self) -> None:
-        self.add_flag(self._set_insecure, "--insecure")
-        self.add_flag(self._set_tls, "--tls-use-os-certs")
+        self.add_switch("insecure", "--insecure")
+        self.add_switch("use_tls", "--tls-use-os-certs")
         for name in ("cafile", "capath", "cert", "key", "ciphers", "tls-version", "tls-alpn"):
-            self.add_value(name, self._tls_setter(name), f"--{name}")
+            self.add_value(name, partial(self._set_tls, name), f"--{name}")
 
-    def _tls_setter(self, name: str) -> Setter:
-        def take(text: str) -> None:
-            self.tls[name] = text
-            # A client certificate alone does not enable TLS, the same as in mosquitto.
-            if name in ("cafile", "capath"):
-                self.use_tls = True
-
-        return take
+    def _set_tls(self, name: str, text: str) -> None:
+        self.tls[name] = text
+        # A client certificate alone does not enable TLS, the same as in mosquitto.
+        if name in ("cafile", "capath"):
+            self.use_tls = True
 
     def add_flag(self, setter: Callable[[], None], *names: str) -> None:
         """Add an option without a value."""
@@ -146,6 +144,14 @@ class ClientOptions:
         """Add an option with one value. `missing` names the value in the error text."""
         for name in names:
             self._values[name] = (missing, setter)
+
+    def add_switch(self, attribute: str, *names: str, value: bool = True) -> None:
+        """Add an option without a value that sets an attribute."""
+        self.add_flag(partial(setattr, self, attribute, value), *names)
+
+    def add_text(self, missing: str, attribute: str, *names: str) -> None:
+        """Add an option whose value is an attribute, unchanged."""
+        self.add_value(missing, partial(setattr, self, attribute), *names)
 
     # Parsing
 
@@ -251,24 +257,6 @@ class ClientOptions:
 
     # Setters
 
-    def _set_persistent(self) -> None:
-        self.clean = False
-
-    def _set_debug(self) -> None:
-        self.debug = True
-
-    def _set_quiet(self) -> None:
-        self.quiet = True
-
-    def _set_will_retain(self) -> None:
-        self.will_retain = True
-
-    def _set_insecure(self) -> None:
-        self.insecure = True
-
-    def _set_tls(self) -> None:
-        self.use_tls = True
-
     def _set_host(self, text: str) -> None:
         self.host = text
         self._names_host = True
@@ -277,21 +265,12 @@ class ClientOptions:
         self.port = option_number(text, 1, 65535, f"Invalid port given: {text}")
         self._names_host = True
 
-    def _set_bind(self, text: str) -> None:
-        self.bind = text
-
     def _add_server(self, text: str) -> None:
         try:
             parse_server(text)
         except ValueError as error:
             raise UsageError(f"Invalid --server: {error}.") from None
         self.server_urls.append(text)
-
-    def _set_id(self, text: str) -> None:
-        self.client_id = text
-
-    def _set_id_prefix(self, text: str) -> None:
-        self.id_prefix = text
 
     def _set_keep_alive(self, text: str) -> None:
         self.keep_alive_s = option_number(
@@ -307,17 +286,8 @@ class ClientOptions:
         )
         self.inflight_max = min(self.inflight_max, 65535)
 
-    def _set_password(self, text: str) -> None:
-        self.password = text
-
-    def _set_username(self, text: str) -> None:
-        self.username = text
-
     def _set_qos(self, text: str) -> None:
         self.qos = option_number(text, 0, 2, f"Invalid QoS given: {text}")
-
-    def _set_topic(self, text: str) -> None:
-        self.topics.append(text)
 
     def _set_version(self, text: str) -> None:
         if text not in _VERSIONS:
@@ -366,7 +336,7 @@ class ClientOptions:
         self._set_host(host.strip("[]"))
         if port:
             self._set_port(port)
-        self._set_topic(topic)
+        self.topics.append(topic)
         if scheme == "mqtts":
             self.use_tls = True
 
@@ -385,10 +355,6 @@ def check_topic(topic: str, what: str) -> None:
         decode_topic(topic.encode())
     except (InvalidTopic, UnicodeEncodeError):
         raise UsageError(f"Invalid {what} '{topic}', does it contain '+' or '#'?") from None
-
-
-def _ignore() -> None:
-    """Do nothing, because asyncio always sets TCP_NODELAY."""
 
 
 def _want_help() -> None:

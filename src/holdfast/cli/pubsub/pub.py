@@ -10,18 +10,12 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from holdfast.cli.pubsub import run as client_run
 from holdfast.cli.pubsub.help import PUB_USAGE
-from holdfast.cli.pubsub.options import (
-    ClientOptions,
-    HelpWanted,
-    UsageError,
-    VersionWanted,
-    check_topic,
-    option_number,
-)
+from holdfast.cli.pubsub.options import ClientOptions, UsageError, check_topic, option_number
 from holdfast.client.client import Client
 from holdfast.client.connection import PublishResult
 from holdfast.client.errors import ClientError, PublishRefused, reason_text
@@ -43,10 +37,10 @@ class PubOptions(ClientOptions):
         self.repeat = 1
         self.repeat_delay_s = 0.0
         self._file = ""
-        self.add_flag(self._set_lines, "-l", "--stdin-line")
+        self.add_flag(partial(self._set_mode, "lines"), "-l", "--stdin-line")
         self.add_flag(self._set_null, "-n", "--null-message")
-        self.add_flag(self._set_retain, "-r", "--retain")
-        self.add_flag(self._set_stdin, "-s", "--stdin-file")
+        self.add_switch("retain", "-r", "--retain")
+        self.add_flag(partial(self._set_mode, "stdin"), "-s", "--stdin-file")
         self.add_value("file", self._set_file, "-f", "--file")
         self.add_value("message", self._set_message, "-m", "--message")
         self.add_value("count", self._set_repeat, "--repeat")
@@ -76,18 +70,9 @@ class PubOptions(ClientOptions):
             raise UsageError("Only one type of message can be sent at once.")
         self.mode = mode
 
-    def _set_lines(self) -> None:
-        self._set_mode("lines")
-
     def _set_null(self) -> None:
         self._set_mode("null")
         self.payload = b""
-
-    def _set_stdin(self) -> None:
-        self._set_mode("stdin")
-
-    def _set_retain(self) -> None:
-        self.retain = True
 
     def _set_file(self, text: str) -> None:
         self._set_mode("file")
@@ -111,19 +96,9 @@ class PubOptions(ClientOptions):
 
 def main(arguments: list[str]) -> int:
     options = PubOptions()
-    try:
-        options.parse(arguments)
-    except HelpWanted:
-        print(PUB_USAGE)
-        return 0
-    except VersionWanted:
-        from holdfast.cli.main import version_text
-
-        print(version_text())
-        return 0
-    except UsageError as error:
-        print(f"Error: {error}\n\nUse 'holdfast pub --help' to see usage.", file=sys.stderr)
-        return client_run.EXIT_FAILED
+    code = client_run.parse(options, arguments, "pub", PUB_USAGE)
+    if code is not None:
+        return code
     text = _read_payload(options)
     if text:
         print(f"Error: {text}", file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.cli.pubsub.options import ClientOptions
+from holdfast.cli.pubsub.options import ClientOptions, HelpWanted, UsageError, VersionWanted
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, ConnectionRefused, reason_text
 from holdfast.client.options import LEVEL_5
@@ -45,6 +45,24 @@ _RETURN_CODES: Final = {
 
 class TlsProblem(Exception):
     """The TLS options cannot be used. The text says why."""
+
+
+def parse(options: ClientOptions, arguments: list[str], command: str, usage: str) -> int | None:
+    """Parse the arguments of a command. Returns the exit code if it is to do nothing."""
+    try:
+        options.parse(arguments)
+    except HelpWanted:
+        print(usage)
+        return 0
+    except VersionWanted:
+        from holdfast.cli.main import version_text
+
+        print(version_text())
+        return 0
+    except UsageError as error:
+        print(f"Error: {error}\n\nUse 'holdfast {command} --help' to see usage.", file=sys.stderr)
+        return EXIT_FAILED
+    return None
 
 
 def new_client(

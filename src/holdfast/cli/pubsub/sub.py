@@ -22,13 +22,7 @@ from holdfast.cli.pubsub.message_format import (
     Printer,
     compile_format,
 )
-from holdfast.cli.pubsub.options import (
-    ClientOptions,
-    HelpWanted,
-    UsageError,
-    VersionWanted,
-    option_number,
-)
+from holdfast.cli.pubsub.options import ClientOptions, UsageError, option_number
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
 from holdfast.client.protocol.effects import Message
@@ -80,18 +74,15 @@ class SubOptions(ClientOptions):
             ("retain_as_published", ("--retain-as-published",)),
             ("_pretty", ("--pretty",)),
         ):
-            self._add_switch(attribute, *names)
-        self.add_flag(self._set_no_newline, "-N")
+            self.add_switch(attribute, *names)
+        self.add_switch("newline", "-N", value=False)
         self.add_value("count", self._set_count, "-C")
-        self.add_value("format", self._set_format, "-F")
+        self.add_text("format", "_format_text", "-F")
         self.add_value("filter", self._add_filter_out, "-T", "--filter-out")
         self.add_value("topic", self._add_unsubscribe, "-U", "--unsubscribe")
         self.add_value("timeout", self._set_timeout, "-W")
         self.add_value("chance", self._set_random, "--random-filter")
         self.add_value("behavior", self._set_retain_handling, "--retain-handling")
-
-    def _add_switch(self, attribute: str, *names: str) -> None:
-        self.add_flag(lambda: setattr(self, attribute, True), *names)
 
     def _check(self) -> None:
         super()._check()
@@ -115,17 +106,11 @@ class SubOptions(ClientOptions):
             for filter in self.topics
         ]
 
-    def _set_no_newline(self) -> None:
-        self.newline = False
-
     def _set_count(self, text: str) -> None:
         self.count = option_number(text, 1, 1 << 62, f'Invalid message count "{text}".')
 
     def _set_timeout(self, text: str) -> None:
         self.timeout_s = option_number(text, 1, 1 << 31, f'Invalid timeout "{text}".')
-
-    def _set_format(self, text: str) -> None:
-        self._format_text = text
 
     def _add_filter_out(self, text: str) -> None:
         _check_filter(text, "filter")
@@ -162,20 +147,8 @@ def _check_filter(filter: str, what: str) -> None:
 
 def main(arguments: list[str]) -> int:
     options = SubOptions()
-    try:
-        options.parse(arguments)
-    except HelpWanted:
-        print(SUB_USAGE)
-        return 0
-    except VersionWanted:
-        from holdfast.cli.main import version_text
-
-        print(version_text())
-        return 0
-    except UsageError as error:
-        print(f"Error: {error}\n\nUse 'holdfast sub --help' to see usage.", file=sys.stderr)
-        return client_run.EXIT_FAILED
-    return asyncio.run(Subscriber(options).run())
+    code = client_run.parse(options, arguments, "sub", SUB_USAGE)
+    return code if code is not None else asyncio.run(Subscriber(options).run())
 
 
 class Subscriber:
