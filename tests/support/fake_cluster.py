@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.api.admin import AdminServer
-from holdfast.api.cluster_routes import ClusterAdmin, ClusterError, ClusterFigures
+from holdfast.api.cluster_operations import ClusterError, ClusterFigures
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.federation import BrokerFederation
@@ -107,7 +107,7 @@ class FakeCluster:
 class FakeServer:
     """What an admin port wants of its process: one that serves no clients."""
 
-    def __init__(self, cluster: ClusterAdmin | None) -> None:
+    def __init__(self, cluster: Any) -> None:
         self.broker: Broker | None = None
         self.sharing: SharedDirectory | None = None
         self.cluster = cluster
@@ -117,7 +117,7 @@ class FakeServer:
 
 
 @contextmanager
-def admin_port(cluster: ClusterAdmin | None, port: int = 0) -> Iterator[int]:
+def admin_port(cluster: Any, port: int = 0) -> Iterator[int]:
     """The port, served by a thread of its own while the block runs."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

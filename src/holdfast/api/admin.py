@@ -18,54 +18,36 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from holdfast.api.cluster_routes import ClusterAdmin, ClusterRoutes
+from holdfast.api.cluster_routes import ClusterRoutes
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest, Busy, LogRoutes, StandbyRefusal
 from holdfast.api.log_sender import LogConnections, LogSender
 from holdfast.api.metrics.node import registry_for, render
+from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
-from holdfast.config.schema import Config
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
 from holdfast.security.http.server import HttpServer, listen
 from holdfast.server.event_loop import descriptors
-from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
-from holdfast.server.federation import BrokerFederation
-from holdfast.server.maintenance import Maintenance
-from holdfast.server.reload import Reloaded, ReloadError
-from holdfast.server.shared_directory import SharedDirectory
+from holdfast.server.reload import ReloadError
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""
 
 
-class Served(Protocol):
-    """The process behind the admin port."""
-
-    broker: Broker | None
-    """The broker, or None while the node stands by."""
-    sharing: SharedDirectory | None
-    cluster: ClusterAdmin | None
-    federation: BrokerFederation | None
-    maintenance: Maintenance | None
-    config: Config
-
-    async def reload(self) -> Reloaded: ...
-
-
 class AdminRoutes:
     """The routes of a broker's admin port."""
 
-    def __init__(self, server: Served) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
         self._registry = registry_for(server)
 
@@ -154,7 +136,9 @@ async def _busy(request: Request, error: Exception) -> Response:
 class AdminServer:
     """The HTTP server inside the broker's loop."""
 
-    def __init__(self, server: Served, bind: str, port: int, hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, server: ServedProcess, bind: str, port: int, hosts: Iterable[str] = ()
+    ) -> None:
         """Bind the port at once. Raises `OSError` if the address cannot be used.
 
         `hosts`: names that requests may use for this port, besides those that need no setting.

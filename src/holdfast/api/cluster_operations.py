@@ -2,9 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from holdfast.api.cluster_routes import ClusterError, ClusterFigures
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import Command
@@ -23,8 +23,61 @@ from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.peers.links import PeerLinks
 
 
+class ClusterError(Exception):
+    """The cluster refuses the operation. The text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class ClusterFigures:
+    """Frequently changing figures of a node's cluster, for metrics and readiness."""
+
+    node: str
+    initialised: bool = False
+    has_majority: bool = False
+    is_witness: bool = False
+    is_metadata_leader: bool = False
+    metadata_version: int = 0
+    under_replicated: int = 0
+    below_min_insync: int = 0
+    """Partitions with too few replicas in sync: QoS 1 and 2 are not acknowledged there."""
+    leaderless: int = 0
+    moving: int = 0
+    sessions_here: int = 0
+    """Sessions connected to this node."""
+    peers: Mapping[str, bool] = field(default_factory=dict)
+    """Other nodes of the cluster, and whether there is a link to each."""
+    lag_records: Mapping[str, int] = field(default_factory=dict)
+    """Followers, and the records of partitions led here that each has not stored durably yet."""
+    failovers: int = 0
+    """Partitions that this node took over from a lost leader since its start."""
+    refused_min_insync: int = 0
+    """Publishes refused because fewer than `min_insync` replicas are in sync."""
+    forwarded_publishes: int = 0
+    """Publishes of this node's clients that were forwarded to the leader of their partition."""
+    lacking: int = 0
+    """Partitions whose sessions and retained messages this node must first fetch from others."""
+    is_disk_stalled: bool = False
+    """Whether a write takes too long. The node then gives up its leaderships and clients."""
+    is_removed: bool = False
+    """Whether other nodes have reported that this node was removed from the cluster."""
+    is_damaged: bool = False
+    """Whether the disk has lost or changed data. The node then serves no client and starts
+    again."""
+    is_older_copy: bool = False
+    """Whether the disk is an older copy. The node then waits until it may start as a new peer."""
+    clock_skews_s: Mapping[str, float] = field(default_factory=dict)
+    """Nodes, including this one, and how far each clock is ahead of the cluster clock in
+    seconds."""
+    lacks_voters: bool = False
+    """Whether some future voters do not vote yet, so that one failure may cost the majority."""
+
+
 class ClusterOperations:
-    """The `ClusterAdmin` of a running node."""
+    """The cluster of a running node, as an operator sees and changes it.
+
+    An accepted operation may continue after it returns; `status` shows its progress. `ClusterError`
+    becomes 409.
+    """
 
     def __init__(
         self,
@@ -53,6 +106,7 @@ class ClusterOperations:
                 future.set_result(outcome)
 
     def status(self) -> dict[str, object]:
+        """Return the cluster as this node sees it. Unknown node ids are empty."""
         member = self._member
         now = self._loop.time()
         metadata = member.fabric.metadata
@@ -130,7 +184,8 @@ class ClusterOperations:
         ]
 
     async def init(self) -> dict[str, object]:
-        """Initialise a cluster with this node.
+        """Initialise a cluster with this node, and return the status. Nodes that name this one in
+        `--join` join it.
 
         It refuses if another node refused this one or belongs to a cluster: that cluster probably
         is the one to join, and a second one with the same nodes could never merge with it.
@@ -180,15 +235,18 @@ class ClusterOperations:
         return self.status()
 
     async def drain(self, node: str) -> None:
+        """Move the leaderships away from a node, then its replicas."""
         await self._operate(lambda: operations.drain(self._metadata(), node))
 
     async def undrain(self, node: str) -> None:
         await self._operate(lambda: operations.undrain(self._metadata(), node))
 
     async def rebalance(self) -> None:
+        """Give every partition its preferred leader."""
         await self._operate(lambda: operations.rebalance(self._metadata()))
 
     async def unsafe_recover(self, node: str) -> None:
+        """Make a node leader of leaderless partitions. Acknowledged records may be lost."""
         await self._operate(
             lambda: operations.unsafe_recover(self._metadata(), node, None, self._replaced())
         )
@@ -205,7 +263,7 @@ class ClusterOperations:
         }
 
     async def remove(self, node: str) -> None:
-        """Remove a node after the checks of `operations.remove`."""
+        """Remove a node for good. Refused unless it is drained, or down and replaced."""
         try:
             operations.remove(self._metadata(), node)
         except operations.OperationError as error:

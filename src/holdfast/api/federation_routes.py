@@ -4,36 +4,19 @@ With `?topic=NAME` it adds `mesh`: the members that want the topic, and the tree
 as this member knows them. The response is 404 without a federation.
 """
 
-from typing import Protocol
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.log_routes import BadRequest
+from holdfast.api.process import FederatedProcess
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
-
-
-class FederationView(Protocol):
-    """The membership, as the routes see it."""
-
-    def status(self) -> dict[str, object]: ...
-
-    def mesh(self, topic: str) -> dict[str, object]: ...
-
-
-class Federated(Protocol):
-    """A process that may be a member of a federation."""
-
-    @property
-    def federation(self) -> FederationView | None:
-        """The membership, or None without one and on a standby."""
 
 
 class FederationRoutes:
     """The routes of the federation."""
 
-    def __init__(self, server: Federated) -> None:
+    def __init__(self, server: FederatedProcess) -> None:
         self._server = server
 
     def routes(self) -> list[Route]:

@@ -14,14 +14,14 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from holdfast.api.cluster_routes import ClusterAdmin
+from holdfast.api.process import ServedProcess
 from holdfast.numbers import whole_number
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
@@ -55,18 +55,10 @@ class Busy(Exception):
     """The port sends as many responses as it may. The client receives 503 and tries again."""
 
 
-class HasLog(Protocol):
-    """A process that has a log when it serves."""
-
-    broker: Broker | None
-    """The broker, or None while the node stands by."""
-    cluster: ClusterAdmin | None
-
-
 class LogRoutes:
     """The routes of the log."""
 
-    def __init__(self, server: HasLog) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
         self._reads = 0
 

@@ -9,26 +9,16 @@ whatever it waits for.
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from holdfast.api.cluster_routes import ClusterAdmin, ClusterFigures
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.shared_directory import SharedDirectory
+from holdfast.api.cluster_operations import ClusterFigures
+from holdfast.api.process import ServedProcess
 
 logger = logging.getLogger("holdfast")
 
 WAITS_S: Final = 2.0
 """The time in seconds after which a waiting acknowledgement is an obstacle."""
 LOOK_S: Final = 0.5
-
-
-class Observable(Protocol):
-    """A process, as its readiness is judged."""
-
-    broker: Broker | None
-    """The broker, or None while the node does not serve."""
-    sharing: SharedDirectory | None
-    cluster: ClusterAdmin | None
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,7 @@ class Obstacle:
     """Whether an operator asked for it, or it belongs to a start."""
 
 
-def obstacles(server: Observable) -> list[Obstacle]:
+def obstacles(server: ServedProcess) -> list[Obstacle]:
     """Return the obstacles, the most serious first. The node is ready if there are none."""
     found: list[Obstacle] = []
     cluster = server.cluster
@@ -121,7 +111,7 @@ class Readiness:
     Before the node is first ready it logs nothing, because the node is starting.
     """
 
-    def __init__(self, server: Observable) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
         self._was_ready = False
         self._known: dict[str, float] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.api.admin import AdminServer
-from holdfast.api.cluster_routes import ClusterAdmin
+from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.readiness import Readiness
 from holdfast.broker import federation_session as federating
 from holdfast.broker.node import Node
@@ -83,7 +83,7 @@ class Server:
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
         self.sharing: SharedDirectory | None = None
-        self.cluster: ClusterAdmin | None = None
+        self.cluster: ClusterOperations | None = None
         self.federation: BrokerFederation | None = None
         self._clustering: ClusterMembership | None = None
         self.listeners: list[OpenListener] = []

@@ -10,7 +10,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.api.cluster_routes import Clustered, ClusterFigures
+from holdfast.api.cluster_operations import ClusterFigures
+from holdfast.api.process import ServedProcess
 
 Read = Callable[[ClusterFigures], int]
 
@@ -51,7 +52,7 @@ COUNTERS: Final[tuple[tuple[str, str, Read], ...]] = (
 class ClusterCollector(Collector):
     """Collects the figures of a cluster node."""
 
-    def __init__(self, server: Clustered) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:

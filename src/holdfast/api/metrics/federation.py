@@ -1,10 +1,11 @@
 """The Prometheus metrics of a broker's membership of a federation."""
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from holdfast.api.process import FederatedProcess
 
 COUNTERS = {
     "published": "Messages of this broker that other members want.",
@@ -24,27 +25,10 @@ LABELLED = {
 }
 
 
-class RunningFederation(Protocol):
-    """The membership, as the metrics see it."""
-
-    @property
-    def federator(self) -> object | None:
-        """The running federator, or None."""
-
-    def status(self) -> dict[str, object]: ...
-
-
-class ObservedFederation(Protocol):
-    """A process that may be a member of a federation."""
-
-    @property
-    def federation(self) -> RunningFederation | None: ...
-
-
 class FederationCollector(Collector):
     """Collects the counters and gauges of a federator."""
 
-    def __init__(self, server: ObservedFederation) -> None:
+    def __init__(self, server: FederatedProcess) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:

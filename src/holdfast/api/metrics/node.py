@@ -1,22 +1,17 @@
 """The Prometheus metrics of a node, computed from its counters at each request."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from holdfast.api.cluster_routes import ClusterAdmin
 from holdfast.api.metrics.cluster import ClusterCollector
 from holdfast.api.metrics.federation import FederationCollector
+from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
-from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.federation import BrokerFederation
-from holdfast.server.maintenance import Maintenance
-from holdfast.server.shared_directory import SharedDirectory
 from holdfast.storage.files.filesystem import DESCRIPTORS
 
 COUNTERS = {
@@ -59,21 +54,10 @@ DROPPED = {
 REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
 
 
-class ObservedServer(Protocol):
-    """The process that the metrics describe."""
-
-    broker: Broker | None
-    sharing: SharedDirectory | None
-    cluster: ClusterAdmin | None
-    federation: BrokerFederation | None
-    maintenance: Maintenance | None
-    config: Config
-
-
 class LeaseCollector(Collector):
     """Collects the lease of a node on a shared data directory."""
 
-    def __init__(self, server: ObservedServer) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:
@@ -99,7 +83,7 @@ class LeaseCollector(Collector):
 class NodeCollector(Collector):
     """Collects the counters and gauges of a serving broker."""
 
-    def __init__(self, server: ObservedServer) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
 
     @property
@@ -205,7 +189,7 @@ class NodeCollector(Collector):
 class ReadinessCollector(Collector):
     """Collects readiness, also from a node that does not serve."""
 
-    def __init__(self, server: ObservedServer) -> None:
+    def __init__(self, server: ServedProcess) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:
@@ -231,7 +215,7 @@ class ReadinessCollector(Collector):
             yield waits
 
 
-def registry_for(server: ObservedServer) -> CollectorRegistry:
+def registry_for(server: ServedProcess) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ReadinessCollector(server))
     registry.register(NodeCollector(server))

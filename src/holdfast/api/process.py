@@ -1,0 +1,47 @@
+"""The process behind the admin port, as its routes, its metrics and its readiness see it."""
+
+from typing import Protocol
+
+from holdfast.api.cluster_operations import ClusterOperations
+from holdfast.config.schema import Config
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.federation import BrokerFederation
+from holdfast.server.maintenance import Maintenance
+from holdfast.server.reload import Reloaded
+from holdfast.server.shared_directory import SharedDirectory
+
+
+class FederationView(Protocol):
+    """The membership of a federation."""
+
+    @property
+    def federator(self) -> object | None:
+        """The running federator, or None."""
+
+    def status(self) -> dict[str, object]: ...
+
+    def mesh(self, topic: str) -> dict[str, object]: ...
+
+
+class FederatedProcess(Protocol):
+    """A process that may be a member of a federation: a broker or a sidecar."""
+
+    @property
+    def federation(self) -> FederationView | None:
+        """The membership, or None without one and on a standby."""
+
+
+class ServedProcess(Protocol):
+    """A process that may serve clients, a cluster and a federation."""
+
+    broker: Broker | None
+    """The broker, or None while the node stands by."""
+    sharing: SharedDirectory | None
+    cluster: ClusterOperations | None
+    """The cluster's operations, or None without a cluster."""
+    federation: BrokerFederation | None
+    maintenance: Maintenance | None
+    config: Config
+
+    async def reload(self) -> Reloaded:
+        """Read the configuration and its files again. Raises ReloadError."""
