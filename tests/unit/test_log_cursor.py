@@ -8,7 +8,7 @@ import pytest
 from holdfast.storage.reading import cache, interest
 from holdfast.storage.reading.cursor import LogReader, ReadResult
 from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.reading.scan import Damage
+from holdfast.storage.reading.segment_reader import Damage
 from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import SESSION, Batch
 from tests.sim.disk import SimContent, SimDisk

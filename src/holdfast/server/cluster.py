@@ -47,7 +47,7 @@ from holdfast.server.replacement import Replacement
 from holdfast.server.shared_directory import address_of, admin_of
 from holdfast.storage.files.data_directory import DataDirectoryError
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.reading.scan import Damage
+from holdfast.storage.reading.segment_reader import Damage
 
 logger = logging.getLogger("holdfast")
 

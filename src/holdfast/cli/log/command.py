@@ -30,11 +30,12 @@ from holdfast.cli.log.records import (
 )
 from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.log.report import examine
-from holdfast.cli.log.text import count_text, report_lines
+from holdfast.cli.log.text import report_lines
+from holdfast.cli.text import count_text
 from holdfast.numbers import whole_number
 from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader
 from holdfast.storage.record import Batch, CorruptBatch, Record
 
 EXIT_DAMAGE: Final = 1
@@ -188,7 +189,7 @@ def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.
     while args.follow:
         watermarks = directory.read_watermarks()
         for item in follower.arrived():
-            if isinstance(item, DamagedRange):
+            if isinstance(item, Damage):
                 printer.tell(item)
             else:
                 log.add(item)
@@ -214,8 +215,8 @@ class _Printer:
         self.full: bool = args.full
         self.has_seen_damage = False
 
-    def show(self, item: Batch | DamagedRange) -> None:
-        if isinstance(item, DamagedRange):
+    def show(self, item: Batch | Damage) -> None:
+        if isinstance(item, Damage):
             self.tell(item)
         else:
             for record in self.selection.records(item):
@@ -228,7 +229,7 @@ class _Printer:
     def print(self, record: Record) -> None:
         print(json_line(record) if self.json else text_line(record, full=self.full))
 
-    def tell(self, damage: DamagedRange) -> None:
+    def tell(self, damage: Damage) -> None:
         self.has_seen_damage = True
         sys.stdout.flush()
         print(f"holdfast: {damage}", file=sys.stderr)
@@ -247,7 +248,7 @@ def _newest_records(
             break  # Removed by retention, so older segments are removed too.
         positions: list[int] = []
         for item in reader.read(newest=newest is None):
-            if isinstance(item, DamagedRange):
+            if isinstance(item, Damage):
                 printer.tell(item)
             else:
                 positions.append(reader.position - item.length)
@@ -268,7 +269,7 @@ class _Follower:
         self.directory = directory
         self.reader = reader
 
-    def arrived(self) -> Iterator[Batch | DamagedRange]:
+    def arrived(self) -> Iterator[Batch | Damage]:
         """Yield what has been written since the last call."""
         while True:
             reader = self.reader

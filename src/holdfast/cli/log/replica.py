@@ -11,9 +11,8 @@ from typing import Final
 from holdfast.cli.log.records import Selection
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
-from holdfast.storage.reading import scan
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader
 from holdfast.storage.record import Batch, Record
 
 UNCOMMITTED_BYTES_MAX: Final = 64 << 20
@@ -26,7 +25,7 @@ A leader without replicas stops accepting records long before that.
 class ReplicaJournal:
     """Reads the committed records of a replica, and those that become committed."""
 
-    def __init__(self, directory: DataDirectory, on_damage: Callable[[DamagedRange], None]) -> None:
+    def __init__(self, directory: DataDirectory, on_damage: Callable[[Damage], None]) -> None:
         """`on_damage`: called once for each damaged range."""
         self._directory = directory
         self._on_damage = on_damage
@@ -110,10 +109,8 @@ class ReplicaJournal:
             self._tell(damage)
         return opened
 
-    def _tell(self, damage: scan.Damage) -> None:
+    def _tell(self, damage: Damage) -> None:
         place = (damage.segment, damage.position)
         if place not in self._told:
             self._told.add(place)
-            self._on_damage(
-                DamagedRange(damage.segment, damage.position, damage.length, damage.reason)
-            )
+            self._on_damage(damage)

@@ -15,7 +15,7 @@ from holdfast.storage.files.layout import JOURNAL, QUARANTINE, START, DataDirect
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.reading.index import IndexHead
 from holdfast.storage.reading.index_file import CorruptIndex
-from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader, is_zero
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader, is_zero
 from holdfast.storage.record import ATTRIBUTE_RESET, Batch
 from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
@@ -240,8 +240,8 @@ class _JournalExaminer:
             starts = [self.ends.get(number, 0) for number in range(len(starts))]
         rebuilt = ActiveIndex(segment.sequence, starts)
         for item in reader.read(newest=newest):
-            if isinstance(item, DamagedRange):
-                segment.damage_bytes += item.size_bytes
+            if isinstance(item, Damage):
+                segment.damage_bytes += item.length
                 self.report.problems.append(str(item))
             else:
                 self._enter(segment, item, reader.position - item.length, rebuilt)

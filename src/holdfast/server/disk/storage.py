@@ -20,7 +20,7 @@ from holdfast.storage.journal.retention import RetentionPolicy, count_superseded
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.cursor import LogReader
 from holdfast.storage.reading.index import SegmentIndex
-from holdfast.storage.reading.scan import Damage
+from holdfast.storage.reading.segment_reader import Damage
 from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
 logger = logging.getLogger("holdfast")

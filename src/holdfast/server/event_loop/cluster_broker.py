@@ -22,7 +22,7 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.peers.links import PeerIdentity, PeerLinks
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.watermarks import Checkpoint
-from holdfast.storage.reading.scan import Damage
+from holdfast.storage.reading.segment_reader import Damage
 
 logger = logging.getLogger("holdfast")
 

@@ -37,12 +37,12 @@ from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 from holdfast.storage.reading.index_file import CorruptIndex
 from holdfast.storage.reading.scan import (
-    Damage,
     SegmentScan,
     group_field,
     group_start,
     scan_segment,
 )
+from holdfast.storage.reading.segment_reader import Damage
 from holdfast.storage.reading.segment_store import OnDamage, SegmentStore, quarantine
 from holdfast.storage.record import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch, Record
 from holdfast.storage.snapshot import CorruptSnapshot, Snapshot

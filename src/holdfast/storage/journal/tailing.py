@@ -16,7 +16,7 @@ from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.recovery import OpenedJournal
 from holdfast.storage.journal.segment import Segment
-from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader
 from holdfast.storage.record import ATTRIBUTE_MORE, HEADER_BYTES, MAGIC, Batch
 
 CHUNK_BYTES: Final = 256 << 10
@@ -184,13 +184,13 @@ class JournalFollower:
         return True
 
     def _follow(
-        self, reader: SegmentReader, read: Iterator[Batch | DamagedRange] | Iterator[Batch]
+        self, reader: SegmentReader, read: Iterator[Batch | Damage] | Iterator[Batch]
     ) -> Iterator[Batch]:
         ends = self.journal.next_offset
         if reader.file.size() < reader.position:
             raise FollowError(f"segment {reader.sequence:020d} became shorter")
         for found in read:
-            if isinstance(found, DamagedRange):
+            if isinstance(found, Damage):
                 raise FollowError(str(found))
             if found.partition >= len(ends) or found.base_offset != ends[found.partition]:
                 raise FollowError(

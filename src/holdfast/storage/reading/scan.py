@@ -19,6 +19,7 @@ from typing import Final
 
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.reading.segment_reader import ALIGNMENT, Damage
 from holdfast.storage.record import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
@@ -36,17 +37,6 @@ from holdfast.storage.record import (
 
 WINDOW_BYTES: Final = 4 << 20
 """The bytes of one read; a longer batch is read as a whole."""
-ALIGNMENT: Final = 8
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Bytes of a segment that are no valid batch although one follows, or that were cut off."""
-
-    segment: int
-    position: int
-    length: int
-    reason: str
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The batches of segment files, read from outside, whether a broker writes them or not.
 
-The module shares only the formats with the broker's recovery. So `holdfast log verify` is a second
-opinion on recovery.
+The broker's recovery (scan.py) shares no reading code with this module. So `holdfast log verify` is
+a second opinion on recovery.
 
 Bytes are written in order. So bytes that are no valid batch are *damage* if a valid batch or a
 newer segment follows. Otherwise they are an *unfinished tail*: the write may still be under way.
@@ -37,17 +37,17 @@ ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True)
-class DamagedRange:
-    """Bytes of a segment that should be a batch and are none."""
+class Damage:
+    """Bytes of a segment that are no valid batch although one follows, or that were cut off."""
 
     segment: int
     position: int
-    size_bytes: int
+    length: int
     reason: str
 
     def __str__(self) -> str:
         return (
-            f"{self.segment:020d}.log at {self.position}: {self.size_bytes} bytes of damage:"
+            f"{self.segment:020d}.log at {self.position}: {self.length} bytes of damage:"
             f" {self.reason}"
         )
 
@@ -74,7 +74,7 @@ class SegmentReader:
         # True if a group begins at `position`.
         self._is_group_start = True
 
-    def read(self, *, newest: bool) -> Iterator[Batch | DamagedRange]:
+    def read(self, *, newest: bool) -> Iterator[Batch | Damage]:
         """The batches and damage that are there now, in order; `position` is right behind each one.
 
         With `newest` there is no newer segment, so the last bytes may be unfinished.
@@ -114,7 +114,7 @@ class SegmentReader:
             reason = _damage_at(self.file, position, size) or "it changed while it was read"
             self.position = following
             self._is_group_start = False
-            yield DamagedRange(self.sequence, position, following - position, reason)
+            yield Damage(self.sequence, position, following - position, reason)
 
     def read_complete(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
         """The complete groups that are there now, up to the first invalid place, whatever its

@@ -11,7 +11,8 @@ from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.index import SegmentIndex
 from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decode
-from holdfast.storage.reading.scan import Damage, scan_segment
+from holdfast.storage.reading.scan import scan_segment
+from holdfast.storage.reading.segment_reader import Damage
 
 OnDamage = Callable[[Damage], None]
 """A function that is called for each damage, in any thread."""
