@@ -18,41 +18,21 @@ from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
 from holdfast.pipeline.lake.schema import arrow_schema
 from holdfast.pipeline.lake.stores.store import (
     StorePart,
-    forget_files,
-    move_staged,
-    numbered_path,
+    TableStore,
     partition_of,
-    parts_of,
-    remove_old_state,
     removed_by,
 )
 from holdfast.pipeline.lake.table import QUARANTINE
 
 
-class DeltaStore:
+class DeltaStore(TableStore):
     """A store of Delta Lake tables, one object per lake and process. It keeps the opened tables."""
 
     name = "delta"
 
     def __init__(self, lake: Path) -> None:
-        self.lake = lake
+        super().__init__(lake)
         self._tables: dict[str, DeltaTable] = {}
-
-    def check(self) -> None:
-        pass
-
-    def final_path(
-        self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
-    ) -> str:
-        """Return the final path of a staged file."""
-        return numbered_path(output, table, version, index, file)
-
-    def apply(self, commit: Commit, before: Commit | None) -> None:
-        """Move the files of a commit and add them to the Delta tables."""
-        move_staged(self.lake, commit)
-        for part in parts_of(commit, before):
-            self._commit(part, commit)
-        remove_old_state(self.lake, commit, before)
 
     def forget(self, table: str) -> None:
         """Remove a table and its quarantine."""
@@ -60,12 +40,12 @@ class DeltaStore:
         if quarantine is not None:
             quarantine.delete(f"\"table\" = '{table}'")
         self._tables.pop(table, None)
-        forget_files(self.lake, table)
+        super().forget(table)
 
     def _has(self, table: DeltaTable, commit: Commit) -> bool:
         return (table.transaction_version(commit.lineage) or 0) >= commit.version
 
-    def _commit(self, part: StorePart, commit: Commit) -> None:
+    def publish(self, part: StorePart, commit: Commit) -> None:
         """Add one part of a commit to its Delta table, unless the table has it already."""
         properties = _properties(commit)
         schema = Schema.from_arrow(arrow_schema(part.columns))

@@ -23,12 +23,8 @@ from holdfast.pipeline.lake.files.readers import exclusively
 from holdfast.pipeline.lake.stores.iceberg_schema import schema_json
 from holdfast.pipeline.lake.stores.store import (
     StorePart,
-    forget_files,
-    move_staged,
-    numbered_path,
+    TableStore,
     partition_of,
-    parts_of,
-    remove_old_state,
     removed_by,
 )
 from holdfast.pipeline.lake.table import QUARANTINE
@@ -49,33 +45,24 @@ EXPIRE_EVERY: Final = 100
 """The commits of a table between two expirations of snapshots."""
 
 
-class IcebergStore:
+class IcebergStore(TableStore):
     """A store of Iceberg tables."""
 
     name = "iceberg"
 
     def __init__(self, lake: Path, session: Callable[[], SparkSession]) -> None:
         """`session` is called when the store first needs Spark, before it writes."""
-        self.lake = lake
+        super().__init__(lake)
         self._session = session
 
     def check(self) -> None:
         """Check that the session has Iceberg's library. Raises LakeError."""
         _ = self._java
 
-    def final_path(
-        self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
-    ) -> str:
-        """Return the final path of a staged file."""
-        return numbered_path(output, table, version, index, file)
-
-    def apply(self, commit: Commit, before: Commit | None) -> None:
-        """Move the files of a commit and add them to the Iceberg tables."""
-        move_staged(self.lake, commit)
-        for part in parts_of(commit, before):
-            with self._sole_writer(part.name):
-                self._commit(part, commit)
-        remove_old_state(self.lake, commit, before)
+    def publish(self, part: StorePart, commit: Commit) -> None:
+        """Add one part of a commit to its Iceberg table, unless the table has it already."""
+        with self._sole_writer(part.name):
+            self._commit(part, commit)
 
     def forget(self, table: str) -> None:
         """Remove a table and its quarantine."""
@@ -88,7 +75,7 @@ class IcebergStore:
                 mine = self._java.expressions.Expressions.equal("table", table)
                 transaction.newDelete().deleteFromRowFilter(mine).commit()
                 transaction.commitTransaction()
-        forget_files(self.lake, table)
+        super().forget(table)
 
     def _sole_writer(self, name: str) -> AbstractContextManager[None]:
         """Return the lock for writing to a table.
@@ -137,7 +124,6 @@ class IcebergStore:
         return self._tables.create(schema, spec.build(), order, PROPERTIES, location)
 
     def _commit(self, part: StorePart, commit: Commit) -> None:
-        """Add one part of a commit to its Iceberg table, unless the table has it already."""
         table = self._load(part.name)
         if table is None:
             table = self._create(part)

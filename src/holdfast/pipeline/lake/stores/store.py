@@ -18,7 +18,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE, Commit, CommitLog, File
 from holdfast.pipeline.lake.files.exchange import replace_in
@@ -33,14 +33,16 @@ QUARANTINE_PARTITIONS: Final = ("table", "date")
 """The partition columns of the table that has the quarantine of all tables."""
 
 
-class TableStore(Protocol):
-    """The operations that differ between the kinds of lakes."""
+class TableStore:
+    """A store whose tables have a format of their own, which `publish` adds files to."""
 
-    name: str
+    name = ""
+
+    def __init__(self, lake: Path) -> None:
+        self.lake = lake
 
     def check(self) -> None:
         """Check that the store can write here. Raises LakeError, which says what is missing."""
-        ...
 
     def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
@@ -49,27 +51,28 @@ class TableStore(Protocol):
 
         `replaced` means that it is the only file of a gold partition.
         """
-        ...
+        return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Make the commit visible. The call is idempotent, and is repeated after a crash."""
-        ...
+        move_staged(self.lake, commit)
+        for part in parts_of(commit, before):
+            self.publish(part, commit)
+        remove_old_state(self.lake, commit, before)
+
+    def publish(self, part: "StorePart", commit: Commit) -> None:
+        """Add one part of a commit to its table, unless the table has it already."""
+        raise NotImplementedError
 
     def forget(self, table: str) -> None:
-        """Remove a table as if it had never been written."""
-        ...
+        """Remove a table and its quarantine, as if it had never been written."""
+        forget_files(self.lake, table)
 
 
-class ParquetStore:
+class ParquetStore(TableStore):
     """A store of plain Parquet files in Hive's directories. A rename replaces a gold partition."""
 
     name = "parquet"
-
-    def __init__(self, lake: Path) -> None:
-        self.lake = lake
-
-    def check(self) -> None:
-        pass
 
     def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
@@ -101,10 +104,6 @@ class ParquetStore:
         added = {Path(file.path).name: self.lake / file.staged for file in commit.files}
         if replace_in(place, added, {Path(path).name for path in commit.removed}, scratch):
             remove_all(added.values())
-
-    def forget(self, table: str) -> None:
-        """Remove a table and its quarantine."""
-        forget_files(self.lake, table)
 
 
 class StorePart(NamedTuple):
