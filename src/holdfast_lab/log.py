@@ -5,7 +5,6 @@ import time
 from functools import lru_cache
 from pathlib import Path
 from socket import gethostname
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -73,12 +72,7 @@ class ExperimentLog:
     def __enter__(self) -> "ExperimentLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, event: str, at_s: float | None = None, **fields: object) -> None:

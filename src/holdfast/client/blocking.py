@@ -20,7 +20,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import wraps
 from ssl import SSLContext
-from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from holdfast.client import client as aio
@@ -158,12 +157,7 @@ class Client:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -29,13 +29,12 @@ session's state is kept: call `connect` again, and unacknowledged messages are s
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from types import TracebackType
 
 from holdfast.client.connection import ConnectionManager, Outcome, PublishResult
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.protocol.effects import Message, Subscribed
 from holdfast.client.protocol.responses import check_reason_codes
-from holdfast.client.transport.deadline import Deadline, Filter, request_of
+from holdfast.client.transport.deadline import Filter, deadline, request_of
 from holdfast.client.transport.transport import ClientSocket
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
@@ -50,12 +49,7 @@ class Client(ConnectionManager):
         await self.connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.disconnect()
 
     async def publish(
@@ -265,7 +259,7 @@ class Client(ConnectionManager):
         self._reauthenticated = asyncio.get_running_loop().create_future()
         self.core.reauthenticate(transport.now)
         transport.pump()
-        async with Deadline(self._request_timeout_s, "AUTH"):
+        async with deadline(self._request_timeout_s, "AUTH"):
             await self._reauthenticated
 
     async def _request(self, name: str, send: Callable[[float], int]) -> Subscribed:
@@ -278,7 +272,7 @@ class Client(ConnectionManager):
             self._requests[packet_id] = future
             transport.pump()
             try:
-                async with Deadline(self._request_timeout_s, name):
+                async with deadline(self._request_timeout_s, name):
                     answer = await future
             finally:
                 if self._requests.get(packet_id) is future:

@@ -12,7 +12,6 @@ once even if it is sent again. See docs/publish-queue.md.
 import asyncio
 import logging
 import time
-from types import TracebackType
 from typing import Final
 
 from holdfast.client.client import Client
@@ -142,12 +141,7 @@ class PublishQueue:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if error is None:
             await self.close()
             return

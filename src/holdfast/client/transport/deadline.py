@@ -1,7 +1,8 @@
 """The helpers with which the asyncio client waits."""
 
 import asyncio
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from holdfast.client.errors import ClientError, TimedOut
@@ -11,26 +12,14 @@ Filter: TypeAlias = str | tuple[str, int] | SubscriptionRequest
 """A topic filter (QoS 0), a filter with its QoS, or all subscription options."""
 
 
-class Deadline:
+@asynccontextmanager
+async def deadline(timeout_s: float, name: str) -> AsyncIterator[None]:
     """A timeout for `async with` that raises TimedOut instead of TimeoutError."""
-
-    def __init__(self, timeout_s: float, name: str) -> None:
-        self._timeout = asyncio.timeout(timeout_s)
-        self._text = f"no {name} within {timeout_s:g} s"
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise TimedOut(self._text) from None
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise TimedOut(f"no {name} within {timeout_s:g} s") from None
 
 
 def fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
