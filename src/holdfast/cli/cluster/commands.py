@@ -12,7 +12,7 @@ import msgspec
 from holdfast.cli.cluster.http import AdminPort
 from holdfast.cli.cluster.status import ClusterStatus, NodeStatus, verdict
 from holdfast.cli.cluster.text import node_table, partition_table, summary
-from holdfast.cli.log.text import count_text
+from holdfast.cli.text import count_text
 from holdfast.client.admin_connection import AdminError, NoAnswer, Unanswered
 from holdfast.protocol.topics.names import decode_topic, has_wildcard
 from holdfast.storage.partition import partition_of

@@ -33,8 +33,7 @@ from holdfast.cli.cluster.layout import (
     secret_file,
 )
 from holdfast.cli.cluster.status import ClusterStatus
-from holdfast.cli.cluster.text import table
-from holdfast.cli.log.text import count_text
+from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError, NoAnswer
 from holdfast.numbers import whole_number
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.cli.log.text import count_text
+from holdfast.cli.text import count_text
 
 CLOCK_SKEW_S: Final = 5.0
 """The clock skew in seconds above which the verdict mentions a node."""

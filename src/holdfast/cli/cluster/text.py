@@ -1,25 +1,13 @@
 """The tables of a cluster, for people."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast.cli.cluster.status import ClusterStatus, NodeStatus, PartitionStatus
+from holdfast.cli.text import table
 
 NODE_NUMBERS: Final = ("leaders", "replicas", "in sync")
 PARTITION_NUMBERS: Final = ("partition", "epoch", "high watermark")
-
-
-def table(rows: Sequence[dict[str, str]], numbers: Sequence[str]) -> Iterator[str]:
-    """Yield a table with the columns of the first row, `numbers` aligned to the right."""
-    if not rows:
-        return
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    for row in [{name: name for name in widths}, *rows]:
-        cells = (
-            row[name].rjust(width) if name in numbers else row[name].ljust(width)
-            for name, width in widths.items()
-        )
-        yield "  ".join(cells).rstrip()
 
 
 def summary(status: ClusterStatus) -> str:

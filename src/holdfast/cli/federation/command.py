@@ -16,9 +16,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort
-from holdfast.cli.cluster.text import table
 from holdfast.cli.federation import manager, sidecar
-from holdfast.cli.log.text import count_text
+from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError
 
 EXIT_FAILED: Final = 1

@@ -5,6 +5,7 @@ from typing import Final
 
 from holdfast.cli.log.records import time_text
 from holdfast.cli.log.report import DirectoryReport, SegmentReport
+from holdfast.cli.text import count_text, table
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _RIGHT: Final = frozenset(
@@ -34,11 +35,6 @@ def size_text(size_bytes: int) -> str:
         size /= 1000
         unit += 1
     return f"{size_bytes} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return a count with its noun in singular or plural."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _summary(report: DirectoryReport) -> Iterator[str]:
@@ -118,19 +114,8 @@ def _optional_time(timestamp_us: int | None) -> str:
 
 
 def _section(title: str, rows: Iterator[dict[str, str]]) -> Iterator[str]:
-    """Yield a table with the columns of its rows, or nothing without rows."""
-    table = list(rows)
-    if not table:
-        return
-    widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
-    yield ""
-    yield title
-    for row in [{name: name for name in widths}, *table]:
-        cells = (
-            row[name].rjust(width) if name in _RIGHT else row[name].ljust(width)
-            for name, width in widths.items()
-        )
-        yield ("  " + "  ".join(cells)).rstrip()
+    """Return a table with the columns of its rows, or nothing without rows."""
+    return _list(title, list(table(list(rows), _RIGHT)))
 
 
 def _list(title: str, lines: Sequence[str]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 EXPIRY_NEVER: Final = 0xFFFFFFFF
-KEEP_ALIVE_S_MIN: Final = 5
 RESPONSE_TIMEOUT_S: Final = 2.0
 
 _VERSIONS: Final = {
@@ -109,18 +108,19 @@ class ClientOptions:
         self.add_text("address", "bind", "-A")
         self.add_text("id", "client_id", "-i", "--id")
         self.add_text("id prefix", "id_prefix", "-I", "--id-prefix")
-        self.add_value("keepalive", self._set_keep_alive, "-k", "--keepalive")
+        text = "Invalid keepalive given, it must be between 5 and 65535 inclusive."
+        self.add_number("keepalive", "keep_alive_s", (5, 65535), text, "-k", "--keepalive")
         self.add_value("URL", self._set_url, "-L", "--url")
         self.add_value("max_inflight", self._set_inflight, "-M")
         self.add_text("password", "password", "-P", "--pw")
         self.add_text("username", "username", "-u", "--username")
-        self.add_value("QoS", self._set_qos, "-q", "--qos")
+        self.add_number("QoS", "qos", (0, 2), "Invalid QoS given: {}", "-q", "--qos")
         self.add_value("topic", self.topics.append, "-t", "--topic")
         self.add_value("version", self._set_version, "-V", "--protocol-version")
         self.add_value("server URL", self._add_server, "--server")
         self.add_value("session expiry interval", self._set_session_expiry, "-x")
         self.add_value("will payload", self._set_will_payload, "--will-payload")
-        self.add_value("will QoS", self._set_will_qos, "--will-qos")
+        self.add_number("will QoS", "will_qos", (0, 2), "Invalid will QoS {}.", "--will-qos")
         self.add_value("will topic", self._set_will_topic, "--will-topic")
 
     def _add_tls_options(self) -> None:
@@ -152,6 +152,16 @@ class ClientOptions:
     def add_text(self, missing: str, attribute: str, *names: str) -> None:
         """Add an option whose value is an attribute, unchanged."""
         self.add_value(missing, partial(setattr, self, attribute), *names)
+
+    def add_number(
+        self, missing: str, attribute: str, bounds: tuple[int, int], wrong: str, *names: str
+    ) -> None:
+        """Add an option with a whole number. `wrong` is the error text, with {} for the value."""
+
+        def take(text: str) -> None:
+            setattr(self, attribute, option_number(text, *bounds, wrong.format(text)))
+
+        self.add_value(missing, take, *names)
 
     # Parsing
 
@@ -272,22 +282,11 @@ class ClientOptions:
             raise UsageError(f"Invalid --server: {error}.") from None
         self.server_urls.append(text)
 
-    def _set_keep_alive(self, text: str) -> None:
-        self.keep_alive_s = option_number(
-            text,
-            KEEP_ALIVE_S_MIN,
-            65535,
-            "Invalid keepalive given, it must be between 5 and 65535 inclusive.",
-        )
-
     def _set_inflight(self, text: str) -> None:
         self.inflight_max = option_number(
             text, 1, 1 << 31, "Maximum inflight messages must be greater than 0."
         )
         self.inflight_max = min(self.inflight_max, 65535)
-
-    def _set_qos(self, text: str) -> None:
-        self.qos = option_number(text, 0, 2, f"Invalid QoS given: {text}")
 
     def _set_version(self, text: str) -> None:
         if text not in _VERSIONS:
@@ -306,9 +305,6 @@ class ClientOptions:
 
     def _set_will_payload(self, text: str) -> None:
         self.will_payload = os.fsencode(text)
-
-    def _set_will_qos(self, text: str) -> None:
-        self.will_qos = option_number(text, 0, 2, f"Invalid will QoS {text}.")
 
     def _set_will_topic(self, text: str) -> None:
         check_topic(text, "will topic")

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.cli.pubsub import run as client_run
 from holdfast.cli.pubsub.help import PUB_USAGE
-from holdfast.cli.pubsub.options import ClientOptions, UsageError, check_topic, option_number
+from holdfast.cli.pubsub.options import ClientOptions, UsageError, check_topic
 from holdfast.client.client import Client
 from holdfast.client.connection import PublishResult
 from holdfast.client.errors import ClientError, PublishRefused, reason_text
@@ -43,7 +43,8 @@ class PubOptions(ClientOptions):
         self.add_flag(partial(self._set_mode, "stdin"), "-s", "--stdin-file")
         self.add_value("file", self._set_file, "-f", "--file")
         self.add_value("message", self._set_message, "-m", "--message")
-        self.add_value("count", self._set_repeat, "--repeat")
+        wrong = "--repeat argument must be >0."
+        self.add_number("count", "repeat", (1, 1 << 62), wrong, "--repeat")
         self.add_value("time", self._set_repeat_delay, "--repeat-delay")
 
     @property
@@ -81,9 +82,6 @@ class PubOptions(ClientOptions):
     def _set_message(self, text: str) -> None:
         self._set_mode("message")
         self.payload = os.fsencode(text)
-
-    def _set_repeat(self, text: str) -> None:
-        self.repeat = option_number(text, 1, 1 << 62, "--repeat argument must be >0.")
 
     def _set_repeat_delay(self, text: str) -> None:
         try:

@@ -22,7 +22,7 @@ from holdfast.cli.pubsub.message_format import (
     Printer,
     compile_format,
 )
-from holdfast.cli.pubsub.options import ClientOptions, UsageError, option_number
+from holdfast.cli.pubsub.options import ClientOptions, UsageError
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
 from holdfast.client.protocol.effects import Message
@@ -76,11 +76,11 @@ class SubOptions(ClientOptions):
         ):
             self.add_switch(attribute, *names)
         self.add_switch("newline", "-N", value=False)
-        self.add_value("count", self._set_count, "-C")
+        self.add_number("count", "count", (1, 1 << 62), 'Invalid message count "{}".', "-C")
         self.add_text("format", "_format_text", "-F")
         self.add_value("filter", self._add_filter_out, "-T", "--filter-out")
         self.add_value("topic", self._add_unsubscribe, "-U", "--unsubscribe")
-        self.add_value("timeout", self._set_timeout, "-W")
+        self.add_number("timeout", "timeout_s", (1, 1 << 31), 'Invalid timeout "{}".', "-W")
         self.add_value("chance", self._set_random, "--random-filter")
         self.add_value("behavior", self._set_retain_handling, "--retain-handling")
 
@@ -105,12 +105,6 @@ class SubOptions(ClientOptions):
             )
             for filter in self.topics
         ]
-
-    def _set_count(self, text: str) -> None:
-        self.count = option_number(text, 1, 1 << 62, f'Invalid message count "{text}".')
-
-    def _set_timeout(self, text: str) -> None:
-        self.timeout_s = option_number(text, 1, 1 << 31, f'Invalid timeout "{text}".')
 
     def _add_filter_out(self, text: str) -> None:
         _check_filter(text, "filter")
