@@ -38,7 +38,7 @@ from holdfast.client.blocking import Client
 from holdfast.pipeline import Lake
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.writer import WriteSpec
-from holdfast.pipeline.spark import lake_session
+from holdfast.pipeline.session import lake_session
 
 BATCH_RECORDS: Final = 200
 RATE: Final = 1000

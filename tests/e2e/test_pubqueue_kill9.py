@@ -19,8 +19,8 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.client.options import Options
-from holdfast.client.pubqueue.errors import ProducerFenced
 from holdfast.client.pubqueue.format import PaperFormat, parse_paper
+from holdfast.client.pubqueue.messages import ProducerFenced
 from holdfast.client.pubqueue.ordered import ordered_messages
 from holdfast.client.pubqueue.queue import PublishQueue
 from holdfast.client.pubqueue.sqlite import SqliteStore

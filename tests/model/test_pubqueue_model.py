@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from holdfast.client.pubqueue.core import QueueCore
-from holdfast.client.pubqueue.entry import QueueEntry
+from holdfast.client.pubqueue.messages import QueueEntry
 
 PARTITIONS = 2
 QUOTA, BUSY, DENIED, FENCED = 0x97, 0x89, 0x87, 0x83

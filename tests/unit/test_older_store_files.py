@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.pubqueue.entry import Failed, QueueEntry
+from holdfast.client.pubqueue.messages import Failed, QueueEntry
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import QueueChange
 from holdfast.federation.core.identity import MessageId

@@ -12,16 +12,16 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, NotConnected, QueueFull, TimedOut
-from holdfast.client.pubqueue.entry import QueueEntry
-from holdfast.client.pubqueue.errors import (
+from holdfast.client.pubqueue.format import PaperFormat
+from holdfast.client.pubqueue.messages import (
     MessageExpired,
     MessagesLeft,
     ProducerFenced,
     QueueClosed,
+    QueueEntry,
     StoreError,
     StoreFull,
 )
-from holdfast.client.pubqueue.format import PaperFormat
 from holdfast.client.pubqueue.queue import PublishQueue
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import MemoryStore, QueueChange

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.client.pubqueue.entry import Failed, QueueEntry
-from holdfast.client.pubqueue.errors import StoreError, StoreFull
+from holdfast.client.pubqueue.messages import Failed, QueueEntry, StoreError, StoreFull
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import Opened, QueueChange
 from holdfast.protocol.mqtt import properties as pr

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from holdfast.client.errors import TimedOut as TimedOut
     from holdfast.client.options import Options as Options
     from holdfast.client.protocol.effects import Message as Message
-    from holdfast.client.pubqueue.errors import MessageExpired as MessageExpired
-    from holdfast.client.pubqueue.errors import MessagesLeft as MessagesLeft
-    from holdfast.client.pubqueue.errors import ProducerFenced as ProducerFenced
-    from holdfast.client.pubqueue.errors import QueueClosed as QueueClosed
-    from holdfast.client.pubqueue.errors import StoreError as StoreError
-    from holdfast.client.pubqueue.errors import StoreFull as StoreFull
     from holdfast.client.pubqueue.format import PaperFormat as PaperFormat
+    from holdfast.client.pubqueue.messages import MessageExpired as MessageExpired
+    from holdfast.client.pubqueue.messages import MessagesLeft as MessagesLeft
+    from holdfast.client.pubqueue.messages import ProducerFenced as ProducerFenced
+    from holdfast.client.pubqueue.messages import QueueClosed as QueueClosed
+    from holdfast.client.pubqueue.messages import StoreError as StoreError
+    from holdfast.client.pubqueue.messages import StoreFull as StoreFull
     from holdfast.client.pubqueue.ordered import ordered_messages as ordered_messages
     from holdfast.client.pubqueue.queue import PublishQueue as PublishQueue
     from holdfast.client.pubqueue.sqlite import SqliteStore as SqliteStore
@@ -54,7 +54,7 @@ _HOMES: Final = {
     "errors": "AuthenticationFailed ClientError ConnectionLost ConnectionRefused NotConnected "
     "ProtocolError PublishRefused QueueFull SubscribeRefused TimedOut",
     "protocol.effects": "Message",
-    "pubqueue.errors": "MessageExpired MessagesLeft ProducerFenced QueueClosed StoreError "
+    "pubqueue.messages": "MessageExpired MessagesLeft ProducerFenced QueueClosed StoreError "
     "StoreFull",
     "pubqueue.format": "PaperFormat",
     "pubqueue.ordered": "ordered_messages",

@@ -33,7 +33,7 @@ from functools import partial
 from holdfast.client.connection import ConnectionManager, Outcome, PublishResult
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.protocol.effects import Message, Subscribed
-from holdfast.client.protocol.responses import check_reason_codes
+from holdfast.client.protocol.negotiation import check_reason_codes
 from holdfast.client.transport.deadline import Filter, deadline, request_of
 from holdfast.client.transport.transport import ClientSocket
 from holdfast.protocol.mqtt import properties as pr

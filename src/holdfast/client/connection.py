@@ -30,7 +30,7 @@ from holdfast.client.protocol.effects import (
     Subscribed,
     Traced,
 )
-from holdfast.client.protocol.responses import reason_string
+from holdfast.client.protocol.negotiation import reason_string
 from holdfast.client.protocol.sender import CONNECTED
 from holdfast.client.reconnect import ONCE, Reconnect
 from holdfast.client.servers import Server, servers_of

@@ -24,7 +24,7 @@ def _lake(args: argparse.Namespace) -> "Lake":
 @contextmanager
 def _session(lake: "Lake", args: argparse.Namespace) -> Iterator[None]:
     """Give the lake a Spark session with the options of the command."""
-    from holdfast.pipeline.spark import end_session, lake_session
+    from holdfast.pipeline.session import end_session, lake_session
 
     lake.spark = lake_session(args.master, **dict(args.conf))
     try:

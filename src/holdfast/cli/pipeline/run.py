@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.lake import Lake, source_options
     from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
-    from holdfast.pipeline.spark import end_session, lake_session
+    from holdfast.pipeline.session import end_session, lake_session
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)

@@ -33,16 +33,18 @@ from holdfast.client.protocol.effects import (
     Subscribed,
     Traced,
 )
-from holdfast.client.protocol.handshake import check_options, connect_packet, session_lasts
 from holdfast.client.protocol.incoming import NEW, REPEATED, IncomingMessages, message_of
-from holdfast.client.protocol.limits import ServerLimits
-from holdfast.client.protocol.outgoing import PACKET_ID_MAX, OutgoingPublish
-from holdfast.client.protocol.responses import (
+from holdfast.client.protocol.negotiation import (
+    ServerLimits,
     authentication_data,
+    check_options,
     check_reason_codes,
+    connect_packet,
     reason_string,
     server_reference,
+    session_lasts,
 )
+from holdfast.client.protocol.outgoing import PACKET_ID_MAX, OutgoingPublish
 from holdfast.client.protocol.sender import CLOSED, CONNECTED, CONNECTING, RequestSender
 from holdfast.protocol.mqtt import packets as pk
 from holdfast.protocol.mqtt import properties as pr
@@ -51,8 +53,7 @@ from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import PINGREQ_BYTES, encode, encode_ack
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.framing import FrameReader
-from holdfast.protocol.mqtt.packets import Publish
-from holdfast.protocol.mqtt.properties import Properties
+from holdfast.protocol.mqtt.packets import Properties, Publish
 
 
 class ClientProtocol(RequestSender):
@@ -78,7 +79,7 @@ class ClientProtocol(RequestSender):
             pk.PUBCOMP: self._handle_ack,
             pk.SUBACK: self._handle_suback,
             pk.UNSUBACK: self._handle_suback,
-            pk.PINGRESP: self._handle_pingresp,
+            pk.PINGRESP: lambda packet, now: self._keep_alive.note_pingresp(),
             pk.DISCONNECT: self._handle_disconnect,
             pk.AUTH: self._handle_auth,
         }
@@ -393,9 +394,6 @@ class ClientProtocol(RequestSender):
             # Without it the client would receive nothing, and could not notice that.
             self._send(encode(pk.Disconnect(reasons.SUCCESS, {}), self.version), now)
             self._close(error)
-
-    def _handle_pingresp(self, packet: pk.Packet, now: float) -> None:
-        self._keep_alive.note_pingresp()
 
     def _handle_disconnect(self, packet: pk.Packet, now: float) -> None:
         assert isinstance(packet, pk.Disconnect)

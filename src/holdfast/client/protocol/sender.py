@@ -7,9 +7,8 @@ from holdfast.client.errors import NotConnected
 from holdfast.client.options import LEVEL_5, Options
 from holdfast.client.protocol.effects import Effect, Traced
 from holdfast.client.protocol.keepalive import KeepAlive
-from holdfast.client.protocol.limits import ServerLimits
+from holdfast.client.protocol.negotiation import ServerLimits, packet_of
 from holdfast.client.protocol.outgoing import OutgoingMessages, OutgoingPublish, PacketIds
-from holdfast.client.protocol.responses import packet_of
 from holdfast.client.protocol.subscriptions import Subscriptions
 from holdfast.protocol.mqtt import packets as pk
 from holdfast.protocol.mqtt import properties as pr

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.client.pubqueue.entry import QueueEntry
+from holdfast.client.pubqueue.messages import QueueEntry
 
 RETRY_FIRST_S: Final = 0.05
 """The seconds of the first back-off range."""

@@ -17,10 +17,14 @@ from typing import Final
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, QueueFull, TimedOut
 from holdfast.client.options import LEVEL_5
-from holdfast.client.pubqueue.entry import Failed, QueueEntry
-from holdfast.client.pubqueue.errors import MessagesLeft, QueueClosed
 from holdfast.client.pubqueue.format import Format, SequenceFormat
-from holdfast.client.pubqueue.message import checked_entry
+from holdfast.client.pubqueue.messages import (
+    Failed,
+    MessagesLeft,
+    QueueClosed,
+    QueueEntry,
+    checked_entry,
+)
 from holdfast.client.pubqueue.room import Room
 from holdfast.client.pubqueue.sender import OnDelivered, OnFailed, QueueCounts, Sender
 from holdfast.client.pubqueue.store import MemoryStore, QueueStore

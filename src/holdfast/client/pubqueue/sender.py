@@ -20,11 +20,12 @@ from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5
 from holdfast.client.pubqueue.core import QueueCore
-from holdfast.client.pubqueue.entry import Failed, QueueEntry
-from holdfast.client.pubqueue.errors import (
+from holdfast.client.pubqueue.messages import (
+    Failed,
     MessageExpired,
     ProducerFenced,
     QueueClosed,
+    QueueEntry,
     StoreError,
     StoreFull,
 )

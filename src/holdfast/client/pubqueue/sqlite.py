@@ -7,8 +7,14 @@ from secrets import token_hex
 from typing import Final
 
 from holdfast.client.identity import EPOCH_MAX, check_producer
-from holdfast.client.pubqueue.entry import ENTRY_OVERHEAD_BYTES, Failed, QueueEntry, entry_size
-from holdfast.client.pubqueue.errors import StoreError, StoreFull
+from holdfast.client.pubqueue.messages import (
+    ENTRY_OVERHEAD_BYTES,
+    Failed,
+    QueueEntry,
+    StoreError,
+    StoreFull,
+    entry_size,
+)
 from holdfast.client.pubqueue.store import FAILED_MAX, Opened, QueueChange
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH

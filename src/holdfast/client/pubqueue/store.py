@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Final, Protocol
 
 from holdfast.client.identity import check_producer
-from holdfast.client.pubqueue.entry import Failed, QueueEntry
+from holdfast.client.pubqueue.messages import Failed, QueueEntry
 
 FAILED_MAX: Final = 10_000
 """The most failed messages kept in a file. Older ones are deleted (each was reported when it

@@ -13,9 +13,15 @@ from typing import Final, TypeVar
 
 from holdfast.client.errors import ClientError
 from holdfast.client.identity import SEQUENCE_MAX
-from holdfast.client.pubqueue.entry import Failed, QueueEntry, entry_size
-from holdfast.client.pubqueue.errors import QueueClosed, StoreError, StoreFull
 from holdfast.client.pubqueue.format import Format
+from holdfast.client.pubqueue.messages import (
+    Failed,
+    QueueClosed,
+    QueueEntry,
+    StoreError,
+    StoreFull,
+    entry_size,
+)
 from holdfast.client.pubqueue.store import Opened, QueueChange, QueueStore
 from holdfast.protocol.mqtt.properties import encode_block
 

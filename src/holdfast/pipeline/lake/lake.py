@@ -74,7 +74,7 @@ class Lake:
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            from holdfast.pipeline.spark import lake_session
+            from holdfast.pipeline.session import lake_session
 
             self._spark = lake_session(self._master)
         return self._spark

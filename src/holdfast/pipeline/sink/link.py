@@ -19,9 +19,12 @@ from holdfast.client.errors import (
 )
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5, Options
-from holdfast.client.protocol.handshake import connect_packet
-from holdfast.client.protocol.limits import ServerLimits
-from holdfast.client.protocol.responses import reason_string, server_reference
+from holdfast.client.protocol.negotiation import (
+    ServerLimits,
+    connect_packet,
+    reason_string,
+    server_reference,
+)
 from holdfast.client.servers import Server
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode

@@ -9,8 +9,7 @@ from typing import Final
 
 from holdfast.client.errors import ClientError, PublishRefused, TimedOut
 from holdfast.client.options import Options
-from holdfast.client.protocol.limits import ServerLimits
-from holdfast.client.protocol.responses import reason_string
+from holdfast.client.protocol.negotiation import ServerLimits, reason_string
 from holdfast.client.servers import Server
 from holdfast.pipeline.sink.dialer import LinkDialer, PublishError, is_transient
 from holdfast.pipeline.sink.link import BrokerLink, disconnected
