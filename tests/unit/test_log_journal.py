@@ -118,7 +118,7 @@ def test_segments_roll_at_their_size() -> None:
     assert [segment.start_offsets() for segment in journal.segments] == [[0], [2], [4]]
     assert [segment.end_sequence() for segment in journal.segments] == [2, 4, 6]
     assert journal.size_bytes() == sum(group.size_bytes for group in groups)
-    assert journal.active_sequence() == 4
+    assert journal.segments[-1].sequence == 4
 
 
 def test_a_group_larger_than_a_segment_gets_one_of_its_own() -> None:

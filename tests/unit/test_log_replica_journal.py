@@ -235,7 +235,7 @@ def test_epoch_ends() -> None:
         follow(journal, 0, epoch, *(bytes([each]) for each in payloads))
     follow(journal, 0, 7, b"f")
     assert journal.last_epoch(0) == 7
-    assert journal.epoch_starts(0) == [(2, 0), (3, 2), (7, 3)]
+    assert journal._history._tables[0].entries() == [(2, 0), (3, 2), (7, 3)]
     ends = {epoch: journal.epoch_end(0, epoch) for epoch in range(1, 9)}
     assert ends == {
         1: (0, 0),

@@ -6,19 +6,29 @@ from holdfast.pipeline.source.offsets import (
     DataLossError,
     OffsetError,
     OffsetRange,
+    Offsets,
     PartitionBounds,
     admit,
     available,
+    divide,
     from_json,
     group,
     parse_position,
-    ranges_between,
+    ranges_to_read,
     resolve,
     to_json,
 )
 
 BOUNDS = {0: PartitionBounds(5, 20), 1: PartitionBounds(0, 0), 2: PartitionBounds(0, 7)}
 LAGS = st.dictionaries(st.integers(0, 63), st.integers(0, 2000), max_size=20)
+
+
+def ranges_between(
+    start: Offsets, end: Offsets, bounds: dict[int, PartitionBounds], *, fail_on_data_loss: bool
+) -> list[OffsetRange]:
+    """What a read between two positions gets of the log."""
+    ranges = ranges_to_read(start, end, bounds)
+    return divide(ranges, bounds, fail_on_data_loss=fail_on_data_loss)[0]
 
 
 def test_json_round_trip_sorts_by_number() -> None:

@@ -149,20 +149,6 @@ def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     return found
 
 
-def ranges_between(
-    start: Mapping[int, int],
-    end: Mapping[int, int],
-    bounds: Mapping[int, PartitionBounds],
-    *,
-    fail_on_data_loss: bool,
-) -> list[OffsetRange]:
-    """Return the non-empty ranges between two positions that the log has, as `divide`
-    finds them."""
-    return divide(ranges_to_read(start, end, bounds), bounds, fail_on_data_loss=fail_on_data_loss)[
-        0
-    ]
-
-
 def ranges_to_read(
     start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, PartitionBounds]
 ) -> list[OffsetRange]:

@@ -112,9 +112,6 @@ class PartitionEpochs:
     def end_of(self, partition: int, epoch: int, end: int) -> tuple[int, int]:
         return self._tables[partition].end_of(epoch, end)
 
-    def entries(self, partition: int) -> list[tuple[int, int]]:
-        return self._tables[partition].entries()
-
     def starts(self, start_offsets: Sequence[int]) -> list[tuple[int, int, int]]:
         """The (partition, epoch, first offset) of the epochs that begin before these offsets."""
         result: list[tuple[int, int, int]] = []

@@ -412,10 +412,6 @@ class Journal:
         found, end = self._history.end_of(partition, epoch, self.next_offset[partition])
         return found, max(end, self.start_offsets[partition])
 
-    def epoch_starts(self, partition: int) -> list[tuple[int, int]]:
-        """The (epoch, first offset) pairs of the partition, oldest first."""
-        return self._history.entries(partition)
-
     def start_epochs(self) -> list[tuple[int, int, int]]:
         """The (partition, epoch, first offset) under which each partition begins. They must be kept
         when segments are removed, for partitions that then have no batch."""
@@ -451,10 +447,6 @@ class Journal:
         self.durable_offset[partition] = min(self.durable_offset[partition], offset)
         for group in self._in_flight:
             group.end_offsets[partition] = min(group.end_offsets[partition], offset)
-
-    def active_sequence(self) -> int:
-        """The sequence that names the active segment, or the first one to come."""
-        return self.segments[-1].sequence if self.segments else self.sequence
 
     def size_bytes(self) -> int:
         """The bytes of all segments."""
