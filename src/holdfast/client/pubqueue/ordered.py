@@ -60,7 +60,6 @@ async def ordered_messages(
     up. A message that waits for a gap has been acknowledged already, unless
     `Options.manual_acknowledge` is set.
     """
-    tell = _Listener(on_late, on_gap)
     if not complete:
         deduplicate = Deduplicate()
         async for message in client.messages():
@@ -68,8 +67,8 @@ async def ordered_messages(
             verdict = NEW if identity is None else deduplicate.judge(identity)
             if verdict == NEW:
                 yield message
-            elif verdict == LATE:
-                tell.late(message)
+            elif verdict == LATE and on_late is not None:
+                on_late(message)
         return
     reorder: Reorder[Message] = Reorder(gap_timeout_s)
     loop = asyncio.get_running_loop()
@@ -98,27 +97,9 @@ async def ordered_messages(
             match one:
                 case Ordered(message):
                     yield message
-                case Late(message):
-                    tell.late(message)
-                case Gap():
-                    tell.gap(one)
+                case Late(message) if on_late is not None:
+                    on_late(message)
+                case Gap() if on_gap is not None:
+                    on_gap(one)
     if failure is not None:
         raise failure
-
-
-class _Listener:
-    def __init__(
-        self,
-        on_late: Callable[[Message], None] | None,
-        on_gap: Callable[[Gap], None] | None,
-    ) -> None:
-        self._on_late = on_late
-        self._on_gap = on_gap
-
-    def late(self, message: Message) -> None:
-        if self._on_late is not None:
-            self._on_late(message)
-
-    def gap(self, gap: Gap) -> None:
-        if self._on_gap is not None:
-            self._on_gap(gap)

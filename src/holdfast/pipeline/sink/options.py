@@ -40,7 +40,7 @@ from typing import Final
 from holdfast.client.options import LEVEL_5, LEVEL_311
 from holdfast.client.servers import Server, parse_server
 from holdfast.numbers import whole_number
-from holdfast.pipeline.source.options import OptionError
+from holdfast.pipeline.source.options import OptionError, option_flag
 
 PREFER: Final = "prefer"
 REQUIRE: Final = "require"
@@ -119,12 +119,12 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         servers=_servers(given["mqttservers"]),
         topic=given.get("topic"),
         qos=_qos(given.get("qos", "1")),
-        retain=_boolean(given, "retain", default=False),
+        retain=option_flag(given, "retain", default=False),
         exactly_once=_exactly_once(given.get("exactlyonce")),
         write_id=given.get("writeid"),
         write_version=_option_number(given, "writeVersion", 0, WRITE_VERSION_MAX, least=0),
         order_by=_columns(given.get("orderby")),
-        fail_on_refused=_boolean(given, "failOnRefused", default=True),
+        fail_on_refused=option_flag(given, "failOnRefused", default=True),
         username=given.get("username"),
         password=given.get("password"),
         ca_file=given.get("tlscafile"),
@@ -224,13 +224,6 @@ def _columns(text: str | None) -> tuple[str, ...]:
     if not all(names) or len(set(names)) != len(names):
         raise OptionError(f"orderBy is {text!r}: names of columns, each at most once")
     return names
-
-
-def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:
-    text = given.get(option.lower(), str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise OptionError(f"{option} is {text!r}; allowed: true, false")
-    return text == "true"
 
 
 def _option_number(

@@ -118,9 +118,9 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         starting_timestamp_us=_timestamp(given, "startingTimestamp"),
         ending_timestamp_us=_timestamp(given, "endingTimestamp"),
         records_per_trigger_max=_option_number(given, "maxRecordsPerTrigger", 1 << 62),
-        fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
+        fail_on_data_loss=option_flag(given, "failOnDataLoss", default=True),
         topics=_topics(given.get("topics")),
-        push_filters=_boolean(given, "pushFilters", default=False),
+        push_filters=option_flag(given, "pushFilters", default=False),
         tasks=_option_number(given, "tasks", TASKS_MAX) or _processors(),
         columns=_columns(given.get("columns")),
     )
@@ -180,7 +180,8 @@ def _option_number(given: Mapping[str, str], option: str, largest: int) -> int |
     return number
 
 
-def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:
+def option_flag(given: Mapping[str, str], option: str, *, default: bool) -> bool:
+    """Return the option `true` or `false`. Raises OptionError."""
     text = given.get(option.lower(), str(default)).strip().lower()
     if text not in ("true", "false"):
         raise OptionError(f"{option} is {text!r}; allowed: true, false")

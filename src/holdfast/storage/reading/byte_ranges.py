@@ -10,7 +10,7 @@ Methods may be called in any thread, like those of `LogReader`.
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.journal.journal import Journal
@@ -31,13 +31,12 @@ Wanted = tuple[int, int, int]
 """A partition, the first offset, and the end."""
 
 
-class Extent:
+class Extent(NamedTuple):
     """A range of an open segment file: complete batches, and damage that may lie between them."""
 
-    def __init__(self, file: ReadFile, position: int, length: int) -> None:
-        self.file = file
-        self.position = position
-        self.length = length
+    file: ReadFile
+    position: int
+    length: int
 
 
 class Plan:

@@ -127,23 +127,17 @@ def read_by_all(lake: Path, last: Commit) -> int:
     return upto
 
 
+@dataclass
 class Compaction:
     """The compaction of one table. The caller holds the table's lock."""
 
-    def __init__(
-        self,
-        lake: Path,
-        store: TableStore,
-        log: CommitLog,
-        encodings: Mapping[str, str],
-        reached: Callable[[str], None],
-    ) -> None:
-        """`encodings` are those of WriteSpec, and `reached` is that of Engine."""
-        self.lake = lake
-        self.store = store
-        self.log = log
-        self.encodings = encodings
-        self.reached = reached
+    lake: Path
+    store: TableStore
+    log: CommitLog
+    encodings: Mapping[str, str]
+    """As in WriteSpec."""
+    reached: Callable[[str], None]
+    """As in Engine."""
 
     def small_files(self) -> int:
         """Return the number of files that are small enough to merge."""
