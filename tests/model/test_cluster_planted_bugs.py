@@ -127,10 +127,10 @@ def sent_again_without_alignment() -> AbstractContextManager[object]:
 
     def go_on_at_once(alignment: LeaderSync, partition: int) -> None:
         lose(alignment, partition)
-        fabric = alignment._fabric
-        leader = fabric.leader(partition)
-        if leader and leader != fabric.node_id:
-            epoch = fabric.epoch(partition)
+        context = alignment._context
+        leader = context.leader(partition)
+        if leader and leader != context.node_id:
+            epoch = context.epoch(partition)
             alignment._forwarding.aligned(partition, leader, epoch, set())
 
     return patch.object(LeaderSync, "lose", go_on_at_once)
@@ -226,7 +226,7 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
         asking: list[str],
         users: Any = None,
     ) -> None:
-        owned(homes, node, partitions, had, [*asking, *homes._images.state.sessions], users)
+        owned(homes, node, partitions, had, [*asking, *homes._replicated.state.sessions], users)
 
     return patch.object(SessionCoordinator, "owned", believe)
 

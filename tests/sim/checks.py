@@ -105,7 +105,7 @@ class Checks:
         return self._down_until.get(node, -1.0) >= since
 
     def _note_down(self, process: "Process") -> None:
-        metadata = process.member.fabric.metadata
+        metadata = process.member.context.metadata
         if metadata is None or metadata.version <= self._version:
             return
         self._version = metadata.version
@@ -292,7 +292,7 @@ class Checks:
             process = host.process
             if process is None:
                 return f"{host.name} does not run"
-            metadata = process.member.fabric.metadata
+            metadata = process.member.context.metadata
             if metadata is None:
                 return f"{host.name} has no metadata"
             if len(metadata.voters) < len(world.hosts):

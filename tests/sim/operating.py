@@ -64,7 +64,7 @@ class Operator:
             for host in self._world.hosts.values()
             if host.process is not None
             and not host.is_paused
-            and host.process.member.fabric.metadata is not None
+            and host.process.member.context.metadata is not None
         ]
         return self._chance.choice(processes) if processes else None
 
@@ -72,7 +72,7 @@ class Operator:
         process = self._via()
         if process is None:
             return
-        metadata = process.member.fabric.metadata
+        metadata = process.member.context.metadata
         assert metadata is not None
         try:
             command = make(metadata)
@@ -113,7 +113,7 @@ class Operator:
         process = self._via()
         if process is None:
             return
-        metadata = process.member.fabric.metadata
+        metadata = process.member.context.metadata
         assert metadata is not None
         try:
             operations.remove(metadata, host.name)

@@ -144,8 +144,8 @@ class Process:
 
     def _finish_turn(self) -> None:
         member = self.member
-        outgoing = member.fabric.outgoing
-        member.fabric.outgoing = []
+        outgoing = member.context.outgoing
+        member.context.outgoing = []
         for other, kind, payload in outgoing:
             link = self.links.get(other)
             if link is not None:
@@ -160,8 +160,8 @@ class Process:
         member.outcomes = []
         if member.nodes_changed:
             member.nodes_changed = False
-            assert member.fabric.metadata is not None
-            self._take_nodes(member.fabric.metadata)
+            assert member.context.metadata is not None
+            self._take_nodes(member.context.metadata)
         if member.transfer.wants_save():
             self.disk.take_snapshot()
         if not self.is_ready and self._looks_ready():
@@ -176,17 +176,17 @@ class Process:
 
     def _looks_ready(self) -> bool:
         member = self.member
-        metadata = member.fabric.metadata
+        metadata = member.context.metadata
         if metadata is None or self.host.name not in metadata.nodes:
             return False
         if self.host.is_witness:
             return True
         for partition, info in enumerate(metadata.partitions):
-            if member.fabric.leads(partition):
+            if member.context.leads(partition):
                 continue
             if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
                 return False
-        return member.fabric.is_whole and member.meta.has_majority(self.state.now)
+        return member.context.is_whole and member.meta.has_majority(self.state.now)
 
     def _take_nodes(self, metadata: ClusterMetadata) -> None:
         directory = self.cores.directory
@@ -205,13 +205,13 @@ class Process:
 
     def has_removed(self, other: "Host") -> bool:
         """It does not talk to it."""
-        metadata = self.member.fabric.metadata
+        metadata = self.member.context.metadata
         return metadata is not None and other.was_removed(metadata)
 
     def finds_older(self, other: "Host") -> bool:
         """The disk there is an older copy: it is told so, and takes part in nothing."""
         process = other.process
-        metadata = self.member.fabric.metadata
+        metadata = self.member.context.metadata
         if process is None or other.is_paused or self.host.is_paused or self.is_isolated:
             return False
         if metadata is None or other.name not in metadata.nodes:
@@ -236,7 +236,7 @@ class Process:
         return True
 
     def redirect(self) -> None:
-        metadata = self.member.fabric.metadata
+        metadata = self.member.context.metadata
         if metadata is None or not self.is_ready:
             return
         info = metadata.nodes.get(self.host.name)
@@ -256,8 +256,8 @@ class Process:
         self._wait_relieved(self.schedule.now + LEAVE_S)
 
     def _wait_relieved(self, deadline: float) -> None:
-        fabric = self.member.fabric
-        if any(fabric.leading) and fabric.connected and self.schedule.now < deadline:
+        context = self.member.context
+        if any(context.leading) and context.connected and self.schedule.now < deadline:
             self.later(0.01, lambda: self._wait_relieved(deadline))
             return
         self.touch()
@@ -354,7 +354,7 @@ class Process:
         self.touch()
         self.schedule.note(self.host.name, f"lost {other}")
         self.member.handle_disconnected(other, self.state.now)
-        if any(node == other for node, _, _ in self.member.fabric.outgoing):
+        if any(node == other for node, _, _ in self.member.context.outgoing):
             # They would leave on the next link, whose other end may be another process.
             checks = self.host.world.checks
             checks.fail(f"{self.host.name} keeps frames of a lost link to {other}")

@@ -201,7 +201,7 @@ class World:
         for host in self.hosts.values():
             if host.process is None:
                 continue
-            metadata = host.process.member.fabric.metadata
+            metadata = host.process.member.context.metadata
             if metadata is not None and (newest is None or metadata.version > newest.version):
                 newest = metadata
         return newest

@@ -26,13 +26,13 @@ class Bench:
         self.journal.lead(0, EPOCH)
         state = NodeState(NodeConfig(partitions=1), self.journal)
         self.images = ReplicatedState(NodeState(NodeConfig(partitions=1), self.journal))
-        self.fabric = ClusterContext("n1", self.journal)
-        self.fabric.connected.add("n2")
-        self.fabric.leading[0] = EPOCH
+        self.context = ClusterContext("n1", self.journal)
+        self.context.connected.add("n2")
+        self.context.leading[0] = EPOCH
         self.may_append = True
         self.state = state
-        self.admission = Admission(state, self.fabric, self.images, lambda _: self.may_append)
-        self.admission.forwarding = RecordForwarder(state, self.fabric, self.admission)
+        self.admission = Admission(state, self.context, self.images, lambda _: self.may_append)
+        self.admission.forwarding = RecordForwarder(state, self.context, self.admission)
         self.admission.start_leading(0, [])
         self.ticket = 0
 
@@ -68,10 +68,10 @@ class Bench:
     def answers(self) -> list[tuple[int, int]]:
         self.admission.flush()
         found = []
-        for _, _, payload in self.fabric.outgoing:
+        for _, _, payload in self.context.outgoing:
             assert isinstance(payload, bytes)
             found += [(each.ticket, each.reason) for each in decode_result(payload)]
-        self.fabric.outgoing.clear()
+        self.context.outgoing.clear()
         return found
 
     def stored(self) -> int:

@@ -44,12 +44,12 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         self.state = NodeState(NodeConfig(partitions=PARTITIONS), journal)
-        self.fabric = Agreed("n1", journal)
-        self.fabric.connected = {"n2", "n3"}
+        self.context = Agreed("n1", journal)
+        self.context.connected = {"n2", "n3"}
         self.has_leader = True
         self.proposed = 0
         self.reads = MetadataReads(self.propose_nothing)
-        self.barriers = Barriers(self.state, self.fabric, self.reads)
+        self.barriers = Barriers(self.state, self.context, self.reads)
 
     def propose_nothing(self, now: float) -> int:
         if not self.has_leader:
@@ -63,11 +63,11 @@ class Bench:
         self.barriers.advance()
         self.reads.advance(self.state.now)
         asked: list[tuple[str, int]] = []
-        for node, kind, payload in self.fabric.outgoing:
+        for node, kind, payload in self.context.outgoing:
             assert kind == BARRIER
             assert isinstance(payload, bytes)
             asked.append((node, decode_barrier(payload)[0]))
-        self.fabric.outgoing.clear()
+        self.context.outgoing.clear()
         return asked
 
     def read(self) -> None:
@@ -109,8 +109,8 @@ def test_a_leader_that_was_deposed_is_not_believed() -> None:
         bench.turn(WAIT_S)
     assert not bench.barriers.has_passed(barrier)
     # The link to the others is there again.
-    bench.fabric.leaders[0] = "n3"
-    bench.fabric.epochs[0] = 2
+    bench.context.leaders[0] = "n3"
+    bench.context.epochs[0] = 2
     bench.read()
     assert bench.turn(ASK_AGAIN_S)[0][0] == "n3"
     assert not bench.barriers.has_passed(barrier)
@@ -145,8 +145,8 @@ def test_what_the_next_leader_does_not_have_is_not_waited_for() -> None:
     bench.barriers.answered(1, [(0, 1, 9), (1, 1, 0)])
     bench.apply(5, 0)
     bench.turn()
-    bench.fabric.leaders[0] = "n3"
-    bench.fabric.epochs[0] = 2
+    bench.context.leaders[0] = "n3"
+    bench.context.epochs[0] = 2
     assert bench.turn(ASK_AGAIN_S) == [("n3", 2)]
     bench.barriers.answered(2, [(0, 2, 5)])
     bench.turn()
@@ -175,9 +175,9 @@ def test_answers_and_reads_from_before_it_began_do_not_count() -> None:
 
 def test_partitions_that_this_node_leads() -> None:
     bench = Bench()
-    bench.fabric.leading = [3, 0]
-    bench.fabric.epochs = [3, 1]
-    bench.fabric.journal.append(Record(0, MESSAGE))
+    bench.context.leading = [3, 0]
+    bench.context.epochs = [3, 1]
+    bench.context.journal.append(Record(0, MESSAGE))
     barrier = bench.barriers.begin(is_patient=True)
     bench.turn()
     bench.read()
@@ -188,13 +188,13 @@ def test_partitions_that_this_node_leads() -> None:
     bench.turn()
     assert bench.barriers.has_passed(barrier)
     # The same is what it answers others.
-    answer = barrier_answer(bench.fabric, bytes(8))
+    answer = barrier_answer(bench.context, bytes(8))
     assert decode_barrier(answer) == (0, [(0, 3, 1)])
 
 
 def test_a_patient_one_does_not_pass_without_a_leader_and_another_one_does() -> None:
     bench = Bench()
-    bench.fabric.leaders = ["", "n2"]
+    bench.context.leaders = ["", "n2"]
     patient = bench.barriers.begin(is_patient=True)
     other = bench.barriers.begin()
     assert other != patient
@@ -211,7 +211,7 @@ def test_a_patient_one_does_not_pass_without_a_leader_and_another_one_does() -> 
 
 def test_many_of_them_are_asked_about_at_once() -> None:
     bench = Bench()
-    bench.fabric.leaders = ["", "n2"]
+    bench.context.leaders = ["", "n2"]
     found = set()
     for _ in range(3 * ASKING_MAX):
         found.add(bench.barriers.begin(is_patient=True))

@@ -35,17 +35,17 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         self.state = BrokerState(NodeConfig(partitions=1), journal)
-        self.fabric = ClusterContext("n1", journal)
-        self.fabric.leading[0] = 1
+        self.context = ClusterContext("n1", journal)
+        self.context.leading[0] = 1
         self.reads = MetadataReads(self.propose_nothing)
-        self.barriers = Barriers(self.state, self.fabric, self.reads)
+        self.barriers = Barriers(self.state, self.context, self.reads)
         self.requests = 0
         self.acknowledged_at: dict[str, float] = {}
         self.metadata_leader = "n1"
         self.is_asking = False
         self.doubt = OwnershipLease(
             self.state,
-            self.fabric,
+            self.context,
             self.barriers,
             lambda node: self.acknowledged_at.get(node, float("-inf")),
             lambda: self.metadata_leader,
@@ -62,7 +62,7 @@ class Bench:
         self.state.sessions["c"] = self.session
 
     def agree(self, metadata: ClusterMetadata) -> None:
-        self.fabric.metadata = metadata
+        self.context.metadata = metadata
         self.doubt.renew()
 
     def run(self, until: float, *heard_by: str) -> None:
@@ -247,14 +247,14 @@ def test_clients_are_sent_away_if_nothing_helps() -> None:
     bench.agree(metadata_of("n2", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(GIVE_UP_S + 5, "n3")
     assert bench.connection.state == OPEN
-    bench.fabric.reaches_majority = lambda now: True
+    bench.context.reaches_majority = lambda now: True
     bench.run(GIVE_UP_S + 5.2, "n3")
     assert bench.connection.state == CLOSED
 
 
 def test_a_session_is_closed_whose_partition_nobody_leads() -> None:
     bench = Bench()
-    bench.fabric.leading[0] = 0
+    bench.context.leading[0] = 0
     bench.agree(metadata_of("", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(0.9, "n2", "n3")
     bench.go_on_at(3.0)

@@ -29,10 +29,10 @@ class Bench:
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, self.journal)
         self.images = NodeState(config, self.journal)
-        fabric = ClusterContext("n1", self.journal)
-        fabric.leading[0] = 1
+        context = ClusterContext("n1", self.journal)
+        context.leading[0] = 1
         self.reads = MetadataReads(lambda now: 1)
-        self.barriers = Barriers(self.state, fabric, self.reads)
+        self.barriers = Barriers(self.state, context, self.reads)
         self.decides = True
         self.is_opening = False
         self.replica = ReplicatedState(self.images)

@@ -57,10 +57,10 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         self.state = NodeState(NodeConfig(partitions=PARTITIONS), journal)
-        self.fabric = ClusterContext("n1", journal)
-        self.fabric.connected.add(LEADER)
+        self.context = ClusterContext("n1", journal)
+        self.context.connected.add(LEADER)
         self.leading = Leading()
-        self.forwarding = RecordForwarder(self.state, self.fabric, self.leading)
+        self.forwarding = RecordForwarder(self.state, self.context, self.leading)
         self.leading.forwarding = self.forwarding
         self.kept: list[str] = []
         self.connections: dict[str, Connection] = {}
@@ -88,7 +88,7 @@ class Bench:
     def attempts(self) -> list[int]:
         """Of every batch that has left since the last look."""
         found = []
-        for _, _, payload in self.fabric.outgoing:
+        for _, _, payload in self.context.outgoing:
             assert isinstance(payload, bytes)
             found += [attempt for _, attempt, _ in decode_forward(payload)]
         return found
@@ -96,13 +96,13 @@ class Bench:
     def sent(self) -> list[tuple[str, int, int, list[str]]]:
         """(node, epoch, partition, names) of every batch that has left since the last call."""
         found = []
-        for node, kind, payload in self.fabric.outgoing:
+        for node, kind, payload in self.context.outgoing:
             assert kind == FORWARD
             assert isinstance(payload, bytes)
             for epoch, _, batch in decode_forward(payload):
                 names = [record.topic.decode() for record in batch.records()]
                 found.append((node, epoch, batch.partition, names))
-        self.fabric.outgoing.clear()
+        self.context.outgoing.clear()
         return found
 
     def commit(self, ticket: int, partition: int = 0) -> None:
@@ -145,7 +145,7 @@ def test_much_at_once_is_promised_no_sooner() -> None:
 def test_nobody_waits_for_qos_0_and_wills() -> None:
     """So their refusal is nobody's."""
     bench = Bench()
-    bench.fabric.leading[0] = 1
+    bench.context.leading[0] = 1
     bench.forwarding.aligned(0, "n1", 1, set())
     bench.leading.refuses = reasons.QUOTA_EXCEEDED
     bench.append(0, log_record.MESSAGE, 0, "qos 0", b"")
@@ -181,7 +181,7 @@ def test_after_a_failover_only_what_is_missing_is_sent_again() -> None:
     bench.publish("m4")
     bench.forwarding.flush()
     assert bench.sent() == []
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     bench.forwarding.aligned(0, "n3", 2, {tickets[1]})
     bench.forwarding.flush()
     assert bench.sent() == [("n3", 2, 0, ["m2", "m3", "m4"])]

@@ -66,17 +66,17 @@ def state_of() -> NodeState:
     return NodeState(NodeConfig(partitions=2), Journal(2, replicated=True))
 
 
-def sizes(fabric: ClusterContext) -> list[int]:
-    found = [len(payload) for _, _, payload in fabric.outgoing if isinstance(payload, bytes)]
-    assert len(found) == len(fabric.outgoing)
+def sizes(context: ClusterContext) -> list[int]:
+    found = [len(payload) for _, _, payload in context.outgoing if isinstance(payload, bytes)]
+    assert len(found) == len(context.outgoing)
     return found
 
 
 def test_forward() -> None:
     state = state_of()
-    fabric = ClusterContext("n1", state.journal)
-    fabric.connected.add(LEADER)
-    forwarding = RecordForwarder(state, fabric, Appender())
+    context = ClusterContext("n1", state.journal)
+    context.connected.add(LEADER)
+    forwarding = RecordForwarder(state, context, Appender())
     for partition in (0, 1):
         forwarding.aligned(partition, LEADER, 1, set())
     expected = []
@@ -84,10 +84,10 @@ def test_forward() -> None:
         expected.append(size)
         forwarding.append(record(bytes(size), len(expected) % 2))
     forwarding.flush()
-    assert max(sizes(fabric)) <= LARGE_BYTES + ROOM_BYTES
+    assert max(sizes(context)) <= LARGE_BYTES + ROOM_BYTES
     assert [
         len(each.payload)
-        for _, _, payload in fabric.outgoing
+        for _, _, payload in context.outgoing
         for _, _, batch in decode_forward(bytes(payload))  # type: ignore[arg-type]
         for each in batch.records()
     ] == expected
@@ -95,28 +95,28 @@ def test_forward() -> None:
 
 def test_many_small_records_with_long_names_are_forwarded_in_several_frames() -> None:
     state = state_of()
-    fabric = ClusterContext("n1", state.journal)
-    fabric.connected.add(LEADER)
-    forwarding = RecordForwarder(state, fabric, Appender())
+    context = ClusterContext("n1", state.journal)
+    context.connected.add(LEADER)
+    forwarding = RecordForwarder(state, context, Appender())
     forwarding.aligned(0, LEADER, 1, set())
     for _ in range(200):
         forwarding.append(record(b""))
     forwarding.flush()
-    assert max(sizes(fabric)) <= FORWARD_BYTES_MAX
-    assert len(fabric.outgoing) == 5
+    assert max(sizes(context)) <= FORWARD_BYTES_MAX
+    assert len(context.outgoing) == 5
 
 
 def test_qos_0() -> None:
     state = state_of()
-    fabric = ClusterContext("n1", state.journal)
-    fabric.connected.add(LEADER)
-    interest = Qos0Routing(state, fabric, RetainedUpdates(state), PromiseQueues(state))
+    context = ClusterContext("n1", state.journal)
+    context.connected.add(LEADER)
+    interest = Qos0Routing(state, context, RetainedUpdates(state), PromiseQueues(state))
     for size in (QOS0_BYTES_MAX - 200_000, LARGE_BYTES, LARGE_BYTES):
         message = Message(FIELD, bytes(size), 0, True, b"", 0, 0, FIELD)
         interest.spread(message, FIELD.decode())
     interest.flush()
-    assert len(sizes(fabric)) == 2
-    assert max(sizes(fabric)) <= LARGE_BYTES + ROOM_BYTES
+    assert len(sizes(context)) == 2
+    assert max(sizes(context)) <= LARGE_BYTES + ROOM_BYTES
     assert interest.dropped == 1
 
 

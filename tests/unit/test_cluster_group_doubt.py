@@ -27,13 +27,13 @@ class Node:
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
         images = ReplicatedState(NodeState(config, journal))
-        fabric = LedHere("n1", journal)
+        context = LedHere("n1", journal)
         self.reports: list[AgentReport] = []
         self.tells: list[Tell] = []
         self.shares = NodeAgent(
             self.state,
-            fabric,
-            RecordForwarder(self.state, fabric, Appender()),
+            context,
+            RecordForwarder(self.state, context, Appender()),
             images,
             lambda _, tell: self.tells.append(tell),
             lambda _, report: self.reports.append(report),

@@ -43,11 +43,11 @@ class Member:
         config = NodeConfig(partitions=2)
         self.state = NodeState(config, journal)
         self.images = ReplicatedState(NodeState(config, journal))
-        fabric = ClusterContext("n1", journal)
-        forwarding = RecordForwarder(self.state, fabric, Appender())
+        context = ClusterContext("n1", journal)
+        forwarding = RecordForwarder(self.state, context, Appender())
         self.promises = forwarding.promises
         self.shares = NodeAgent(
-            self.state, fabric, forwarding, self.images, lambda *_: None, lambda *_: None
+            self.state, context, forwarding, self.images, lambda *_: None, lambda *_: None
         )
         self.session = Session("c", b"c")
         self.session.groups = of_groups(self.session, "g")

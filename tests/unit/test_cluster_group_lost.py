@@ -51,17 +51,17 @@ class Bench:
         config = NodeConfig(node_id="n1", partitions=1)
         self.state = NodeState(config, journal)
         self.images = ReplicatedState(NodeState(config, journal))
-        fabric = ClusterContext("n1", journal)
+        context = ClusterContext("n1", journal)
         nodes = {node: NodeInfo(node, "i1", f"{node}:1", "", "") for node in ("n1", "n2")}
         partition = PartitionInfo(tuple(nodes), (), "n1", 1, tuple(nodes))
-        fabric.metadata = ClusterMetadata("c", 2, 1, nodes, (partition,), 1, tuple(nodes))
-        self.gate = Gate(self.state, fabric, MetadataReads(lambda _: 0))
-        self.fabric = fabric
+        context.metadata = ClusterMetadata("c", 2, 1, nodes, (partition,), 1, tuple(nodes))
+        self.gate = Gate(self.state, context, MetadataReads(lambda _: 0))
+        self.context = context
         self.assigned: list[Assign] = []
         self.asked: list[tuple[str, list[tuple[int, int]]]] = []
         self.coordinator = Coordinator(
             self.state,
-            fabric,
+            context,
             self.images,
             self.gate,
             lambda *_: None,
@@ -272,7 +272,7 @@ def test_a_node_that_was_seen_down_late_is_asked_again() -> None:
         coordinator.tell(node, Tell(1, [(0, 1)], []))
     coordinator.tidy()
     assert bench.asked == []
-    bench.fabric.connected.add("n2")
+    bench.context.connected.add("n2")
     coordinator.node_gone("n2")
     coordinator.tidy()
     assert bench.asked == [("n2", [(0, 1)])]
@@ -307,7 +307,7 @@ def test_what_is_finished_is_not_claimed() -> None:
 def test_a_home_is_opened_behind_what_was_logged_before() -> None:
     """Whatever barriers say: an impatient one gives up after a time."""
     bench = Bench()
-    bench.fabric.journal.append(Record(0, log_record.CONTROL))
+    bench.context.journal.append(Record(0, log_record.CONTROL))
     bench.coordinator.start_leading(0, 2)
     bench.pass_time(10.0)
     assert not bench.coordinator.homes[0].is_open

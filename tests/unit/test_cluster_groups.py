@@ -233,7 +233,7 @@ class Stage:
         home = partition_of(FILTER.encode(), self.world.settings.partitions)
         process = self.world.hosts["n1"].process
         assert process is not None
-        metadata = process.member.fabric.metadata
+        metadata = process.member.context.metadata
         assert metadata is not None
         self.coordinator = metadata.partitions[home].leader
         others = [name for name in self.world.hosts if name != self.coordinator]

@@ -31,13 +31,13 @@ class Bench:
         journal.append(Record(0, CONTROL))
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
-        self.fabric = ClusterContext("n1", journal)
-        self.fabric.connected.add("n2")
-        self.fabric.leading[0] = 2
+        self.context = ClusterContext("n1", journal)
+        self.context.connected.add("n2")
+        self.context.leading[0] = 2
         reads = MetadataReads(lambda now: NOTHING)
-        barriers = Barriers(self.state, self.fabric, reads)
+        barriers = Barriers(self.state, self.context, reads)
         self.images = ReplicatedState(NodeState(config, journal))
-        self.homes = SessionCoordinator(self.state, self.fabric, self.images, barriers)
+        self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
         self.homes.start_leading(0)
 
     def lose(self, node: str) -> None:
@@ -45,16 +45,16 @@ class Bench:
         nodes = {name: NodeInfo(name, "i1", f"{name}:1", "", "") for name in ("n1", "n2", "n3")}
         nodes[node] = replace(nodes[node], state=StateOfNode.DOWN)
         partition = PartitionInfo(tuple(nodes), (), "n1", 2, tuple(nodes))
-        self.fabric.metadata = ClusterMetadata("c", 3, 1, nodes, (partition,), 1, tuple(nodes))
+        self.context.metadata = ClusterMetadata("c", 3, 1, nodes, (partition,), 1, tuple(nodes))
         self.homes.node_gone(node)
 
     def closes(self) -> list[str]:
         """Nodes that are to let go of a session."""
-        return [node for node, kind, _ in self.fabric.outgoing if kind == SESSION_CLOSE]
+        return [node for node, kind, _ in self.context.outgoing if kind == SESSION_CLOSE]
 
     def asked(self) -> list[str]:
         """Nodes that are to announce what they own."""
-        return [node for node, kind, _ in self.fabric.outgoing if kind == SESSION_OWNED]
+        return [node for node, kind, _ in self.context.outgoing if kind == SESSION_OWNED]
 
     def ask(self, request: int, client_id: str, node: str = "n2") -> None:
         fields: dict[str, Any] = {
@@ -81,7 +81,7 @@ class Bench:
         self.release()
 
     def opened(self) -> int:
-        return sum(kind == SESSION_OPENED for _, kind, _ in self.fabric.outgoing)
+        return sum(kind == SESSION_OPENED for _, kind, _ in self.context.outgoing)
 
 
 def test_what_is_asked_again_takes_no_more_room() -> None:
@@ -102,7 +102,7 @@ def test_what_is_asked_again_takes_no_more_room() -> None:
 def test_a_node_that_is_down_and_lives_lets_go_of_a_session_without_a_record() -> None:
     """Its disk is full, or hangs. Its client has come to another node. [MQTT-3.1.4-3]"""
     bench = Bench()
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     bench.commit()
     bench.ask(1, "a")
     bench.lose("n2")
@@ -125,7 +125,7 @@ def test_of_two_nodes_that_have_a_session_one_lets_go_though_their_epochs_are_eq
     owner = bench.homes.owners.owner("a")
     assert owner is not None
     assert bench.opened() == 1
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     bench.homes.owned("n3", [0], {"a": owner.epoch}, [])
     assert bench.closes() == ["n3"]
     bench.homes.closed("n3", "a", owner.epoch)
@@ -141,7 +141,7 @@ def test_of_two_nodes_that_have_a_session_the_earlier_one_lets_go(order: tuple[s
     bench = Bench()
     bench.commit()
     epochs = {"n2": 7, "n3": 8}
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     for node in order:
         bench.homes.owned(node, [0], {"a": epochs[node]}, [])
     assert bench.closes() == ["n2"]
@@ -157,7 +157,7 @@ def test_nothing_is_remembered_of_a_node_that_is_down_and_out_of_reach() -> None
     bench.homes.disconnected("n2")
     assert bench.homes.owners
     bench.lose("n2")
-    bench.fabric.connected.discard("n2")
+    bench.context.connected.discard("n2")
     bench.homes.disconnected("n2")
     assert not bench.homes.owners
 
@@ -172,7 +172,7 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
     session.expiry_s = 60
     payload = session_opened(session, False, "n2", 1)
     bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=4, payload=payload))
-    appended = bench.fabric.journal.next_offset[0]
+    appended = bench.context.journal.next_offset[0]
     bench.homes.owned("n2", [0], {}, ["a"])
     bench.homes.handle_timers()
     assert bench.asked() == []
@@ -183,9 +183,9 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
         bench.homes.handle_timers()
         bench.homes.owned("n2", [0], {}, ["a"])
     assert bench.asked() == ["n2", "n2"]
-    assert bench.fabric.journal.next_offset[0] == appended
+    assert bench.context.journal.next_offset[0] == appended
     bench.homes.owned("n2", [0], {}, [])
-    assert bench.fabric.journal.next_offset[0] == appended + 1
+    assert bench.context.journal.next_offset[0] == appended + 1
     session.epoch = 5
     payload = session_opened(session, False, "n2", 2)
     bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=5, payload=payload))
@@ -201,7 +201,7 @@ def test_a_request_for_a_report_says_in_which_epochs_its_sender_leads() -> None:
     bench.commit()
     bench.homes.flush()
     bench.homes.connected("n2")
-    payloads = [each for _, kind, each in bench.fabric.outgoing if kind == SESSION_OWNED]
+    payloads = [each for _, kind, each in bench.context.outgoing if kind == SESSION_OWNED]
     assert len(payloads) == 2
     for payload in payloads:
         assert isinstance(payload, bytes)
@@ -213,7 +213,7 @@ def test_a_session_without_a_record_is_let_go_for_one_that_a_record_names() -> N
     session with a record to n2. Counter-example: no record ends the session of n3, and neither node
     lets go. [MQTT-3.1.4-3]"""
     bench = Bench()
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     bench.commit()
     image = Session("a", b"a")
     image.epoch, image.owner = 7, "n2"
@@ -229,7 +229,7 @@ def test_a_node_that_reports_a_session_while_another_owner_releases_it_lets_go_o
     """Counter-example: a request waits for n2, then n3 reports a higher epoch, and n2 releases the
     session. It is given to n4, and nothing tells n3. [MQTT-3.1.4-3]"""
     bench = Bench()
-    bench.fabric.connected |= {"n3", "n4"}
+    bench.context.connected |= {"n3", "n4"}
     bench.commit()
     bench.ask(2, "b", "n4")
     bench.homes.owned("n2", [0], {"a": 7}, [])
@@ -243,7 +243,7 @@ def test_a_node_that_reports_a_session_while_another_owner_releases_it_lets_go_o
 
 def test_an_order_to_release_a_session_is_repeated_when_it_is_given_away() -> None:
     bench = Bench()
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     bench.commit()
     bench.ask(1, "a")
     bench.ask(2, "a", "n3")

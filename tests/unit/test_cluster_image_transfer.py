@@ -41,7 +41,7 @@ def metadata() -> ClusterMetadata:
 @dataclass
 class Party:
     name: str
-    fabric: ClusterContext
+    context: ClusterContext
     images: ReplicatedState
     applier: Applier
     transfer: Transfer
@@ -58,12 +58,12 @@ def party(name: str) -> Party:
     images = ReplicatedState(NodeState(config, journal))
     state.retained = images.state.retained
     images.state.delivered = state.delivered
-    fabric = ClusterContext(name, journal)
-    fabric.metadata = metadata()
-    fabric.connected = {"a", "b", "c"} - {name}
+    context = ClusterContext(name, journal)
+    context.metadata = metadata()
+    context.connected = {"a", "b", "c"} - {name}
     log = ApplyingLog(journal)
     applier = Applier(state, images, log, {}, lambda *_: None, lambda _: None, lambda _: None)
-    return Party(name, fabric, images, applier, Transfer(state, fabric, images, applier), state)
+    return Party(name, context, images, applier, Transfer(state, context, images, applier), state)
 
 
 class Pair:
@@ -103,8 +103,8 @@ class Pair:
             each.state.now = self.now
             each.transfer.step(self.now)
         for each in self.parties.values():
-            outgoing = each.fabric.outgoing
-            each.fabric.outgoing = []
+            outgoing = each.context.outgoing
+            each.context.outgoing = []
             for to, kind, payload in outgoing:
                 assert isinstance(payload, bytes)
                 receiver = self.parties[to].transfer
@@ -114,7 +114,7 @@ class Pair:
                     assert kind == IMAGE
                     assert len(payload) < 2 * PIECE_BYTES + 1000
                     self.pieces += 1
-                    receiver.handle_image(each.name, payload)
+                    receiver.handle_state(each.name, payload)
 
     def run(self) -> None:
         for _ in range(200):
@@ -195,16 +195,16 @@ def test_a_lost_link_begins_it_anew() -> None:
         pair.turn()
     assert pair.b.transfer.missing == {1, 3}
     for each, other in ((pair.a, "b"), (pair.b, "a")):
-        each.fabric.outgoing = []
-        each.fabric.connected.discard(other)
+        each.context.outgoing = []
+        each.context.connected.discard(other)
         each.transfer.disconnected(other)
     pair.turn(ASK_AGAIN_S)
     pair.turn()
-    assert not pair.b.fabric.outgoing
+    assert not pair.b.context.outgoing
     topic = next(topic for topic in pair.b.retained() if topic.startswith("t/1/"))
     pair.a.state.retained.remove(topic)
     for each, other in ((pair.a, "b"), (pair.b, "a")):
-        each.fabric.connected.add(other)
+        each.context.connected.add(other)
     pair.turn(ASK_AGAIN_S)
     pair.run()
     assert pair.b.retained() == {t for t in pair.a.retained() if t[2] in "13"}
@@ -255,8 +255,8 @@ def test_a_node_that_does_not_answer_is_asked_again() -> None:
     pair.restart(1, 10)
     pair.turn()
     # The answer is lost on its way.
-    assert pair.a.fabric.outgoing
-    pair.a.fabric.outgoing = []
+    assert pair.a.context.outgoing
+    pair.a.context.outgoing = []
     pair.turn(ANSWER_S / 2)
     assert pair.b.transfer.missing == {1}
     assert pair.pieces == 0
@@ -267,15 +267,15 @@ def test_a_node_that_does_not_answer_is_asked_again() -> None:
 
 def test_the_leader_is_asked() -> None:
     pair = filled()
-    made = pair.b.fabric.metadata
+    made = pair.b.context.metadata
     assert made is not None
     info = replace(made.partitions[1], leader="c")
     partitions = (made.partitions[0], info, *made.partitions[2:])
-    pair.b.fabric.metadata = replace(made, partitions=partitions)
+    pair.b.context.metadata = replace(made, partitions=partitions)
     pair.restart(1, 10)
     pair.b.transfer.step(pair.now)
     pair.b.transfer.step(pair.now)
-    assert [(to, kind) for to, kind, _ in pair.b.fabric.outgoing] == [("c", IMAGE_REQUEST)]
+    assert [(to, kind) for to, kind, _ in pair.b.context.outgoing] == [("c", IMAGE_REQUEST)]
 
 
 @pytest.mark.parametrize(
@@ -300,18 +300,18 @@ def test_images_that_are_none() -> None:
     pair.restart(1, 10)
     pair.b.transfer.step(pair.now)
     pair.b.transfer.step(pair.now)
-    (request,) = pair.b.fabric.outgoing
+    (request,) = pair.b.context.outgoing
     assert isinstance(request[2], bytes)
     pair.a.transfer.handle_request("b", request[2])
-    (image,) = pair.a.fabric.outgoing
+    (image,) = pair.a.context.outgoing
     assert isinstance(image[2], bytes)
     # Of somebody who was not asked.
-    pair.b.transfer.handle_image("c", image[2])
+    pair.b.transfer.handle_state("c", image[2])
     assert pair.b.transfer.missing == {1}
     with pytest.raises(BadFrame):
-        pair.b.transfer.handle_image("a", image[2][:-1])
+        pair.b.transfer.handle_state("a", image[2][:-1])
     with pytest.raises(BadFrame):
-        pair.b.transfer.handle_image("a", b"x")
+        pair.b.transfer.handle_state("a", b"x")
 
 
 def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
@@ -319,9 +319,9 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
     by whoever stores them, and a message that never left is in no doubt."""
     journal = Journal(PARTITIONS, replicated=True)
     state = NodeState(NodeConfig(node_id="b", partitions=PARTITIONS), journal)
-    fabric = ClusterContext("b", journal)
-    fabric.connected = {"a"}
-    forwarding = RecordForwarder(state, fabric, Appender())
+    context = ClusterContext("b", journal)
+    context.connected = {"a"}
+    forwarding = RecordForwarder(state, context, Appender())
     flags = {
         "plain": 1,
         "numbered": 2 | log_record.FLAG_PACKET_ID,

@@ -197,23 +197,23 @@ def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed() -> None:
     """Its record is applied after the node went: nobody else would ever close it."""
     bench = Bench()
     state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), bench.journal)
-    fabric = ClusterContext("n1", bench.journal)
+    context = ClusterContext("n1", bench.journal)
     infos = {
         "n1": NodeInfo("n1", "i", "n1:1", "", ""),
         "n2": NodeInfo("n2", "i", "n2:1", "", "", state=StateOfNode.DOWN),
         "n3": NodeInfo("n3", "i", "n3:1", "", ""),
     }
     partitions = (PartitionInfo(("n1", "n2", "n3"), (), "n1", 1, ("n1", "n3")),) * PARTITIONS
-    fabric.metadata = ClusterMetadata("c", 3, 1, infos, partitions, 1)
-    fabric.leading = [1] * PARTITIONS
+    context.metadata = ClusterMetadata("c", 3, 1, infos, partitions, 1)
+    context.leading = [1] * PARTITIONS
     closed: list[dict[str, object]] = []
 
     class Recording(SessionCoordinator):
         def _close(self, session: Session) -> None:
             closed.append({"client": session.client_id, "owner": session.owner})
 
-    barriers = Barriers(state, fabric, MetadataReads(lambda now: 1))
-    homes = Recording(state, fabric, bench.images, barriers)
+    barriers = Barriers(state, context, MetadataReads(lambda now: 1))
+    homes = Recording(state, context, bench.images, barriers)
     for partition in range(PARTITIONS):
         homes.start_leading(partition)
         homes.committed(partition)

@@ -33,11 +33,11 @@ class Bench:
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
         self.images = ReplicatedState(NodeState(config, journal))
-        self.fabric = ClusterContext("n1", journal)
+        self.context = ClusterContext("n1", journal)
         self.lead("")
-        self.forwarding = RecordForwarder(self.state, self.fabric, Appender())
+        self.forwarding = RecordForwarder(self.state, self.context, Appender())
         self.shares = NodeAgent(
-            self.state, self.fabric, self.forwarding, self.images, lambda *_: None, lambda *_: None
+            self.state, self.context, self.forwarding, self.images, lambda *_: None, lambda *_: None
         )
         self.share = self.shares._share(KEY)
         self.session = Session("c", b"c")
@@ -50,7 +50,7 @@ class Bench:
         info = PartitionInfo(("n1", "n2"), (), node, 1, ("n1", "n2"))
         nodes = {name: NodeInfo(name, "i1", f"{name}:1", "", "") for name in ("n1", "n2")}
         metadata = ClusterMetadata("c", 2, 1, nodes, (info, info), 1, tuple(nodes))
-        self.fabric.metadata = replace(metadata, partitions=(info,) * PARTITIONS)
+        self.context.metadata = replace(metadata, partitions=(info,) * PARTITIONS)
 
     def keep(self, session: Session) -> None:
         home = partition_of(session.key, PARTITIONS)

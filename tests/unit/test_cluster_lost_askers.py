@@ -21,16 +21,16 @@ class Home:
         journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
-        fabric = ClusterContext("n1", journal)
-        fabric.connected.update(("n2", "n3"))
-        fabric.leading[0] = 2
-        barriers = Barriers(self.state, fabric, MetadataReads(lambda now: NOTHING))
+        context = ClusterContext("n1", journal)
+        context.connected.update(("n2", "n3"))
+        context.leading[0] = 2
+        barriers = Barriers(self.state, context, MetadataReads(lambda now: NOTHING))
         self.homes = SessionCoordinator(
-            self.state, fabric, ReplicatedState(NodeState(config, journal)), barriers
+            self.state, context, ReplicatedState(NodeState(config, journal)), barriers
         )
         self.homes.start_leading(0)
         self.answers: list[dict[str, Any]] = []
-        fabric.send_fields = self._sent  # type: ignore[method-assign, assignment]
+        context.send_fields = self._sent  # type: ignore[method-assign, assignment]
 
     def _sent(self, node: str, kind: int, fields: dict[str, Any]) -> None:
         if "request" in fields:

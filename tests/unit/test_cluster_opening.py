@@ -34,9 +34,9 @@ class AskedHomes(SessionCoordinator):
     """Notes what it is asked and told."""
 
     def __init__(
-        self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, barriers: Barriers
+        self, state: NodeState, context: ClusterContext, images: ReplicatedState, barriers: Barriers
     ) -> None:
-        super().__init__(state, fabric, images, barriers)
+        super().__init__(state, context, images, barriers)
         self.asked: list[int] = []
         self.told_closed: list[int] = []
 
@@ -67,15 +67,15 @@ class Bench:
         journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
-        self.fabric = fabric = LedHere("n1", journal)
-        fabric.reaches_majority = lambda now: True
+        self.context = context = LedHere("n1", journal)
+        context.reaches_majority = lambda now: True
         self.images = NodeState(config, journal)
         self.reads = MetadataReads(self.propose_nothing)
-        fabric.leading[0] = 1
-        self.barriers = Barriers(self.state, fabric, self.reads)
+        context.leading[0] = 1
+        self.barriers = Barriers(self.state, context, self.reads)
         images = ReplicatedState(self.images)
-        self.homes = AskedHomes(self.state, fabric, images, self.barriers)
-        self.opener = SessionAcquisition(self.state, fabric, self.homes, self.barriers)
+        self.homes = AskedHomes(self.state, context, images, self.barriers)
+        self.opener = SessionAcquisition(self.state, context, self.homes, self.barriers)
 
     def propose_nothing(self, now: float) -> int:
         return 1
@@ -273,7 +273,7 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     """Whoever gave the session may be behind in the partitions of its messages: an id that was
     released and stored again since would count as a repetition, and its message be lost."""
     bench = Bench()
-    images = bench.homes._images
+    images = bench.homes._replicated
     there = bench.connect()
     bench.wait(ASK_AFTER_S)
     image = bench.record(epoch=7)
@@ -304,10 +304,10 @@ def test_an_answer_of_a_home_that_leads_no_longer_opens_nothing() -> None:
     """The next leader was told that this node only asks, and no record tells it more. It would give
     the client a session at another node, and neither node would let go. [MQTT-3.1.4-3]"""
     bench = Bench()
-    bench.fabric.home_leader = "n4"
+    bench.context.home_leader = "n4"
     there = bench.connect(expiry_s=0, clean_start=True)
     bench.wait(ASK_AFTER_S)
-    bench.fabric.home_leader = "n1"
+    bench.context.home_leader = "n1"
     bench.opener.leader_changed(0)
     bench.opener.tell_owned("n1", [0])
     bench.wait(ASK_AFTER_S)
@@ -367,8 +367,8 @@ def test_an_answer_of_a_leader_that_was_followed_opens_nothing_though_the_metada
     bench.ask_owned("n3", [1])
     bench.answer(1, epoch=7)
     assert there.state == OPENING
-    bench.fabric.home_leader = "n2"
-    bench.fabric.home_epoch = 2
+    bench.context.home_leader = "n2"
+    bench.context.home_epoch = 2
     bench.answer(1, epoch=7, node="n2")
     assert there.state == OPEN
 
@@ -388,14 +388,14 @@ def test_a_connect_is_not_refused_because_the_metadata_comes_after_the_request_f
 ):
     """Its home had no leader for a while, and the frames of two nodes come in any order."""
     bench = Bench()
-    bench.fabric.home_leader = ""
+    bench.context.home_leader = ""
     there = bench.connect(expiry_s=0, clean_start=True)
     bench.wait(2 * REFUSED_AFTER_S)
     bench.ask_owned("n2", [2])
     bench.wait(ASK_AFTER_S)
     assert there.state == OPENING
-    bench.fabric.home_leader = "n2"
-    bench.fabric.home_epoch = 2
+    bench.context.home_leader = "n2"
+    bench.context.home_epoch = 2
     bench.wait()
     bench.answer(1, epoch=7, node="n2")
     assert there.state == OPEN

@@ -98,16 +98,16 @@ def test_the_majority_is_looked_at_when_it_is_needed() -> None:
     """A node that looks now and then goes on refusing when the majority is back."""
     node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
     side = BrokerPort.__new__(BrokerPort)
-    fabric = ClusterContext("n1", Journal(1, replicated=True))
+    context = ClusterContext("n1", Journal(1, replicated=True))
     side._state = node.state
-    side._fabric = fabric
+    side._context = context
     connection = Connection(1 << 20, "", "")
     record = Record(0, log_record.MESSAGE)
     node.state.now = UNAVAILABLE_S + 1
     assert side.refusal(connection, record)
-    fabric.reaches_majority = lambda now: True
+    context.reaches_majority = lambda now: True
     assert not side.refusal(connection, record)
-    fabric.reaches_majority = lambda now: False
+    context.reaches_majority = lambda now: False
     node.state.now += UNAVAILABLE_S
     assert not side.refusal(connection, record)
     node.state.now += 0.1

@@ -52,9 +52,9 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         self.state = NodeState(NodeConfig(partitions=1), journal)
-        self.fabric = ClusterContext("n1", journal)
-        self.fabric.connected.add(LEADER)
-        self.forwarding = RecordForwarder(self.state, self.fabric, Taking())
+        self.context = ClusterContext("n1", journal)
+        self.context.connected.add(LEADER)
+        self.forwarding = RecordForwarder(self.state, self.context, Taking())
         self.kept: list[str] = []
         self.connection = Connection(1 << 20, "", "")
         self.tickets: dict[str, int] = {}
@@ -77,11 +77,11 @@ class Bench:
         """(attempt, names) of every batch that has left since the last call."""
         self.forwarding.flush()
         found = []
-        for _, _, payload in self.fabric.outgoing:
+        for _, _, payload in self.context.outgoing:
             assert isinstance(payload, bytes)
             for _, attempt, batch in decode_forward(payload):
                 found.append((attempt, [record.topic.decode() for record in batch.records()]))
-        self.fabric.outgoing.clear()
+        self.context.outgoing.clear()
         return found
 
 
@@ -191,7 +191,7 @@ def test_an_answer_counts_from_the_leader_that_the_record_is_with(
 ) -> None:
     """n2 is deposed and has not heard of it: it refuses what n3, the next leader, stores."""
     bench = Bench()
-    bench.fabric.connected.add("n3")
+    bench.context.connected.add("n3")
     bench.forwarding.aligned(0, LEADER, 4, set())
     bench.publish("first")
     assert bench.sent() == [(0, ["first"])]

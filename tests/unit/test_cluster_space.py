@@ -27,20 +27,20 @@ def metadata_of(*in_sync: tuple[str, ...]) -> ClusterMetadata:
 
 
 def bench() -> tuple[ClusterContext, Followed, DiskSpace]:
-    fabric = ClusterContext("n1", Journal(2, replicated=True))
+    context = ClusterContext("n1", Journal(2, replicated=True))
     followed = Followed()
-    return fabric, followed, DiskSpace(fabric, followed, followed)  # type: ignore[arg-type]
+    return context, followed, DiskSpace(context, followed, followed)  # type: ignore[arg-type]
 
 
 def test_it_stores_for_as_long_as_somebody_waits_for_it() -> None:
-    fabric, followed, space = bench()
+    context, followed, space = bench()
     space.set_full(True, 1.0)
     space.advance()
     assert not followed.held
-    fabric.metadata = metadata_of(("n2",), ("n2", "n1"))
+    context.metadata = metadata_of(("n2",), ("n2", "n1"))
     space.advance()
     assert not followed.held
-    fabric.metadata = metadata_of(("n2",), ("n2",))
+    context.metadata = metadata_of(("n2",), ("n2",))
     space.advance()
     assert followed.held == {0, 1}
     space.set_full(False, 2.0)
@@ -50,8 +50,8 @@ def test_it_stores_for_as_long_as_somebody_waits_for_it() -> None:
 
 
 def test_what_is_held_for_another_reason_stays_so() -> None:
-    fabric, followed, space = bench()
-    fabric.metadata = metadata_of(("n2",), ("n2",))
+    context, followed, space = bench()
+    context.metadata = metadata_of(("n2",), ("n2",))
     space.set_full(True, 1.0)
     space.advance()
     followed.missing.add(1)

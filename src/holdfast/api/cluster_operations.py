@@ -109,7 +109,7 @@ class ClusterOperations:
         """Return the cluster as this node sees it. Unknown node ids are empty."""
         member = self._member
         now = self._loop.time()
-        metadata = member.fabric.metadata
+        metadata = member.context.metadata
         found: dict[str, object] = {
             "cluster_id": "",
             "node": self._config.node.id,
@@ -140,12 +140,12 @@ class ClusterOperations:
             for node in nodes:
                 node["clock_skew_s"] = round(skews_s.get(node["node"], 0.0), 3)
             for number, partition in enumerate(partitions):
-                partition["high_watermark"] = member.fabric.journal.high_watermark[number]
+                partition["high_watermark"] = member.context.journal.high_watermark[number]
         return found
 
     def figures(self) -> ClusterFigures:
         member = self._member
-        metadata = member.fabric.metadata
+        metadata = member.context.metadata
         node = self._config.node.id
         if metadata is None:
             return ClusterFigures(node, is_witness=self._config.cluster.witness)
@@ -162,7 +162,7 @@ class ClusterOperations:
             sum(not info.leader for info in metadata.partitions),
             sum(bool(info.adding) for info in metadata.partitions),
             len(member.state.sessions),
-            {other: other in member.fabric.connected for other in metadata.nodes if other != node},
+            {other: other in member.context.connected for other in metadata.nodes if other != node},
             member.replication.lag_records(),
             member.failovers,
             member.admission.refused,
@@ -253,13 +253,13 @@ class ClusterOperations:
 
     def _replaced(self) -> dict[str, str]:
         """Return refused, disconnected nodes whose old disk had the last copy of a partition."""
-        metadata = self._member.fabric.metadata
+        metadata = self._member.context.metadata
         if metadata is None:
             return {}
         return {
             node: text
             for node, text in self.refused.items()
-            if node not in self._member.fabric.connected and last_copies(metadata, (node,))
+            if node not in self._member.context.connected and last_copies(metadata, (node,))
         }
 
     async def remove(self, node: str) -> None:
@@ -272,7 +272,7 @@ class ClusterOperations:
         await self._outcome(self._member.meta.remove(node, self._loop.time()))
 
     def _metadata(self) -> ClusterMetadata:
-        metadata = self._member.fabric.metadata
+        metadata = self._member.context.metadata
         if metadata is None:
             raise ClusterError("the cluster is not initialised: holdfast cluster init")
         return metadata

@@ -25,11 +25,11 @@ class BrokerPort(ClusterPort):
 
     def __init__(self, parts: Parts) -> None:
         self._state = parts.state
-        self._fabric = parts.fabric
+        self._context = parts.context
         self._forwarding = parts.forwarding
         self._promises = parts.forwarding.promises
         self._interest = parts.interest
-        self._images = parts.images
+        self._replicated = parts.replicated
         self._retained_updates = parts.retained_updates
         self._opener = parts.opener
         self.groups = parts.groups
@@ -53,7 +53,9 @@ class BrokerPort(ClusterPort):
             # An earlier message was refused and may be sent again. Storing this one first would
             # change the order.
             text = "an earlier message was refused: send that first"
-        elif now > self._fabric.majority_at + UNAVAILABLE_S and not self._fabric.has_majority(now):
+        elif now > self._context.majority_at + UNAVAILABLE_S and not self._context.has_majority(
+            now
+        ):
             text = "this node reaches no majority of the cluster"
         else:
             return ""
@@ -66,11 +68,11 @@ class BrokerPort(ClusterPort):
         return (
             self._state.promise_bytes > limit
             or self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
-            or self._fabric.journal.pending_bytes > limit
+            or self._context.journal.pending_bytes > limit
         )
 
     def has_room(self, client_id: str) -> bool:
-        recorded = self._images.state.sessions
+        recorded = self._replicated.state.sessions
         count = max(self._state.client_sessions(), len(recorded))
         return client_id in recorded or count < self._state.config.sessions_max
 

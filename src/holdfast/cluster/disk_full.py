@@ -20,9 +20,9 @@ class DiskSpace:
     """
 
     def __init__(
-        self, fabric: ClusterContext, replication: Replication, transfer: Transfer
+        self, context: ClusterContext, replication: Replication, transfer: Transfer
     ) -> None:
-        self._fabric = fabric
+        self._context = context
         self._replication = replication
         self._transfer = transfer
         self._is_full = False
@@ -42,14 +42,14 @@ class DiskSpace:
         """Suspends replication if the disk is full and no commit waits for this node, at the end of
         a turn."""
         if self._is_full and not self.held and self._is_superfluous():
-            self.held = frozenset(range(self._fabric.journal.partitions))
+            self.held = frozenset(range(self._context.journal.partitions))
             for partition in self.held:
                 self._replication.hold(partition)
 
     def _is_superfluous(self) -> bool:
         """True if this node is in no in-sync set and leads no partition."""
-        metadata = self._fabric.metadata
-        own = self._fabric.node_id
+        metadata = self._context.metadata
+        own = self._context.node_id
         return metadata is not None and all(
             own not in info.in_sync and info.leader != own for info in metadata.partitions
         )

@@ -11,7 +11,7 @@ class LeadershipChanges:
     def __init__(self, parts: Parts) -> None:
         self._node_id = parts.meta.node_id
         self._is_witness = parts.config.is_witness
-        self._fabric = parts.fabric
+        self._context = parts.context
         self._log = parts.log
         self._replication = parts.replication
         self._detector = parts.detector
@@ -30,7 +30,7 @@ class LeadershipChanges:
         The uncommitted records are loaded before this node's own pending records are admitted, so
         that admission recognises repetitions among them.
         """
-        self._fabric.leading[partition] = epoch
+        self._context.leading[partition] = epoch
         self._admission.start_leading(partition, list(self._log.uncommitted[partition]))
         self._alignment.lead(partition, epoch, self._applier.tickets(partition))
         self._homes.start_leading(partition)
@@ -42,7 +42,7 @@ class LeadershipChanges:
 
     def stop_leading(self, partition: int) -> None:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""
-        self._fabric.leading[partition] = 0
+        self._context.leading[partition] = 0
         self._admission.stop_leading(partition)
         self._homes.stop_leading(partition)
         self._groups.stop_leading(partition)
@@ -53,8 +53,8 @@ class LeadershipChanges:
     ) -> bool:
         """Takes new metadata. `changed`: its changed partitions. Returns True if the nodes have
         changed too."""
-        before = self._fabric.metadata
-        self._fabric.metadata = metadata
+        before = self._context.metadata
+        self._context.metadata = metadata
         moved = self._moved(before, metadata, changed)
         for partition in moved:
             self._groups.shares.lose(partition)
@@ -92,7 +92,7 @@ class LeadershipChanges:
     ) -> None:
         self._detector.set_members(tuple(metadata.nodes), now)
         for node in metadata.nodes if before is None else before.nodes:
-            if self._fabric.is_gone(node):
+            if self._context.is_gone(node):
                 self._homes.node_gone(node)
                 self._groups.coordinator.node_gone(node)
         own = metadata.nodes.get(self._node_id)
@@ -105,7 +105,7 @@ class LeadershipChanges:
     def tell_owned(self, node: str) -> None:
         """Reports this node's sessions to `node` over its new link, for the partitions that it
         leads."""
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if metadata is None:
             return
         partitions = [

@@ -26,7 +26,7 @@ class MetadataProposer:
 
     def __init__(self, parts: Parts) -> None:
         self._meta = parts.meta
-        self._fabric: ClusterContext = parts.fabric
+        self._context: ClusterContext = parts.context
         self._detector = parts.detector
         self._config = parts.config.controller
         self.controller: Controller | None = None
@@ -60,7 +60,7 @@ class MetadataProposer:
         if not self._meta.is_leader:
             return
         presence, role = self._presences[node]
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if metadata is not None and (node, presence.incarnation) in metadata.removed:
             return
         self._meta.admit(
@@ -77,7 +77,7 @@ class MetadataProposer:
 
     def admit_all(self, now: float) -> None:
         """Proposes the connected nodes that the metadata lacks."""
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if metadata is not None and self._meta.is_leader:
             for node in self._presences:
                 if node not in metadata.nodes:
@@ -102,7 +102,7 @@ class MetadataProposer:
     def step(self, now: float) -> None:
         """Proposes the controller's decisions, at the end of a turn."""
         controller = self.controller
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if controller is None or metadata is None or not self.is_changed:
             return
         self.is_changed = False

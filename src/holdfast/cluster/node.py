@@ -2,7 +2,7 @@
 out.
 
 The driver sets the clock of the broker's core (`Node.tick`) before each call. After several calls
-it calls `end_turn`. Then it carries out what has gathered: `fabric.outgoing` (frames, in order),
+it calls `end_turn`. Then it carries out what has gathered: `context.outgoing` (frames, in order),
 `persists` (writes of the metadata's log, in order), `reads` (of the journal), `outcomes`, and the
 effects of the broker's core. Nothing here blocks.
 """
@@ -72,7 +72,7 @@ class ClusterNode(Parts):
     def __init__(
         self,
         node: Node,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         journal: Journal,
         meta: MetaStore,
         presence: Presence,
@@ -82,7 +82,7 @@ class ClusterNode(Parts):
         lacking: Iterable[int] = (),
     ) -> None:
         """The arguments are those of Parts."""
-        super().__init__(node, images, journal, meta, presence, config, random, now, lacking)
+        super().__init__(node, replicated, journal, meta, presence, config, random, now, lacking)
         self.governing = MetadataProposer(self)
         self.leadership = LeadershipChanges(self)
         self.persists: list[Write] = []
@@ -131,12 +131,12 @@ class ClusterNode(Parts):
 
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
         self._drop_frames(node)
-        self.fabric.connected.add(node)
+        self.context.connected.add(node)
         self._reporting.pop(node, None)
         if disk_position.FEATURE in presence.features.split(","):
             self._reporting[node] = presence.incarnation
             # The clock is sent first, because frames that are judged by it may follow at once.
-            self.fabric.outgoing.append((node, kinds.POSITION, self._report(now)))
+            self.context.outgoing.append((node, kinds.POSITION, self._report(now)))
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
@@ -149,10 +149,10 @@ class ClusterNode(Parts):
         self._run()
 
     def handle_disconnected(self, node: str, now: float) -> None:
-        if node not in self.fabric.connected:
+        if node not in self.context.connected:
             return
         self._drop_frames(node)
-        self.fabric.connected.discard(node)
+        self.context.connected.discard(node)
         self._reporting.pop(node, None)
         self.governing.disconnected(node)
         self.detector.closed(node, False, now)
@@ -165,7 +165,7 @@ class ClusterNode(Parts):
         self._run()
 
     def _drop_frames(self, node: str) -> None:
-        self.fabric.drop_frames(node)
+        self.context.drop_frames(node)
         self.admission.drop_results(node)
 
     def handle_refused(self, node: str, now: float) -> None:
@@ -202,7 +202,7 @@ class ClusterNode(Parts):
         elif kind == kinds.QOS0:
             self.interest.handle_qos0(payload)
         elif kind == kinds.BARRIER:
-            self.fabric.send(node, kinds.BARRIER_RESULT, barrier_answer(self.fabric, payload))
+            self.context.send(node, kinds.BARRIER_RESULT, barrier_answer(self.context, payload))
         elif kind == kinds.BARRIER_RESULT:
             question, entries = decode_barrier(payload)
             if question == ALIGNMENT:
@@ -216,7 +216,7 @@ class ClusterNode(Parts):
     def _handle_position(self, node: str, payload: bytes, now: float) -> None:
         wall_us, agreed_us, position = decode_report(payload)
         incarnation = self._reporting.get(node)
-        metadata = self.fabric.metadata
+        metadata = self.context.metadata
         if incarnation is not None and metadata is not None and node in metadata.nodes:
             self.disk_memory.note(node, incarnation, position)
             self.clock.heard(node, wall_us, agreed_us, now)
@@ -228,7 +228,7 @@ class ClusterNode(Parts):
     def disk_position(self) -> DiskPosition:
         """Returns what the disk here has under all circumstances: durable and committed. It never
         decreases."""
-        journal = self.fabric.journal
+        journal = self.context.journal
         durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
         position = DiskPosition(*self.meta.durable, sum(map(min, durable)))
         self._position = position.reached(self._position)
@@ -239,7 +239,7 @@ class ClusterNode(Parts):
 
         After a restart this node cannot tell which of them are committed.
         """
-        durable = self.fabric.journal.durable_offset
+        durable = self.context.journal.durable_offset
         return DiskPosition(*self.meta.durable_end, sum(durable)).reached(self._position)
 
     def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
@@ -262,7 +262,7 @@ class ClusterNode(Parts):
         elif kind == kinds.IMAGE_REQUEST:
             self.transfer.handle_request(node, payload)
         elif kind == kinds.IMAGE:
-            self.transfer.handle_image(node, payload)
+            self.transfer.handle_state(node, payload)
         else:
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
@@ -328,7 +328,7 @@ class ClusterNode(Parts):
         It has applied everything committed before its start, it is in sync nowhere, and the
         connected voters without it are a majority.
         """
-        metadata = self.fabric.metadata
+        metadata = self.context.metadata
         present = self.detector.health(self.state.now).present
         own = self.meta.node_id
         membership = self.meta.membership
@@ -388,7 +388,7 @@ class ClusterNode(Parts):
         if self._is_late and (self.state.dirty or self.state.effects):
             # The driver may have carried out the effects of this turn already.
             times.append(self.state.now)
-        images = self.images.state.timers
+        images = self.replicated.state.timers
         if images:
             times.append(images[0][0])
         for when in (
@@ -418,15 +418,15 @@ class ClusterNode(Parts):
         self.homes.handle_timers()
         self.opener.handle_timers()
         self.interest.release()
-        for kind, subject in self.images.state.pop_due(now):
+        for kind, subject in self.replicated.state.pop_due(now):
             if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
                 self.homes.endings.due(subject, kind)
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
-            self.fabric.has_majority(now)
+            self.context.has_majority(now)
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
-            for session in self.images.settle_some(SETTLE_SESSIONS):
+            for session in self.replicated.settle_some(SETTLE_SESSIONS):
                 self.homes.endings.due(session, SESSION_EXPIRY)
             self.governing.admit_all(now)
             self._note_clocks()
@@ -443,7 +443,7 @@ class ClusterNode(Parts):
     def _look_at_itself(self, now: float) -> None:
         """Checks whether the other nodes count this one as unhealthy, and adapts its ownership and
         its vote."""
-        metadata = self.fabric.metadata
+        metadata = self.context.metadata
         if metadata is not None:
             health = self.detector.health(now)
             own = self.meta.node_id
@@ -480,7 +480,7 @@ class ClusterNode(Parts):
 
     def _carry_out_meta(self, effect: object, now: float) -> None:
         if isinstance(effect, Send):
-            self.fabric.send(effect.node_id, effect.kind, effect.payload)
+            self.context.send(effect.node_id, effect.kind, effect.payload)
         elif isinstance(effect, Persist):
             self.persists.append(effect.write)
         elif isinstance(effect, MetadataChanged):
@@ -496,7 +496,7 @@ class ClusterNode(Parts):
     def _take_metadata(
         self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
     ) -> None:
-        is_first = self.fabric.metadata is None
+        is_first = self.context.metadata is None
         if self.leadership.take_metadata(metadata, changed, now):
             self.nodes_changed = True
         self._look_at_itself(now)
@@ -507,8 +507,8 @@ class ClusterNode(Parts):
 
     def _carry_out_replication(self, effect: object, now: float) -> None:
         if isinstance(effect, SendBatches):
-            if effect.node in self.fabric.connected:
-                self.fabric.outgoing.append((effect.node, effect.kind, effect.payload))
+            if effect.node in self.context.connected:
+                self.context.outgoing.append((effect.node, effect.kind, effect.payload))
         elif isinstance(effect, Committed):
             self.applier.apply_to(effect.partition, effect.offset)
             self.admission.committed(effect.partition, effect.offset)
@@ -549,12 +549,12 @@ class ClusterNode(Parts):
 
     def _carry_out_detector(self, effect: object) -> None:
         if isinstance(effect, Beat):
-            for node in self.fabric.connected:
-                self.fabric.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
+            for node in self.context.connected:
+                self.context.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
             if self._reporting:
                 report = self._report(self.state.now)
                 for node in self._reporting:
-                    self.fabric.outgoing.append((node, kinds.POSITION, report))
+                    self.context.outgoing.append((node, kinds.POSITION, report))
             return
         self.governing.is_changed = True
         if isinstance(effect, Suspected):
@@ -574,13 +574,13 @@ class ClusterNode(Parts):
                     close_connection(self.state, session.connection, reasons.SERVER_BUSY, text)
             self.forwarding.give_up_doubtful(partition)
         self.transfer.restarted(partition, offset)
-        self.fabric.is_whole = False
+        self.context.is_whole = False
 
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)
         for partition in self.transfer.take_released():
             self.replication.resume(partition, now)
-        self.fabric.is_whole = self.transfer.is_whole
+        self.context.is_whole = self.transfer.is_whole
 
     def health(self, now: float) -> Health:
         return self.detector.health(now)

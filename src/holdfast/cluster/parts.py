@@ -54,7 +54,7 @@ class Parts:
     def __init__(
         self,
         node: Node,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         journal: Journal,
         meta: MetaStore,
         presence: Presence,
@@ -63,68 +63,68 @@ class Parts:
         now: float,
         lacking: Iterable[int] = (),
     ) -> None:
-        """`node`: the broker's core, without sessions. `images`: the replicated state, recovered up
-        to the journal's high watermarks except for the partitions `lacking`. `random` returns from
-        0 to below 1."""
+        """`node`: the broker's core, without sessions. `replicated`: the replicated state,
+        recovered up to the journal's high watermarks except for the partitions `lacking`. `random`
+        returns from 0 to below 1."""
         self.node = node
         self.state: NodeState = node.state
-        self.images = images
+        self.replicated = replicated
         self.meta = meta
         self.disk_memory = DiskMemory()
         self.clock = ClusterClock(meta.node_id)
         self.presence = presence
         self.config = config
         self.log = ApplyingLog(journal)
-        self.fabric = ClusterContext(meta.node_id, journal)
-        self.fabric.reaches_majority = meta.has_majority
-        self.fabric.majority_at = now
+        self.context = ClusterContext(meta.node_id, journal)
+        self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
         self.replication = Replication(
             meta.node_id, self.log, replace(config.replication, holds_restarted=True)
         )
         self.detector = Detector(meta.node_id, presence, config.detector, now)
-        self.admission = Admission(self.state, self.fabric, images, self.replication.may_append)
-        self.forwarding = RecordForwarder(self.state, self.fabric, self.admission)
+        may_append = self.replication.may_append
+        self.admission = Admission(self.state, self.context, replicated, may_append)
+        self.forwarding = RecordForwarder(self.state, self.context, self.admission)
         self.admission.forwarding = self.forwarding
-        self.alignment = LeaderSync(self.fabric, self.forwarding, self.replication)
+        self.alignment = LeaderSync(self.context, self.forwarding, self.replication)
         self.metadata_reads = MetadataReads(self._propose_nothing)
         self.older_copies = OlderCopies(self.metadata_reads)
-        self.barriers = Barriers(self.state, self.fabric, self.metadata_reads)
-        self.homes = SessionCoordinator(self.state, self.fabric, images, self.barriers)
-        self.opener = SessionAcquisition(self.state, self.fabric, self.homes, self.barriers)
+        self.barriers = Barriers(self.state, self.context, self.metadata_reads)
+        self.homes = SessionCoordinator(self.state, self.context, replicated, self.barriers)
+        self.opener = SessionAcquisition(self.state, self.context, self.homes, self.barriers)
         updates = self.retained_updates = RetainedUpdates(self.state)
-        self.interest = Qos0Routing(self.state, self.fabric, updates, self.forwarding.promises)
-        self.groups = Groups(self.state, self.fabric, self.forwarding, images, self.barriers)
-        held_s = config.detector.suspect_s
-        self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * held_s)
+        self.interest = Qos0Routing(self.state, self.context, updates, self.forwarding.promises)
+        self.groups = Groups(self.state, self.context, self.forwarding, replicated, self.barriers)
+        suspect_s = config.detector.suspect_s
+        self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * suspect_s)
         self.doubt = OwnershipLease(
             self.state,
-            self.fabric,
+            self.context,
             self.barriers,
             self.detector.acknowledged_at,
             lambda: meta.leader_id,
             lambda: bool(self.opener.asking),
-            held_s,
+            suspect_s,
             now,
         )
         self.applier = Applier(
             self.state,
-            images,
+            replicated,
             self.log,
             self.forwarding.pending,
             self.forwarding.settle,
             self._session_applied,
             self.retained_updates.applied,
         )
-        self.transfer = Transfer(self.state, self.fabric, images, self.applier)
-        self.space = DiskSpace(self.fabric, self.replication, self.transfer)
+        self.transfer = Transfer(self.state, self.context, replicated, self.applier)
+        self.space = DiskSpace(self.context, self.replication, self.transfer)
         # The broker's core and the replicated state share these objects.
-        node.state.retained = images.state.retained
-        node.state.producers = images.state.producers
-        images.state.delivered = node.state.delivered
+        node.state.retained = replicated.state.retained
+        node.state.producers = replicated.state.producers
+        replicated.state.delivered = node.state.delivered
         for partition in lacking:
             self.replication.hold(partition)
             self.transfer.missing.add(partition)
-        self.fabric.is_whole = self.transfer.is_whole
+        self.context.is_whole = self.transfer.is_whole
         self.forwarding.begin_at(int(random() * (1 << 31)))
         self.opener.begin_at(int(random() * (1 << 52)))
         self.barriers.begin_at(int(random() * (1 << 52)))

@@ -94,14 +94,14 @@ class Qos0Routing:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
+        context: ClusterContext,
         retained_updates: RetainedUpdates,
         promises: PromiseQueues,
     ) -> None:
         self._state = state
         self._promises = promises
         self._retained_updates = retained_updates
-        self._fabric = fabric
+        self._context = context
         self._counts: dict[str, int] = {}
         # The number of the last change. `_changes` are those not announced yet.
         self._number = 0
@@ -138,7 +138,7 @@ class Qos0Routing:
         self._number += 1
         self._changes[filter] = wanted
         if is_shared(filter):
-            self._learn(filter, self._fabric.node_id, wanted)
+            self._learn(filter, self._context.node_id, wanted)
             self._routes = {}
 
     def _learn(self, filter: str, node: str, wanted: bool) -> None:
@@ -164,8 +164,8 @@ class Qos0Routing:
     def _laggards(self, number: int) -> list[str]:
         return [
             node
-            for node in self._fabric.connected
-            if self._acknowledged.get(node, -1) < number and not self._fabric.is_gone(node)
+            for node in self._context.connected
+            if self._acknowledged.get(node, -1) < number and not self._context.is_gone(node)
         ]
 
     def connected(self, node: str) -> None:
@@ -183,7 +183,7 @@ class Qos0Routing:
         self.release()
 
     def _tell(self, node: str, added: list[str], removed: list[str], whole: bool) -> None:
-        self._fabric.send(
+        self._context.send(
             node, INTEREST, json.encode(Interest(self._number, whole, added, removed))
         )
 
@@ -194,13 +194,13 @@ class Qos0Routing:
             self._changes = {}
             added = [filter for filter, wanted in changes.items() if wanted]
             removed = [filter for filter, wanted in changes.items() if not wanted]
-            for node in self._fabric.connected:
+            for node in self._context.connected:
                 self._tell(node, added, removed, False)
         if self._outbound:
             outbound = self._outbound
             self._outbound = {}
             for node, builder in outbound.items():
-                self._fabric.send(node, QOS0, builder.build(0))
+                self._context.send(node, QOS0, builder.build(0))
 
     def handle_interest(self, node: str, payload: bytes) -> None:
         """Takes the filters of a peer. Raises BadFrame when the frame is malformed."""
@@ -219,7 +219,7 @@ class Qos0Routing:
                     raise BadFrame(str(error)) from None
                 known.add(filter)
         self._routes = {}
-        self._fabric.send(node, INTEREST_ACK, json.encode(InterestAck(interest.number)))
+        self._context.send(node, INTEREST_ACK, json.encode(InterestAck(interest.number)))
 
     def handle_ack(self, node: str, payload: bytes) -> None:
         """Takes a peer's acknowledgement of filters. Raises BadFrame when the frame is
@@ -254,7 +254,7 @@ class Qos0Routing:
             self._routes[topic] = route
         # A message with RETAIN goes to all nodes. Clients that subscribe there before its record is
         # applied need it too (`publish.retained_updates`).
-        nodes = list(self._fabric.connected) if message.retain else route.nodes
+        nodes = list(self._context.connected) if message.retain else route.nodes
         if not route.picks:
             for node in nodes:
                 self._send(node, message, b"")
@@ -263,7 +263,7 @@ class Qos0Routing:
         for pick in route.picks:
             picked.setdefault(pick.next(), []).append(pick.key)
         for node, keys in picked.items():
-            if node == self._fabric.node_id:
+            if node == self._context.node_id:
                 self._deliver_to_groups(keys, message, 0)
             else:
                 self._send(node, message, "\0".join(keys).encode())
@@ -300,7 +300,7 @@ class Qos0Routing:
             for found, node in map(_key_and_node, self._groups.match(message.topic.decode()))
             if found == key
         )
-        later = [node for node in nodes if node > self._fabric.node_id]
+        later = [node for node in nodes if node > self._context.node_id]
         following = (later or nodes)[:1]
         if passed >= len(nodes) or not following:
             self._state.stats.dropped_unreadable += 1
@@ -322,7 +322,7 @@ class Qos0Routing:
             return
         elif len(message.payload) + len(message.properties) > QOS0_BYTES_MAX:
             # Both together may be larger than the frame that peers accept.
-            self._fabric.send(node, QOS0, builder.build(0))
+            self._context.send(node, QOS0, builder.build(0))
             builder = BatchBuilder(0, 0)
             self._outbound[node] = builder
         if len(groups) > GROUPS_BYTES_MAX:

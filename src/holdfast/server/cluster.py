@@ -202,17 +202,17 @@ class ClusterMembership:
 
     def _is_ready(self) -> bool:
         member = self.member
-        metadata = member.fabric.metadata
+        metadata = member.context.metadata
         if metadata is None or self.config.node.id not in metadata.nodes:
             return False
         if self.config.cluster.witness:
             return True
         for partition, info in enumerate(metadata.partitions):
-            if member.fabric.leads(partition):
+            if member.context.leads(partition):
                 continue
             if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
                 return False
-        is_fit = member.fabric.is_whole and not self.broker.is_damaged
+        is_fit = member.context.is_whole and not self.broker.is_damaged
         return is_fit and member.meta.has_majority(self._loop.time())
 
     def _after_turn(self) -> None:
@@ -220,7 +220,7 @@ class ClusterMembership:
         member = self.member
         if member.nodes_changed:
             member.nodes_changed = False
-            metadata = member.fabric.metadata
+            metadata = member.context.metadata
             assert metadata is not None
             if self.links.identity.cluster_id != metadata.cluster_id:
                 logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
@@ -231,12 +231,12 @@ class ClusterMembership:
             member.older_copies.forget(frozenset(metadata.nodes))
             member.clock.forget(metadata.nodes.keys(), self._loop.time())
             self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
-        if self._reviewed is not member.fabric.metadata:
-            self._reviewed = member.fabric.metadata
+        if self._reviewed is not member.context.metadata:
+            self._reviewed = member.context.metadata
             self.links.review()
         self._redirect()
         if self.broker.is_damaged and self._replacement.step(
-            member.fabric.metadata, member.is_dispensable, has_diverged=member.has_diverged
+            member.context.metadata, member.is_dispensable, has_diverged=member.has_diverged
         ):
             self.start_anew()
         self._step_older_copy()
@@ -244,13 +244,13 @@ class ClusterMembership:
         member.outcomes = []
         self.operations.settle(outcomes)
         if member.transfer.wants_save() and self._saving is None:
-            self._saving = watched(self._save_images())
+            self._saving = watched(self._save_replicated())
         if not self._ready.is_set() and self._is_ready():
             self._ready.set()
             self._redirect()
             self.broker.is_watched = False
         if self._relieved is not None and (
-            not any(member.fabric.leading) or not member.fabric.connected
+            not any(member.context.leading) or not member.context.connected
         ):
             self._relieved.set()
 
@@ -262,7 +262,7 @@ class ClusterMembership:
         return self.member.disk_claim().text()
 
     def _objection(self, peer: PeerIdentity, known: disk_position.Known) -> Refusal | None:
-        metadata = self.member.fabric.metadata
+        metadata = self.member.context.metadata
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None
         if metadata is None or info is None:
             return None
@@ -295,9 +295,9 @@ class ClusterMembership:
 
     async def _forget_aside(self) -> None:
         await self._ready.wait()
-        await self._replacement.forget_aside(lambda: self.member.fabric.metadata)
+        await self._replacement.forget_aside(lambda: self.member.context.metadata)
 
-    async def _save_images(self) -> None:
+    async def _save_replicated(self) -> None:
         """Write a snapshot of state received from other nodes, which counts once it is durable."""
         transfer = self.member.transfer
         covered = transfer.begin_save()
@@ -321,7 +321,7 @@ class ClusterMembership:
     async def leave(self) -> str:
         """Let other nodes take over the leaderships; returns where the clients may go."""
         member = self.member
-        metadata = member.fabric.metadata
+        metadata = member.context.metadata
         if metadata is None:
             return ""
         member.detector.leave(self._loop.time())
@@ -343,7 +343,7 @@ class ClusterMembership:
             for node, info in sorted(metadata.nodes.items())
             if node != self.config.node.id
             # A removed node has no links, so the metadata alone decides.
-            and (is_removed or node in self.member.fabric.connected)
+            and (is_removed or node in self.member.context.connected)
             and info.state == StateOfNode.UP
             and info.role == DATA
             and info.client_address
@@ -353,7 +353,7 @@ class ClusterMembership:
     def _redirect(self) -> None:
         """Send clients to other nodes if this node should not serve them. The reasons: it is
         drained or removed, or its disk is stalled, full, damaged or an older copy."""
-        metadata = self.member.fabric.metadata
+        metadata = self.member.context.metadata
         if metadata is None or not self._ready.is_set():
             return
         info = metadata.nodes.get(self.config.node.id)

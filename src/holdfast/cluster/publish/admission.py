@@ -120,14 +120,14 @@ class Admission(Appender):
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
-        images: ReplicatedState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
         may_append: Callable[[int], bool],
     ) -> None:
         """`may_append`: are enough replicas of a partition in sync and alive?"""
         self._state = state
-        self._fabric = fabric
-        self._images = images
+        self._context = context
+        self._replicated = replicated
         self._may_append = may_append
         self.forwarding: RecordForwarder | None = None
         self._tails: dict[int, UncommittedState] = {}
@@ -166,9 +166,9 @@ class Admission(Appender):
 
     def append(self, pending: PendingRecord) -> None:
         """Admits a record of this node."""
-        self._origin = self._fabric.node_id
+        self._origin = self._context.node_id
         self._attempt = NO_ATTEMPT
-        self._append(self._fabric.node_id, pending.record)
+        self._append(self._context.node_id, pending.record)
 
     def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
         """Admits records of another node. `attempt`: see RecordForwarder.
@@ -178,7 +178,7 @@ class Admission(Appender):
         leader.
         """
         partition = batch.partition
-        if partition >= len(self._fabric.leading) or self._fabric.leading[partition] != epoch:
+        if partition >= len(self._context.leading) or self._context.leading[partition] != epoch:
             self.strayed += batch.count
             return
         self._origin = origin
@@ -186,7 +186,7 @@ class Admission(Appender):
         is_plain = not batch.attributes & log_record.ATTRIBUTE_STATE
         if is_plain and not self._refusal(self._tails[partition], partition):
             # Plain records have no packet id or sequence, so none is a known repetition.
-            self._fabric.journal.extend(batch)
+            self._context.journal.extend(batch)
             return
         for index in range(batch.count):
             self._append(origin, batch.record(index))
@@ -201,7 +201,7 @@ class Admission(Appender):
             self.refused += 1
             self._answer(origin, partition, record.ticket, self._reason, self._text)
             return
-        journal = self._fabric.journal
+        journal = self._context.journal
         if outcome == REPEATED:
             self.repeated += 1
             end = journal.next_offset[partition]
@@ -225,7 +225,7 @@ class Admission(Appender):
         known = tail.sessions.get(record.client_id)
         if known is not None:
             return epoch < known[0]
-        return self._images.is_superseded(record.client_id.decode(), record.partition, epoch)
+        return self._replicated.is_superseded(record.client_id.decode(), record.partition, epoch)
 
     def _refuse(self, reason: int, text: str) -> int:
         self._reason = reason
@@ -246,7 +246,7 @@ class Admission(Appender):
             if known is not None:
                 if known[0]:
                     return REPEATED
-            elif self._images.is_inbound(
+            elif self._replicated.is_inbound(
                 client_id.decode(), record.partition, sequence, record.producer_epoch
             ):
                 return REPEATED
@@ -258,7 +258,7 @@ class Admission(Appender):
             pending = tail.wills.get(client_id)
             if pending is not None and pending[0] >= sequence:
                 return REPEATED
-            if self._images.has_fired(client_id.decode(), sequence):
+            if self._replicated.has_fired(client_id.decode(), sequence):
                 return REPEATED
             # A refused will would be lost, because no client sends it again.
             return STORE
@@ -294,7 +294,7 @@ class Admission(Appender):
         if pending is not None:
             stored_epoch, stored_sequence, _ = pending
         else:
-            table = self._images.state.producers
+            table = self._replicated.state.producers
             producer = table.find(producer_id, self._state.wall_us)
             place = None if producer is None else producer.position(record.partition)
             if place is not None:
@@ -325,11 +325,11 @@ class Admission(Appender):
         """Sends the result of a record in a partition that this node leads."""
         if not ticket:
             return
-        if origin == self._fabric.node_id:
+        if origin == self._context.node_id:
             assert self.forwarding is not None
             self.forwarding.refuse(ticket, reason, text)
             return
-        epoch = self._fabric.leading[partition]
+        epoch = self._context.leading[partition]
         answer = ForwardResult(partition, epoch, ticket, reason, text)
         self._results.setdefault(origin, []).append(answer)
 
@@ -344,4 +344,4 @@ class Admission(Appender):
         results = self._results
         self._results = {}
         for origin, answers in results.items():
-            self._fabric.send(origin, FORWARD_RESULT, encode_result(answers))
+            self._context.send(origin, FORWARD_RESULT, encode_result(answers))

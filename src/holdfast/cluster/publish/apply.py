@@ -93,7 +93,7 @@ class Applier:
     def __init__(
         self,
         state: NodeState,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         log: ApplyingLog,
         pending: Mapping[int, object],
         settle: Callable[[int, int, bytes], None],
@@ -104,7 +104,7 @@ class Applier:
         `on_session`: a SESSION record or a will was applied. `on_retained`: a record that sets or
         clears a retained message was applied."""
         self._state = state
-        self._images = images
+        self._replicated = replicated
         self._log = log
         self._pending = pending
         self._settle = settle
@@ -141,7 +141,7 @@ class Applier:
             if not is_message or flags & log_record.STATE_FLAGS:
                 record = batch.record(index)
                 if record.offset >= start:
-                    self._images.apply(record)
+                    self._replicated.apply(record)
                     if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
                         self._on_retained(record)
             if has_receivers and is_message and flags & log_record.FLAG_QOS_MASK:

@@ -149,9 +149,9 @@ class RecordForwarder:
     number it would be stored before the repeated message 1.
     """
 
-    def __init__(self, state: NodeState, fabric: ClusterContext, appender: Appender) -> None:
+    def __init__(self, state: NodeState, context: ClusterContext, appender: Appender) -> None:
         self._state = state
-        self._fabric = fabric
+        self._context = context
         self._appender = appender
         self.promises = PromiseQueues(state)
         self._ticket = 0
@@ -160,22 +160,22 @@ class RecordForwarder:
         self.pending_bytes = 0
         # The pending records per partition, in append order, by ticket.
         self._queues: list[dict[int, PendingRecord]] = [
-            {} for _ in range(fabric.journal.partitions)
+            {} for _ in range(context.journal.partitions)
         ]
         # Per partition: the leader that receives records, and its epoch. "": the records wait.
-        self._targets: list[str] = [""] * fabric.journal.partitions
-        self._epochs: list[int] = [0] * fabric.journal.partitions
+        self._targets: list[str] = [""] * context.journal.partitions
+        self._epochs: list[int] = [0] * context.journal.partitions
         # Per partition, the number of refusals that its leaders had reasons of their own for. A
         # leader refuses everything sent with the number of an earlier refusal. A message that a
         # client sent after a refused one is therefore not stored before it.
-        self._attempts: list[int] = [0] * fabric.journal.partitions
+        self._attempts: list[int] = [0] * context.journal.partitions
         # Per partition and client id, for the same reason: messages up to this number are not sent
         # again.
-        self._refused: list[dict[bytes, int]] = [{} for _ in range(fabric.journal.partitions)]
+        self._refused: list[dict[bytes, int]] = [{} for _ in range(context.journal.partitions)]
         # The batches that leave at the end of the turn: leader, attempt and records of one
         # partition. `_open`: per partition the last batch, if more records can be added to it.
         self._outbound: list[tuple[str, int, BatchBuilder]] = []
-        self._open: list[BatchBuilder | None] = [None] * fabric.journal.partitions
+        self._open: list[BatchBuilder | None] = [None] * context.journal.partitions
         self._outbound_bytes = 0
         self.forwarded = 0
         self.sent_again = 0
@@ -230,7 +230,7 @@ class RecordForwarder:
         partition = pending.partition
         target = self._targets[partition]
         pending.in_doubt = True
-        if target == self._fabric.node_id:
+        if target == self._context.node_id:
             self._appender.append(pending)
             return
         self.forwarded += 1
@@ -264,7 +264,7 @@ class RecordForwarder:
                 parts.append(_HEAD.pack(self._epochs[partition], attempt))
                 parts.append(builder.build(0))
         for target, parts in frames.items():
-            self._fabric.send(target, FORWARD, b"".join(parts))
+            self._context.send(target, FORWARD, b"".join(parts))
 
     def settle(self, ticket: int, partition: int, client_id: bytes) -> None:
         """Marks the record with this ticket as committed, if it belongs to this node.

@@ -28,12 +28,12 @@ class LeaderSync:
     reported."""
 
     def __init__(
-        self, fabric: ClusterContext, forwarding: RecordForwarder, replication: Replication
+        self, context: ClusterContext, forwarding: RecordForwarder, replication: Replication
     ) -> None:
-        self._fabric = fabric
+        self._context = context
         self._forwarding = forwarding
         self._replication = replication
-        self._waiting: set[int] = set(range(fabric.journal.partitions))
+        self._waiting: set[int] = set(range(context.journal.partitions))
         # Per partition the reply of its leader: leader, epoch, end of its log.
         self._ends: dict[int, tuple[str, int, int]] = {}
         self._asked_at = -1.0
@@ -47,15 +47,15 @@ class LeaderSync:
 
     def lose_node(self, node: str) -> None:
         """Stops sending to the partitions that `node` leads."""
-        for partition in range(len(self._fabric.leading)):
-            if self._fabric.leader(partition) == node:
+        for partition in range(len(self._context.leading)):
+            if self._context.leader(partition) == node:
                 self.lose(partition)
 
     def lead(self, partition: int, epoch: int, known: set[int]) -> None:
         """Aligns the partition at once because this node leads it."""
         self._waiting.discard(partition)
         self._ends.pop(partition, None)
-        self._forwarding.aligned(partition, self._fabric.node_id, epoch, known)
+        self._forwarding.aligned(partition, self._context.node_id, epoch, known)
 
     def answered(self, node: str, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends of the partitions that `node` leads."""
@@ -68,15 +68,15 @@ class LeaderSync:
         if not self._waiting:
             return []
         found: list[tuple[int, str, int]] = []
-        journal = self._fabric.journal
+        journal = self._context.journal
         for partition in list(self._waiting):
             answer = self._ends.get(partition)
             if answer is None:
                 continue
             leader, epoch, end = answer
             if (
-                leader == self._fabric.leader(partition)
-                and epoch == self._fabric.epoch(partition)
+                leader == self._context.leader(partition)
+                and epoch == self._context.epoch(partition)
                 and self._replication.followed_epoch(partition) == epoch
                 and journal.next_offset[partition] >= end
             ):
@@ -91,16 +91,16 @@ class LeaderSync:
             return
         leaders: set[str] = set()
         for partition in self._waiting:
-            leader = self._fabric.leader(partition)
+            leader = self._context.leader(partition)
             answer = self._ends.get(partition)
-            if answer is not None and answer[:2] == (leader, self._fabric.epoch(partition)):
+            if answer is not None and answer[:2] == (leader, self._context.epoch(partition)):
                 continue
-            if leader in self._fabric.connected and self._replication.followed_epoch(partition):
+            if leader in self._context.connected and self._replication.followed_epoch(partition):
                 leaders.add(leader)
         # Without a connected leader the next event, not a timer, triggers the request.
         self._asked_at = now if leaders else -1.0
         for leader in leaders:
-            self._fabric.send(leader, BARRIER, barrier_request(ALIGNMENT))
+            self._context.send(leader, BARRIER, barrier_request(ALIGNMENT))
 
     def timer(self) -> float | None:
         return self._asked_at + ASK_AGAIN_S if self._waiting and self._asked_at >= 0 else None

@@ -63,9 +63,9 @@ class Barriers:
     reply. The node passes it without record 10.
     """
 
-    def __init__(self, state: NodeState, fabric: ClusterContext, reads: MetadataReads) -> None:
+    def __init__(self, state: NodeState, context: ClusterContext, reads: MetadataReads) -> None:
         self._state = state
-        self._fabric = fabric
+        self._context = context
         self._reads = reads
         self._number = 0
         self._question = ALIGNMENT
@@ -93,7 +93,7 @@ class Barriers:
             if barrier.is_patient == is_patient:
                 return barrier.number
         self._number += 1
-        barrier = Barrier(self._number, len(self._fabric.leading), is_patient)
+        barrier = Barrier(self._number, len(self._context.leading), is_patient)
         self._waiting[barrier.number] = barrier
         return barrier.number
 
@@ -137,7 +137,7 @@ class Barriers:
                 barrier.deadline = self._state.now + WAIT_S
             elif barrier.deadline <= self._state.now:
                 return True
-        return self._fabric.is_whole and all(
+        return self._context.is_whole and all(
             self._has_come(barrier, partition) for partition in range(len(barrier.ends))
         )
 
@@ -147,7 +147,7 @@ class Barriers:
 
     def _is_outdated(self, barrier: Barrier, partition: int) -> bool:
         """True if the reply came from a leader with a lower epoch than the metadata has."""
-        return barrier.epochs[partition] < self._fabric.epoch(partition)
+        return barrier.epochs[partition] < self._context.epoch(partition)
 
     def _ask(self) -> None:
         """Sends one question for all barriers: at once for new ones, repeated every
@@ -167,14 +167,14 @@ class Barriers:
                 if end < 0 or self._is_outdated(barrier, partition):
                     self._ask_leader(barrier, partition, leaders)
         for leader in leaders:
-            self._fabric.send(leader, BARRIER, barrier_request(self._question))
+            self._context.send(leader, BARRIER, barrier_request(self._question))
 
     def _ask_leader(self, barrier: Barrier, partition: int, leaders: dict[str, None]) -> None:
-        if self._fabric.leads(partition):
-            end = self._fabric.journal.next_offset[partition]
-            barrier.answer(partition, self._fabric.leading[partition], end)
+        if self._context.leads(partition):
+            end = self._context.journal.next_offset[partition]
+            barrier.answer(partition, self._context.leading[partition], end)
         else:
-            leaders[self._fabric.leader(partition)] = None
+            leaders[self._context.leader(partition)] = None
 
     def timer(self) -> float | None:
         """Returns the time of the next request, or None if no barrier waits."""
@@ -185,15 +185,15 @@ def barrier_request(question: int) -> bytes:
     return _REQUEST.pack(question)
 
 
-def barrier_answer(fabric: ClusterContext, payload: bytes) -> bytes:
+def barrier_answer(context: ClusterContext, payload: bytes) -> bytes:
     """Encodes the log ends of the partitions that this node leads. Raises BadFrame when the request
     is malformed."""
     if len(payload) != _REQUEST.size:
         raise BadFrame(f"barrier of {len(payload)} bytes")
     parts = [payload]
-    for partition, epoch in enumerate(fabric.leading):
+    for partition, epoch in enumerate(context.leading):
         if epoch:
-            parts.append(_RESULT.pack(partition, epoch, fabric.journal.next_offset[partition]))
+            parts.append(_RESULT.pack(partition, epoch, context.journal.next_offset[partition]))
     return b"".join(parts)
 
 

@@ -65,13 +65,13 @@ class SessionAcquisition:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
+        context: ClusterContext,
         homes: SessionCoordinator,
         barriers: Barriers,
     ) -> None:
         self._state = state
         self._barriers = barriers
-        self._fabric = fabric
+        self._context = context
         self._homes = homes
         self._number = 0
         self.asking: dict[int, PendingOpen] = {}
@@ -153,12 +153,12 @@ class SessionAcquisition:
         if opening.will is not None:
             fields["will"] = will_fields(opening.will)
         home = self._homes.home(asking.client_id)
-        leader = self._fabric.leader(home)
+        leader = self._context.leader(home)
         asking.is_asked = asking.is_asked or leader != ""
-        if leader == self._fabric.node_id:
+        if leader == self._context.node_id:
             self._homes.open(leader, fields)
         elif leader:
-            self._fabric.send_fields(leader, SESSION_OPEN, fields)
+            self._context.send_fields(leader, SESSION_OPEN, fields)
 
     def handle_opened(self, node: str, payload: bytes) -> None:
         names = ("request", "client", "epoch", "present", "lost", "session")
@@ -173,7 +173,7 @@ class SessionAcquisition:
         asking = self.asking.get(number_of(fields, "request"))
         client_id = text_of(fields, "client")
         home = self._homes.home(client_id)
-        if node != self._fabric.leader(home) or self._is_led_anew(home):
+        if node != self._context.leader(home) or self._is_led_anew(home):
             return
         if asking is None or asking.client_id != client_id or asking.answer is not None:
             # The request was sent twice and got two replies. Both epochs are this node's; the
@@ -200,7 +200,7 @@ class SessionAcquisition:
     def _is_led_anew(self, home: int, for_s: float = 0.0) -> bool:
         """True if the metadata here does not name the leader that has requested a report."""
         epoch, asked_at = self._reported_in.get(home, (0, 0.0))
-        return self._fabric.epoch(home) < epoch and asked_at + for_s <= self._state.now
+        return self._context.epoch(home) < epoch and asked_at + for_s <= self._state.now
 
     def _is_in_log(self, asking: PendingOpen) -> bool:
         """True if a record names this node as owner, or the client wants a clean start.
@@ -251,7 +251,7 @@ class SessionAcquisition:
         if asking.connection.state != OPENING:
             self._close_unused(asking)
             return
-        if not self._fabric.is_whole or (self._state.is_ownership_expired and asking.is_recorded):
+        if not self._context.is_whole or (self._state.is_ownership_expired and asking.is_recorded):
             return
         if asking.barrier != NOTHING and not self._barriers.has_passed(asking.barrier):
             return
@@ -261,14 +261,14 @@ class SessionAcquisition:
         answer = asking.answer
         assert answer is not None
         epoch = number_of(answer, "epoch")
-        image = self._homes.image(asking.client_id)
+        image = self._homes.recorded_session(asking.client_id)
         if image is None:
             # After the barrier the `open` record is applied, and so is the end of the session if it
             # has ended.
             is_lost = asking.barrier != NOTHING and asking.is_recorded
         else:
             is_unknown_there = not answer["present"] and not self._is_in_log(asking)
-            is_lost = image.owner != self._fabric.node_id and (
+            is_lost = image.owner != self._context.node_id and (
                 image.epoch >= epoch or is_unknown_there
             )
         if is_lost:
@@ -319,12 +319,12 @@ class SessionAcquisition:
         self._tell_closed(session.client_id, session.epoch)
 
     def _tell_closed(self, client_id: str, epoch: int) -> None:
-        leader = self._fabric.leader(self._homes.home(client_id))
-        if leader == self._fabric.node_id:
+        leader = self._context.leader(self._homes.home(client_id))
+        if leader == self._context.node_id:
             self._homes.closed(leader, client_id, epoch)
         elif leader:
             fields = {"client": client_id, "epoch": epoch}
-            self._fabric.send_fields(leader, SESSION_CLOSED, fields)
+            self._context.send_fields(leader, SESSION_CLOSED, fields)
 
     def handle_close(self, payload: bytes) -> None:
         fields = fields_of(payload, "client", "epoch")
@@ -358,8 +358,8 @@ class SessionAcquisition:
         session = self._state.sessions.get(client_id)
         if session is None or session.connection is None:
             return
-        image = self._homes.image(client_id)
-        if image is not None and image.owner == self._fabric.node_id:
+        image = self._homes.recorded_session(client_id)
+        if image is not None and image.owner == self._context.node_id:
             session.epoch = max(session.epoch, image.epoch)
         elif record.sequence > session.epoch:
             self._lose(session, reasons.SESSION_TAKEN_OVER, "another connection has the session")
@@ -397,11 +397,11 @@ class SessionAcquisition:
                     each.answer = None
                     each.barrier = NOTHING
                     each.ask_at = self._state.now + ASK_AFTER_S
-        if leader == self._fabric.node_id:
+        if leader == self._context.node_id:
             self._homes.owned(leader, partitions, dict(owned), asking, users)
             return
         fields = {"partitions": partitions, "owned": owned, "asking": asking, "users": users}
-        self._fabric.send_fields(leader, SESSION_OWNED, fields)
+        self._context.send_fields(leader, SESSION_OWNED, fields)
 
     def leader_changed(self, partition: int) -> None:
         """Sends the requests that have no reply to the new leader of `partition`."""
@@ -428,7 +428,7 @@ class SessionAcquisition:
                             self._reported_in[home] = (epoch, self._state.now)
                     self.tell_owned(text_of(fields, "tell"), partitions)
                 else:
-                    self.opened(self._fabric.node_id, fields)
+                    self.opened(self._context.node_id, fields)
 
     def handle_timers(self) -> None:
         for asking in list(self.asking.values()):
@@ -441,7 +441,7 @@ class SessionAcquisition:
                 self._ask(asking)
 
     def _refuse_overdue(self, asking: PendingOpen) -> None:
-        if not self._fabric.has_majority(self._state.now):
+        if not self._context.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
         elif self._state.is_ownership_expired and asking.answer is not None and asking.is_recorded:
             text = "this node cannot tell who owns the session"

@@ -19,8 +19,7 @@ Invariants
 - SESSION_OPENED is sent after the `open` record is committed and applied here, if there is one.
 - An open session that its node does not have is closed, unless a client waits for it at that node.
   Then the node receives the report request again until one of the two is over. Counter-example: the
-  client disconnects, its request is withdrawn, and the session stays open for a node that never had
-  it.
+  client disconnects, its request is withdrawn, and the session stays open for a node without it.
 - A new leader decides nothing before it has applied what earlier leaders have appended. One of
   those records may contain a given epoch. Counter-example: it gives epoch 8 again, and two nodes
   own the session with equal epochs.
@@ -60,41 +59,43 @@ lease ends (`ownership_lease`). That lease must be shorter than this time.
 class SessionCoordinator:
     """The decisions about the owners of all sessions whose home partition this node leads.
 
-    Its own state need not survive. A new leader rebuilds it from the replicated state and from the
-    reports of the nodes.
+    A new leader rebuilds them from the replicated state and from the reports of the nodes.
     """
 
     def __init__(
-        self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, barriers: Barriers
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
+        barriers: Barriers,
     ) -> None:
         self._state = state
-        self._fabric = fabric
-        self._images = images
-        self.owners = Owners(state, fabric, images, self._epochs_reserved)
-        self.answers = HomeAnswers(fabric, images)
+        self._context = context
+        self._replicated = replicated
+        self.owners = Owners(state, context, replicated, self._epochs_reserved)
+        self.answers = HomeAnswers(context, replicated)
         # The requests per client id. The first one is being served.
         self._requests: dict[str, deque[SessionRequest]] = {}
         # Per newly led partition: the offset that must be applied before this node decides, and the
         # calls that arrive meanwhile. Of repeated calls only the last is kept.
         self._begins_at: dict[int, int] = {}
         self._early: dict[int, dict[tuple[str, str, int], Callable[[], None]]] = {}
-        self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
+        self.endings = Endings(state, replicated, barriers, self.decides, self.is_opening)
         # Partitions for which the nodes must report their sessions.
         self._asks: set[int] = set()
-        self._unconfirmed = UnconfirmedSessions(state, images, self.answers, self.home)
+        self._unconfirmed = UnconfirmedSessions(state, replicated, self.answers, self.home)
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
 
     def home(self, client_id: str) -> int:
         return self.owners.home(client_id)
 
-    def image(self, client_id: str) -> Session | None:
-        return self._images.state.sessions.get(client_id)
+    def recorded_session(self, client_id: str) -> Session | None:
+        return self._replicated.state.sessions.get(client_id)
 
     def inbound(self, client_id: str) -> dict[int, int]:
-        """Returns the QoS 2 packet ids that are stored and not released, each with its
-        partition."""
-        return self._images.inbound_ids(client_id)
+        """Returns the QoS 2 packet ids stored and not released, each with its partition."""
+        return self._replicated.inbound_ids(client_id)
 
     def handle_open(self, node: str, payload: bytes) -> None:
         self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
@@ -103,7 +104,7 @@ class SessionCoordinator:
         """Queues the request of `node` for a session, or withdraws it."""
         request = SessionRequest(node, fields)
         home = self.home(request.client_id)
-        if not self._fabric.leads(home):
+        if not self._context.leads(home):
             # The node repeats its request once it knows the leader.
             return
         if home in self._begins_at:
@@ -160,7 +161,7 @@ class SessionCoordinator:
         if owner is None or (owner.node == request.node and not owner.recorded):
             self._open(request)
             return
-        if self._fabric.is_gone(owner.node):
+        if self._context.is_gone(owner.node):
             self._go_without(request)
             return
         request.waits_for = owner.node
@@ -178,13 +179,13 @@ class SessionCoordinator:
         down.
         """
         client_id = request.client_id
-        image = self._images.state.sessions.get(client_id)
-        requests = self._images.requests(client_id)
+        image = self._replicated.state.sessions.get(client_id)
+        requests = self._replicated.requests(client_id)
         if request.number in requests:
             epoch = 0 if image is None else image.epoch
             is_newest = request.number == requests[-1]
             is_lost = image is None or image.owner != request.node or not is_newest
-            present = not is_lost and self._images.born[client_id] < epoch
+            present = not is_lost and self._replicated.born[client_id] < epoch
             self.opened(request, epoch, present, is_lost=is_lost)
             return True
         epoch = self.owners.unrecorded_epoch(client_id, request.number)
@@ -214,7 +215,7 @@ class SessionCoordinator:
     def _go_without(self, request: SessionRequest) -> None:
         """Opens the session although the previous owner has not released it."""
         request.waits_for = ""
-        image = self._images.state.sessions.get(request.client_id)
+        image = self._replicated.state.sessions.get(request.client_id)
         if image is not None and image.owner:
             # `applied` opens the session once the `close` record is applied.
             self._close(image)
@@ -226,7 +227,7 @@ class SessionCoordinator:
         queue = self._requests.get(client_id)
         if not queue or queue[0].is_opening:
             return
-        image = self._images.state.sessions.get(client_id)
+        image = self._replicated.state.sessions.get(client_id)
         if image is None or not image.owner:
             queue[0].waits_for = ""
             self._open(queue[0])
@@ -234,7 +235,7 @@ class SessionCoordinator:
     def _open(self, request: SessionRequest) -> None:
         """Gives a session that no record gives to another node to the node of `request`."""
         client_id = request.client_id
-        image = self._images.state.sessions.get(client_id)
+        image = self._replicated.state.sessions.get(client_id)
         if image is not None and self.endings.will_comes_first(image, request.clean_start):
             return
         epoch = self.owners.next_epoch(request, image)
@@ -278,7 +279,7 @@ class SessionCoordinator:
 
     def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
         """Replies to the request now that its `open` record is committed."""
-        image = self.image(request.client_id)
+        image = self.recorded_session(request.client_id)
         if image is None or image.owner != request.node or image.epoch != epoch:
             # A later record, perhaps of another leader, has changed the owner. The node repeats its
             # request.
@@ -327,7 +328,7 @@ class SessionCoordinator:
         """
         found = decode_json(OWNED_DECODER, payload, "a SESSION_OWNED")
         partitions = found.partitions
-        if not all(0 <= partition < len(self._fabric.leading) for partition in partitions):
+        if not all(0 <= partition < len(self._context.leading) for partition in partitions):
             raise BadFrame("a partition that the cluster does not have")
         if found.ask:
             self.answers.asked_owned(node, partitions, found.epochs)
@@ -345,7 +346,7 @@ class SessionCoordinator:
             if owner is not None and owner.node == node == queue[0].waits_for:
                 self.answers.order_close(node, client_id, owner.epoch)
         self.answers.ask_owned(
-            [node], [each for each in range(len(self._fabric.leading)) if self.decides(each)]
+            [node], [each for each in range(len(self._context.leading)) if self.decides(each)]
         )
 
     def flush(self) -> None:
@@ -353,7 +354,7 @@ class SessionCoordinator:
         if self._asks:
             partitions = sorted(self._asks)
             self._asks.clear()
-            self.answers.ask_owned(sorted(self._fabric.connected), partitions)
+            self.answers.ask_owned(sorted(self._context.connected), partitions)
 
     def owned(
         self,
@@ -383,7 +384,7 @@ class SessionCoordinator:
                 self.answers.order_close(older[0], client_id, older[1])
         self.owners.forget(node, led, {*owned, *asking})
         self._forget_requests(node, led, {*owned, *asking})
-        for session in list(self._images.open):
+        for session in list(self._replicated.open):
             client_id = session.client_id
             if session.owner != node or client_id in owned or self.home(client_id) not in led:
                 continue
@@ -408,14 +409,14 @@ class SessionCoordinator:
 
     def disconnected(self, node: str) -> None:
         """Forgets the unrecorded sessions of a node that is down and whose link has ended."""
-        if self._fabric.is_gone(node):
+        if self._context.is_gone(node):
             self.owners.forget_node(node)
 
     def node_gone(self, node: str) -> None:
         """Closes the recorded sessions of a node that is down by the metadata."""
-        if node not in self._fabric.connected:
+        if node not in self._context.connected:
             self.owners.forget_node(node)
-        for session in list(self._images.open):
+        for session in list(self._replicated.open):
             if session.owner == node and self.decides_for(session.client_id):
                 self._close(session)
         self._go_on_without(node)
@@ -431,9 +432,8 @@ class SessionCoordinator:
         log_close(self._state, session, maybe_sent=True)
 
     def decides(self, partition: int) -> bool:
-        """True if this node leads `partition` and has applied everything that earlier leaders
-        appended."""
-        return self._fabric.leads(partition) and partition not in self._begins_at
+        """True if this node leads `partition` and has applied all records of earlier leaders."""
+        return self._context.leads(partition) and partition not in self._begins_at
 
     def decides_for(self, client_id: str) -> bool:
         return self.decides(self.home(client_id))
@@ -441,7 +441,7 @@ class SessionCoordinator:
     def start_leading(self, partition: int) -> None:
         """Begins to coordinate the sessions of `partition`, once the log up to its present end is
         applied."""
-        self._begins_at[partition] = self._fabric.journal.next_offset[partition]
+        self._begins_at[partition] = self._context.journal.next_offset[partition]
         self._early[partition] = {}
         self.committed(partition)
 
@@ -451,8 +451,8 @@ class SessionCoordinator:
         if begins_at is None or self._state.delivered[partition] < begins_at:
             return
         del self._begins_at[partition]
-        for session in list(self._images.open):
-            if self._fabric.is_gone(session.owner) and self.home(session.client_id) == partition:
+        for session in list(self._replicated.open):
+            if self._context.is_gone(session.owner) and self.home(session.client_id) == partition:
                 self._close(session)
         self.endings.start_deciding(partition)
         for again in self._early.pop(partition).values():
@@ -478,14 +478,14 @@ class SessionCoordinator:
         continues.
         """
         client_id = record.client_id.decode()
-        session = self._images.state.sessions.get(client_id)
+        session = self._replicated.state.sessions.get(client_id)
         if session is None or session.owner:
             self.endings.forget(client_id)
         if session is not None and session.owner:
-            if self._fabric.is_gone(session.owner) and self.decides(record.partition):
+            if self._context.is_gone(session.owner) and self.decides(record.partition):
                 # The node went down between the request and the commit of the `open` record.
                 self._close(session)
-        elif session is not None and not self._images.settle_one(session):
+        elif session is not None and not self._replicated.settle_one(session):
             self.endings.due(session, SESSION_EXPIRY)
         if self._requests and self.decides(record.partition):
             self._go_on(client_id)

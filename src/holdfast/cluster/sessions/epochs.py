@@ -71,13 +71,13 @@ class EpochReservations:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
-        images: ReplicatedState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
         go_on: Callable[[str, bool], None],
     ) -> None:
         self._state = state
-        self._fabric = fabric
-        self._images = images
+        self._context = context
+        self._replicated = replicated
         # Called for each waiting client, with False if its request is to be dropped.
         self._go_on = go_on
         # Per partition: the lowest epoch that this leader gives, the newest reserved one, and the
@@ -91,7 +91,7 @@ class EpochReservations:
         floor = self._floors.get(partition)
         if floor is None:
             seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
-            floor = max(min(seconds, SECONDS_MAX), self._images.newest_epoch + 1 + RANGE)
+            floor = max(min(seconds, SECONDS_MAX), self._replicated.newest_epoch + 1 + RANGE)
             self._floors[partition] = floor
         return floor
 
@@ -111,7 +111,7 @@ class EpochReservations:
         False if the partition commits nothing."""
         pending = self._pending.get(partition)
         if pending is None:
-            newest = max(epoch, self._images.newest_epoch + 1) + RANGE
+            newest = max(epoch, self._replicated.newest_epoch + 1) + RANGE
             pending = Reservation(newest, self._state.now + PATIENCE_S)
             pending.clients[client_id] = None
             self._pending[partition] = pending
@@ -124,7 +124,7 @@ class EpochReservations:
 
     def _is_late(self, pending: Reservation) -> bool:
         now = self._state.now
-        return pending.due_at <= now and self._fabric.has_majority(now)
+        return pending.due_at <= now and self._context.has_majority(now)
 
     def _append(self, partition: int, pending: Reservation) -> None:
         record = Record(

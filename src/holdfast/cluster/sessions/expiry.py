@@ -28,7 +28,7 @@ class Endings:
     def __init__(
         self,
         state: NodeState,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         barriers: Barriers,
         decides: Callable[[int], bool],
         is_opening: Callable[[str], bool],
@@ -36,7 +36,7 @@ class Endings:
         """`decides`: does this node decide for the clients of a home partition? `is_opening`: is an
         `open` record of the client under way?"""
         self._state = state
-        self._images = images
+        self._replicated = replicated
         self._barriers = barriers
         self._decides = decides
         self._is_opening = is_opening
@@ -56,7 +56,7 @@ class Endings:
         """Acts on a timer of the replicated state that has fired: publishes the will or ends the
         session."""
         client_id = session.client_id
-        if self._images.state.sessions.get(client_id) is not session or session.owner:
+        if self._replicated.state.sessions.get(client_id) is not session or session.owner:
             return
         if not self._decides(self._home(client_id)) or self._is_opening(client_id):
             self._overdue[client_id] = kind
@@ -67,7 +67,7 @@ class Endings:
             return
         left_s = self._left_s(session, kind)
         if left_s > 0:
-            state = self._images.state
+            state = self._replicated.state
             timer = state.arm(state.now + left_s, kind, session)
             if kind == WILL_DUE:
                 session.will_timer = timer
@@ -75,7 +75,7 @@ class Endings:
                 session.expiry_timer = timer
             return
         will = session.will
-        if will is not None and not self._images.has_fired(client_id, session.epoch):
+        if will is not None and not self._replicated.has_fired(client_id, session.epoch):
             # The end is appended only after the will is applied. Counter-example: both are
             # appended, the leader changes between them, the end is committed and the will is lost.
             if kind == SESSION_EXPIRY:
@@ -89,7 +89,7 @@ class Endings:
 
     def _is_armed(self, session: Session, kind: int) -> bool:
         timer = session.will_timer if kind == WILL_DUE else session.expiry_timer
-        return isinstance(timer, Timer) and timer.when > self._images.state.now
+        return isinstance(timer, Timer) and timer.when > self._replicated.state.now
 
     def _left_s(self, session: Session, kind: int) -> float:
         """Returns the remaining time in seconds by the cluster clock.
@@ -132,12 +132,12 @@ class Endings:
         for client_id, (epoch, barrier) in list(self._confirming.items()):
             if not self._barriers.has_passed(barrier):
                 continue
-            session = self._images.state.sessions.get(client_id)
+            session = self._replicated.state.sessions.get(client_id)
             if session is not None and session.epoch == epoch:
                 self.due(session, WILL_DUE)
             self._confirming.pop(client_id, None)
 
-    def will_comes_first(self, image: Session, is_clean: bool) -> bool:
+    def will_comes_first(self, recorded: Session, is_clean: bool) -> bool:
         """Publishes the will that must precede the opening of a session. Returns True if the
         opening must wait for it, or for the end of an expired session.
 
@@ -145,29 +145,29 @@ class Endings:
         session publishes a will that was not delayed. `will_applied` and `applied` continue with
         the opening.
         """
-        if image.owner:
+        if recorded.owner:
             return False
-        if image.expiry_s == 0:
+        if recorded.expiry_s == 0:
             return True
-        will = image.will
+        will = recorded.will
         if will is None or not (is_clean or will.delay_s == 0):
             return False
-        if self._images.has_fired(image.client_id, image.epoch):
+        if self._replicated.has_fired(recorded.client_id, recorded.epoch):
             return False
-        self._publish(image, will)
+        self._publish(recorded, will)
         return True
 
-    def _publish(self, image: Session, will: Will) -> None:
+    def _publish(self, recorded: Session, will: Will) -> None:
         """Publishes the will, at most once while this node decides."""
-        if self._published.get(image.client_id) != image.epoch:
-            self._published[image.client_id] = image.epoch
-            publish_will(self._state, image, will)
+        if self._published.get(recorded.client_id) != recorded.epoch:
+            self._published[recorded.client_id] = recorded.epoch
+            publish_will(self._state, recorded, will)
 
     def will_applied(self, client_id: str, epoch: int) -> None:
         """Appends the end of a session that has waited for its will."""
         if self._published.get(client_id, -1) <= epoch:
             self._published.pop(client_id, None)
-        image = self._images.state.sessions.get(client_id)
+        image = self._replicated.state.sessions.get(client_id)
         if image is not None and client_id in self._ending:
             self.due(image, SESSION_EXPIRY)
 
@@ -182,7 +182,7 @@ class Endings:
         for client_id, kind in list(self._overdue.items()):
             if self._home(client_id) == partition:
                 del self._overdue[client_id]
-                session = self._images.state.sessions.get(client_id)
+                session = self._replicated.state.sessions.get(client_id)
                 if session is not None:
                     self.due(session, kind)
 

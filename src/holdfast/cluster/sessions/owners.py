@@ -45,17 +45,17 @@ class Owners:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
-        images: ReplicatedState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
         go_on: Callable[[str, bool], None],
     ) -> None:
         """`go_on`: see `EpochReservations`."""
         self._state = state
-        self._images = images
+        self._replicated = replicated
         self._owners: dict[str, Owner] = {}
         # The newest epoch that this node gave each client.
         self._given: OrderedDict[str, int] = OrderedDict()
-        self.epochs = EpochReservations(state, fabric, images, go_on)
+        self.epochs = EpochReservations(state, context, replicated, go_on)
 
     def __len__(self) -> int:
         """Returns the number of clients with an owner that no record names, or not yet."""
@@ -68,7 +68,7 @@ class Owners:
         """Returns the owner with the highest epoch, recorded or not; None if the session has
         none."""
         owner = self._owners.get(client_id)
-        image = self._images.state.sessions.get(client_id)
+        image = self._replicated.state.sessions.get(client_id)
         if image is not None and image.owner and (owner is None or image.epoch >= owner.epoch):
             return Owner(image.owner, image.epoch, True)
         return owner
@@ -76,7 +76,7 @@ class Owners:
     def user(self, client_id: str) -> str:
         """Returns the user that the session belongs to, or "" if it belongs to none."""
         owner = self._owners.get(client_id)
-        image = self._images.state.sessions.get(client_id)
+        image = self._replicated.state.sessions.get(client_id)
         if image is not None and (owner is None or image.epoch >= owner.epoch):
             return (image.username or "") if image.is_owned else ""
         return "" if owner is None else owner.user
@@ -108,11 +108,11 @@ class Owners:
         return max(
             0 if image is None else image.epoch,
             0 if owner is None else owner.epoch,
-            self._images.fired.get(client_id, 0),
-            self._images.ended.get(client_id, 0),
+            self._replicated.fired.get(client_id, 0),
+            self._replicated.ended.get(client_id, 0),
             # The session itself may be unrecorded. The epoch that another leader gave is then known
             # only from its QoS 2 packet ids.
-            self._images.inbound_epoch(client_id),
+            self._replicated.inbound_epoch(client_id),
             self._given.get(client_id, 0),
         )
 

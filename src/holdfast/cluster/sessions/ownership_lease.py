@@ -55,7 +55,7 @@ class OwnershipLease:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
+        context: ClusterContext,
         barriers: Barriers,
         acknowledged_at: Callable[[str], float],
         metadata_leader: Callable[[], str],
@@ -66,7 +66,7 @@ class OwnershipLease:
         """`acknowledged_at(node)`: see Detector. `is_asking`: do clients wait for their
         sessions?"""
         self._state = state
-        self._fabric = fabric
+        self._context = context
         self._barriers = barriers
         self._acknowledged_at = acknowledged_at
         self._metadata_leader = metadata_leader
@@ -119,7 +119,7 @@ class OwnershipLease:
 
     def renew(self) -> None:
         """Extends the lease after a heartbeat has arrived or the metadata has changed."""
-        if not self._is_cut_off and self._fabric.is_gone(self._fabric.node_id):
+        if not self._is_cut_off and self._context.is_gone(self._context.node_id):
             self._lose(self._state.now)
         present = self._members()
         # A node that has just joined has decided nothing before.
@@ -134,16 +134,16 @@ class OwnershipLease:
             self._sure_until = self._heard_until()
 
     def _members(self) -> frozenset[str]:
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if metadata is None:
             return frozenset()
-        own = self._fabric.node_id
+        own = self._context.node_id
         return frozenset(
-            node for node in metadata.nodes if node != own and not self._fabric.is_gone(node)
+            node for node in metadata.nodes if node != own and not self._context.is_gone(node)
         )
 
     def _decides(self, node: str) -> bool:
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         return node == self._metadata_leader() or (
             metadata is not None and any(info.leader == node for info in metadata.partitions)
         )
@@ -164,7 +164,7 @@ class OwnershipLease:
 
         It runs at the end of a turn, before the barriers advance.
         """
-        if not self._is_cut_off or self._is_ill or self._fabric.is_gone(self._fabric.node_id):
+        if not self._is_cut_off or self._is_ill or self._context.is_gone(self._context.node_id):
             return
         silent = {node for node in self._counted if not self._is_heard(node)}
         if silent and (len(silent) > IDLE_MAX or any(self._decides(node) for node in silent)):
@@ -183,7 +183,7 @@ class OwnershipLease:
         if not self._state.is_ownership_expired:
             return False
         now = self._state.now
-        if now >= self._doubted_at + GIVE_UP_S and self._fabric.has_majority(now):
+        if now >= self._doubted_at + GIVE_UP_S and self._context.has_majority(now):
             self._send_away(None, "this node cannot tell who owns the session")
             self._end()
             return True
@@ -209,7 +209,7 @@ class OwnershipLease:
         if now < self._began_at + LEADERLESS_S:
             return False
         lacking = self._barriers.lacking(self._barrier)
-        if not lacking or any(self._fabric.leader(partition) for partition in lacking):
+        if not lacking or any(self._context.leader(partition) for partition in lacking):
             return False
         self._send_away(lacking, "the session's partition has no leader")
         return True

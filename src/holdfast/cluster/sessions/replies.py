@@ -9,9 +9,9 @@ from holdfast.cluster.state.replicated import ReplicatedState
 class HomeAnswers:
     """The outbound side of the coordinator: SESSION_OPENED, SESSION_CLOSE and report requests."""
 
-    def __init__(self, fabric: ClusterContext, images: ReplicatedState) -> None:
-        self._fabric = fabric
-        self._images = images
+    def __init__(self, context: ClusterContext, replicated: ReplicatedState) -> None:
+        self._context = context
+        self._replicated = replicated
         # Replies and orders to this node itself; SessionAcquisition takes them.
         self.local: list[dict[str, object]] = []
 
@@ -37,7 +37,7 @@ class HomeAnswers:
         """Sends the reply to a request. `is_lost`: the session was closed again and its will
         published."""
         client_id = request.client_id
-        image = self._images.state.sessions.get(client_id)
+        image = self._replicated.state.sessions.get(client_id)
         fields: dict[str, object] = {
             "request": request.number,
             "client": client_id,
@@ -47,29 +47,29 @@ class HomeAnswers:
             "session": None,
         }
         if present and image is not None:
-            fields["session"] = self._images.fields(image)
+            fields["session"] = self._replicated.fields(image)
         self._send_opened(request, fields)
 
     def _send_opened(self, request: SessionRequest, fields: dict[str, object]) -> None:
-        if request.node == self._fabric.node_id:
+        if request.node == self._context.node_id:
             self.local.append(fields)
         else:
-            self._fabric.send_fields(request.node, SESSION_OPENED, fields)
+            self._context.send_fields(request.node, SESSION_OPENED, fields)
 
     def order_close(self, node: str, client_id: str, epoch: int) -> None:
         """Orders the node to release a session that it has with this epoch."""
         fields: dict[str, object] = {"client": client_id, "epoch": epoch}
-        if node == self._fabric.node_id:
+        if node == self._context.node_id:
             self.local.append({"close": True, **fields})
         else:
-            self._fabric.send_fields(node, SESSION_CLOSE, fields)
+            self._context.send_fields(node, SESSION_CLOSE, fields)
 
     def ask_owned(self, nodes: list[str], partitions: list[int]) -> None:
         """Requests from these nodes a report of their sessions with these home partitions.
 
         The request contains the epochs in which this node leads them. Older versions ignore those.
         """
-        epochs = [self._fabric.leading[partition] for partition in partitions]
+        epochs = [self._context.leading[partition] for partition in partitions]
         fields = {
             "ask": True,
             "partitions": partitions,
@@ -78,10 +78,10 @@ class HomeAnswers:
             "asking": [],
         }
         for node in nodes if partitions else ():
-            if node == self._fabric.node_id:
+            if node == self._context.node_id:
                 self.asked_owned(node, partitions, epochs)
             else:
-                self._fabric.send_fields(node, SESSION_OWNED, fields)
+                self._context.send_fields(node, SESSION_OWNED, fields)
 
     def asked_owned(self, node: str, partitions: list[int], epochs: list[int] | None) -> None:
         """Queues the report of this node that `node` requests as the leader in these epochs. An

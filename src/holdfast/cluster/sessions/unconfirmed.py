@@ -21,12 +21,12 @@ class UnconfirmedSessions:
     def __init__(
         self,
         state: NodeState,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         answers: HomeAnswers,
         home: Callable[[str], int],
     ) -> None:
         self._state = state
-        self._images = images
+        self._replicated = replicated
         self._answers = answers
         self._home = home
         # Per client id: the node and the epoch.
@@ -54,7 +54,7 @@ class UnconfirmedSessions:
         self._ask_at = self._state.now + ASK_OWNED_AGAIN_S
         asked: dict[str, set[int]] = {}
         for client_id, (node, epoch) in list(self._sessions.items()):
-            session = self._images.state.sessions.get(client_id)
+            session = self._replicated.state.sessions.get(client_id)
             if session is None or session.owner != node or session.epoch != epoch:
                 del self._sessions[client_id]
             else:

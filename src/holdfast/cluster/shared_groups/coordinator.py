@@ -81,16 +81,16 @@ class Coordinator:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
-        images: ReplicatedState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
         barriers: Barriers,
         send_heard: Callable[[str, int, list[tuple[int, int]]], None],
         send_assign: Callable[[str, Assign], None],
         send_ask: Callable[[str, list[tuple[int, int]]], None],
     ) -> None:
         self._state = state
-        self._fabric = fabric
-        self._images = images
+        self._context = context
+        self._replicated = replicated
         self._barriers = barriers
         self._send_heard = send_heard
         self._send_assign = send_assign
@@ -102,7 +102,7 @@ class Coordinator:
         self._due: dict[Coordination, None] = {}
         self._due_at = -1.0
         self._opening: dict[Home, None] = {}
-        self._taken_back = Reclaimer(images.groups, barriers, self._has_told)
+        self._taken_back = Reclaimer(replicated.groups, barriers, self._has_told)
         # The groups that are still closed although their home is open.
         self._unopened: dict[Coordination, None] = {}
         self._open_at = 0.0
@@ -125,7 +125,7 @@ class Coordinator:
     def start_leading(self, partition: int, epoch: int) -> None:
         """Begins to coordinate the groups of a home partition, closed at first."""
         self.stop_leading(partition)
-        begins_at = self._fabric.journal.next_offset[partition]
+        begins_at = self._context.journal.next_offset[partition]
         home = Home(partition, epoch, self._state.now, self._barriers.begin(), begins_at)
         self.homes[partition] = home
         self._opening[home] = None
@@ -184,19 +184,19 @@ class Coordinator:
 
     def _have_told(self, home: Home) -> bool:
         """True if every data node that is not down has reported, or START_WAIT_S has passed."""
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if metadata is None:
             return False
         if self._state.now >= home.since + START_WAIT_S:
             return True
         return all(
-            node in home.told or info.role != DATA or self._fabric.is_gone(node)
+            node in home.told or info.role != DATA or self._context.is_gone(node)
             for node, info in metadata.nodes.items()
         )
 
     def _open(self, home: Home) -> None:
         home.is_open = True
-        images = self._images
+        images = self._replicated
         for key in [*images.group_positions, *images.state.groups]:
             if self._home_of(key) == home.partition:
                 self._coordination(home, key)
@@ -204,7 +204,7 @@ class Coordinator:
             self._open_group(home, coordination)
 
     def _open_group(self, home: Home, coordination: Coordination) -> None:
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         nodes = () if metadata is None else metadata.nodes
         if any(self._taken_back.may_keep_more(coordination, node) for node in nodes):
             self._unopened[coordination] = None
@@ -212,9 +212,9 @@ class Coordinator:
         self._unopened.pop(coordination, None)
         positions = None
         if coordination.key not in home.ended:
-            positions = self._images.group_positions.get(coordination.key)
-        coordination.open(positions, self._images.groups)
-        if self._images.groups.is_durable(coordination.key):
+            positions = self._replicated.group_positions.get(coordination.key)
+        coordination.open(positions, self._replicated.groups)
+        if self._replicated.groups.is_durable(coordination.key):
             coordination.was_durable = True
         self._note_change(coordination)
 
@@ -253,7 +253,7 @@ class Coordinator:
         if stock.start is not None and len(stock.start) == len(self._state.delivered):
             coordination.begin_at(stock.start)
         stake = coordination.stake(node, self._load(node))
-        lost = coordination.told(stake, stock, self._images.groups)
+        lost = coordination.told(stake, stock, self._replicated.groups)
         coordination.allow(node)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
@@ -367,7 +367,7 @@ class Coordinator:
 
     def _may_any_read(self, key: str, topic: bytes) -> bool:
         """True if a member in the log, connected or not, may read the topic."""
-        group = self._images.state.groups.get(key)
+        group = self._replicated.state.groups.get(key)
         return group is not None and any(
             may_read_later(self._state, session, topic) for session in group.members
         )
@@ -377,7 +377,7 @@ class Coordinator:
 
         The member that a record waited for may have left for good.
         """
-        group = self._images.state.groups.get(coordination.key)
+        group = self._replicated.state.groups.get(coordination.key)
         changes = -1 if group is None else group.changes
         if coordination.aside and (coordination.retries or changes != coordination.changes):
             coordination.retry()
@@ -420,7 +420,7 @@ class Coordinator:
                 self._deserted[coordination] = None
             if not self._barriers.has_passed(coordination.barrier):
                 return False
-        if coordination.given or coordination.doubtful or self._images.groups.is_durable(key):
+        if coordination.given or coordination.doubtful or self._replicated.groups.is_durable(key):
             return False
         home = self.homes[coordination.home]
         del home.groups[key]
@@ -477,7 +477,7 @@ class Coordinator:
                 self.node_gone(node)
         self._ask()
         for home in self.homes.values():
-            home.ended.intersection_update(self._images.group_positions)
+            home.ended.intersection_update(self._replicated.group_positions)
             for coordination in list(home.groups.values()):
                 self._look_aside(coordination)
                 if coordination.is_open and not coordination.member_count():
@@ -489,12 +489,12 @@ class Coordinator:
         A node reports as soon as it is up again. This node may apply the metadata that had it as
         down only after that report, and then drops the report.
         """
-        metadata = self._fabric.metadata
+        metadata = self._context.metadata
         if metadata is None:
             return
-        for node in (self._fabric.node_id, *sorted(self._fabric.connected)):
+        for node in (self._context.node_id, *sorted(self._context.connected)):
             info = metadata.nodes.get(node)
-            if info is None or info.role != DATA or self._fabric.is_gone(node):
+            if info is None or info.role != DATA or self._context.is_gone(node):
                 continue
             homes = [
                 (home.partition, home.epoch)

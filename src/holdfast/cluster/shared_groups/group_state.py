@@ -144,7 +144,7 @@ class Coordination:
         if durable:
             self.was_durable = True
 
-    def told(self, stake: NodeWeight, stock: NodeCapacity, images: GroupPositions) -> list[Place]:
+    def told(self, stake: NodeWeight, stock: NodeCapacity, logged: GroupPositions) -> list[Place]:
         """Takes a node's complete report of this group. Returns the records that the node has lost.
 
         A reported record counts only if it is not finished in the log, and if this coordinator has
@@ -156,14 +156,14 @@ class Coordination:
         for place in stock.held:
             if place in lost:
                 del lost[place]
-            elif not images.is_finished(self.key, *place) and self._claim(place, ahead):
+            elif not logged.is_finished(self.key, *place) and self._claim(place, ahead):
                 self.given[place] = (stake.node, 0)
                 stake.count += 1
         for place in stock.finished:
             if place in lost:
                 del lost[place]
                 self.finish(stake.node, place)
-            elif not images.is_finished(self.key, *place) and self._claim(place, ahead):
+            elif not logged.is_finished(self.key, *place) and self._claim(place, ahead):
                 self._finish(place)
         return list(lost)
 
@@ -271,24 +271,24 @@ class Coordination:
 
     # Records from the log
 
-    def open(self, positions: list[int] | None, images: GroupPositions) -> None:
+    def open(self, positions: list[int] | None, replicated: GroupPositions) -> None:
         """Begins to assign records. `positions`: those in the log; None: the group is new."""
         state = self._state
         self.is_open = True
         if positions is None:
-            starts = images.starts(self.key) + ([self.starts] if self.starts else [])
+            starts = replicated.starts(self.key) + ([self.starts] if self.starts else [])
             # The node that subscribed may have applied more than this one.
             self._floor = list(map(min, *starts, starts[0])) if starts else list(state.delivered)
             begin = list(map(min, self._floor, state.delivered))
         else:
             # Records that nodes have reported may be finished by log records applied later.
-            for place in [each for each in self.given if images.is_finished(self.key, *each)]:
+            for place in [each for each in self.given if replicated.is_finished(self.key, *each)]:
                 self._take(place)
             begin = list(positions)
             self.logged = list(positions)
-            for partition, offsets in images.done.get(self.key, {}).items():
+            for partition, offsets in replicated.done.get(self.key, {}).items():
                 self.skipped.update((partition, offset) for offset in offsets)
-        for place in images.kept_by_members(self.key):
+        for place in replicated.kept_by_members(self.key):
             if place not in self.given and place not in self.skipped:
                 self.skipped.add(place)
                 self.finished.append(place)

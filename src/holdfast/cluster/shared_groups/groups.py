@@ -58,23 +58,23 @@ class Groups(GroupPort):
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
+        context: ClusterContext,
         forwarding: RecordForwarder,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         barriers: Barriers,
     ) -> None:
-        self._fabric = fabric
+        self._context = context
         self.coordinator = Coordinator(
             state,
-            fabric,
-            images,
+            context,
+            replicated,
             barriers,
             self._send_heard,
             self._send_assign,
             self._send_ask,
         )
         self.shares = NodeAgent(
-            state, fabric, forwarding, images, self._send_tell, self._send_report
+            state, context, forwarding, replicated, self._send_tell, self._send_report
         )
 
     def changed(self, group: Group) -> None:
@@ -108,37 +108,37 @@ class Groups(GroupPort):
         self.coordinator.handle_read(group, records, positions, done)
 
     def _is_self(self, node: str) -> bool:
-        return node == self._fabric.node_id
+        return node == self._context.node_id
 
     def _send_tell(self, node: str, tell: Tell) -> None:
         if self._is_self(node):
             self.coordinator.tell(node, tell)
         else:
-            self._fabric.send(node, GROUP, encode_tell(tell))
+            self._context.send(node, GROUP, encode_tell(tell))
 
     def _send_heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
         if self._is_self(node):
             self.shares.heard(node, number, homes)
         else:
-            self._fabric.send(node, GROUP, encode_heard(number, homes))
+            self._context.send(node, GROUP, encode_heard(number, homes))
 
     def _send_report(self, node: str, report: AgentReport) -> None:
         if self._is_self(node):
             self.coordinator.report(node, report)
         else:
-            self._fabric.send(node, GROUP, encode_report(report))
+            self._context.send(node, GROUP, encode_report(report))
 
     def _send_assign(self, node: str, assign: Assign) -> None:
         if self._is_self(node):
             self.shares.assigned(node, assign)
         else:
-            self._fabric.send(node, GROUP, encode_assign(assign))
+            self._context.send(node, GROUP, encode_assign(assign))
 
     def _send_ask(self, node: str, homes: list[tuple[int, int]]) -> None:
         if self._is_self(node):
             self.shares.asked(node, homes)
         else:
-            self._fabric.send(node, GROUP, encode_ask(homes))
+            self._context.send(node, GROUP, encode_ask(homes))
 
     def handle_frame(self, node: str, payload: bytes) -> None:
         """Takes a GROUP frame. Raises BadFrame when it is malformed."""
@@ -163,7 +163,7 @@ class Groups(GroupPort):
             raise BadFrame(f"an operation {operation} on groups, which this version does not know")
 
     def _check(self, places: list[Place]) -> None:
-        partitions = len(self._fabric.leading)
+        partitions = len(self._context.leading)
         for partition, _ in places:
             if not 0 <= partition < partitions:
                 raise BadFrame(f"a record in partition {partition} of {partitions}")

@@ -100,16 +100,16 @@ class NodeAgent:
     def __init__(
         self,
         state: NodeState,
-        fabric: ClusterContext,
+        context: ClusterContext,
         forwarding: RecordForwarder,
-        images: ReplicatedState,
+        replicated: ReplicatedState,
         send_tell: Callable[[str, Tell], None],
         send_report: Callable[[str, AgentReport], None],
     ) -> None:
         self._state = state
-        self._fabric = fabric
+        self._context = context
         self._forwarding = forwarding
-        self._images = images
+        self._replicated = replicated
         self._send_tell = send_tell
         self._send_report = send_report
         self.shares: dict[str, NodeAssignments] = {}
@@ -126,7 +126,7 @@ class NodeAgent:
         # Per home partition: leader, epoch and number of the last TELL. `_untold`: those without
         # HEARD.
         self._told: dict[int, tuple[str, int, int]] = {}
-        self._untold: dict[int, None] = dict.fromkeys(range(len(fabric.leading)))
+        self._untold: dict[int, None] = dict.fromkeys(range(len(context.leading)))
         self._tell_at = -1.0
 
     @property
@@ -182,7 +182,7 @@ class NodeAgent:
 
         There is more than one only when the tags of two groups are equal by chance.
         """
-        groups = self._images.groups
+        groups = self._replicated.groups
         found: list[Group] = []
         for group in session.groups or ():
             is_its = group.tag == entry.group_tag
@@ -203,7 +203,7 @@ class NodeAgent:
             self._waiting.append(FinishWait(group, session, place, promise))
 
     def _settle_waiting(self) -> None:
-        groups = self._images.groups
+        groups = self._replicated.groups
         self._version = groups.version
         dropped = groups.take_dropped()
         waiting = self._waiting
@@ -215,7 +215,7 @@ class NodeAgent:
                 self._waiting.append(each)
 
     def _is_over(self, waiting: FinishWait) -> bool:
-        groups = self._images.groups
+        groups = self._replicated.groups
         key = waiting.group.key
         connection = waiting.promise.connection
         if connection is None or connection.state == CLOSED:
@@ -274,8 +274,8 @@ class NodeAgent:
         del self._kept[(share, place)]
         if place not in share.held:
             return
-        is_finished = self._images.groups.is_finished(share.key, *place)
-        if is_finished or self._images.has_inflight(client_id, tag_of(share.key), place):
+        is_finished = self._replicated.groups.is_finished(share.key, *place)
+        if is_finished or self._replicated.has_inflight(client_id, tag_of(share.key), place):
             self._finish(share, place)
         else:
             self._give_back(share, place)
@@ -325,20 +325,20 @@ class NodeAgent:
         self._tell_at = -1.0
 
     def lose_node(self, node: str) -> None:
-        for home in range(len(self._fabric.leading)):
-            if self._fabric.leader(home) == node:
+        for home in range(len(self._context.leading)):
+            if self._context.leader(home) == node:
                 self.lose(home)
 
     def lose_all(self) -> None:
-        for home in range(len(self._fabric.leading)):
+        for home in range(len(self._context.leading)):
             self.lose(home)
 
     def asked(self, node: str, homes: list[tuple[int, int]]) -> None:
         """Marks these homes for a new TELL because their coordinator requests it."""
         for home, epoch in homes:
-            if not 0 <= home < len(self._fabric.leading):
-                raise BadFrame(f"home partition {home} of {len(self._fabric.leading)}")
-            if self._fabric.leader(home) == node and self._fabric.epoch(home) == epoch:
+            if not 0 <= home < len(self._context.leading):
+                raise BadFrame(f"home partition {home} of {len(self._context.leading)}")
+            if self._context.leader(home) == node and self._context.epoch(home) == epoch:
                 self.lose(home)
 
     def heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
@@ -354,9 +354,9 @@ class NodeAgent:
         self._tell_at = self._state.now + ASK_AGAIN_S
         leaders: dict[str, list[tuple[int, int]]] = {}
         for home in self._untold:
-            leader = self._fabric.leader(home)
-            if leader in self._fabric.connected or leader == self._fabric.node_id:
-                leaders.setdefault(leader, []).append((home, self._fabric.epoch(home)))
+            leader = self._context.leader(home)
+            if leader in self._context.connected or leader == self._context.node_id:
+                leaders.setdefault(leader, []).append((home, self._context.epoch(home)))
         for leader, homes in leaders.items():
             self._number += 1
             for home, epoch in homes:
@@ -372,7 +372,7 @@ class NodeAgent:
         self._measure(share)
         if share.group is not None:
             share.changes = share.group.changes
-        known = self._images.group_positions.get(share.key)
+        known = self._replicated.group_positions.get(share.key)
         if share.members and share.start is None and known is not None:
             # A coordinator without contact to this node for long may have ended the group.
             share.start = list(known)
@@ -446,7 +446,7 @@ class NodeAgent:
 
     def flush(self) -> None:
         """Sends TELLs and reports of what has changed."""
-        if self._version != self._images.groups.version:
+        if self._version != self._replicated.groups.version:
             self._settle_waiting()
         if self._was_unsure != self._state.is_ownership_expired:
             self._doubt()
@@ -513,7 +513,7 @@ class NodeAgent:
             home = partition_of(client_id.encode(), self._state.config.partitions)
             if place not in share.held:
                 del self._kept[(share, place)]
-            elif not self._fabric.leader(home):
+            elif not self._context.leader(home):
                 self._settle_kept(share, client_id, place)
                 fields = {"group": share.key, "partition": place[0], "offset": place[1]}
                 self._state.note("warning", "kept_record_settled", {"client": client_id, **fields})
@@ -550,7 +550,7 @@ class NodeAgent:
 
     def _forget_logged(self, share: NodeAssignments) -> None:
         """Forgets finished records that the log has: no coordinator needs a report of them."""
-        groups = self._images.groups
+        groups = self._replicated.groups
         if share.key not in groups.positions:
             if share.group is None:
                 # The group has ended.

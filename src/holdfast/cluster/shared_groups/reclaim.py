@@ -32,12 +32,12 @@ class Reclaimer:
 
     def __init__(
         self,
-        images: GroupPositions,
+        replicated: GroupPositions,
         barriers: Barriers,
         has_told: Callable[[Coordination, str], bool],
     ) -> None:
         """`has_told(group, node)`: the node has reported, and has not been down since."""
-        self._images = images
+        self._replicated = replicated
         self._barriers = barriers
         self._has_told = has_told
         self._pending: set[int] = set()
@@ -65,7 +65,7 @@ class Reclaimer:
     def may_keep_more(self, coordination: Coordination, node: str) -> bool:
         """True if the node has sessions that may have kept QoS 2 records that the log does not have
         yet."""
-        is_owner = self._images.is_owned_at(coordination.key, node)
+        is_owner = self._replicated.is_owned_at(coordination.key, node)
         return is_owner and not self._has_told(coordination, node)
 
     def look(self, now: float) -> list[Coordination]:
@@ -85,7 +85,7 @@ class Reclaimer:
             and not (node and self.may_keep_more(coordination, node))
         }
         if known:
-            kept = self._images.kept_by_members(coordination.key)
+            kept = self._replicated.kept_by_members(coordination.key)
             coordination.settle_doubts(known, kept)
         if not coordination.doubtful:
             del self._doubtful[coordination]

@@ -53,56 +53,56 @@ Entry = tuple[int, int, bytes]
 """One entry: (partition, kind, data)."""
 
 
-def entries(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     """Yields everything that belongs to the partitions, and None at points where the caller may
     pause."""
-    yield 0, FIRED, _dump([(NOBODY, images.newest_epoch)])
-    yield from _epochs(images, partitions, FIRED, images.fired)
-    yield from _sessions(images, partitions)
-    yield from _inbound(images, partitions)
-    yield from _groups(images, partitions)
-    yield from _producers(images, partitions)
-    yield from _retained(images, partitions)
-    yield from _epochs(images, partitions, ENDED, images.ended)
+    yield 0, FIRED, _dump([(NOBODY, replicated.newest_epoch)])
+    yield from _epochs(replicated, partitions, FIRED, replicated.fired)
+    yield from _sessions(replicated, partitions)
+    yield from _inbound(replicated, partitions)
+    yield from _groups(replicated, partitions)
+    yield from _producers(replicated, partitions)
+    yield from _retained(replicated, partitions)
+    yield from _epochs(replicated, partitions, ENDED, replicated.ended)
 
 
-def _home(images: ReplicatedState, key: str) -> int:
-    return partition_of(key.encode(), images.state.config.partitions)
+def _home(replicated: ReplicatedState, key: str) -> int:
+    return partition_of(key.encode(), replicated.state.config.partitions)
 
 
-def _sessions(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    sessions = images.state.sessions
+def _sessions(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    sessions = replicated.state.sessions
     for number, session in enumerate(list(sessions.values())):
         if number % LOOKED_AT == 0:
             yield None
-        home = _home(images, session.client_id)
+        home = _home(replicated, session.client_id)
         if home in partitions and sessions.get(session.client_id) is session:
-            yield home, SNAPSHOT_SESSION, _dump(images.fields(session))
+            yield home, SNAPSHOT_SESSION, _dump(replicated.fields(session))
 
 
-def _inbound(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    for number, client_id in enumerate(list(images.inbound)):
+def _inbound(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    for number, client_id in enumerate(list(replicated.inbound)):
         if number % LOOKED_AT == 0:
             yield None
         found: dict[int, list[tuple[int, int]]] = {}
-        for (partition, packet_id), epoch in images.inbound.get(client_id, {}).items():
+        for (partition, packet_id), epoch in replicated.inbound.get(client_id, {}).items():
             if partition in partitions:
                 found.setdefault(partition, []).append((packet_id, epoch))
         for partition, ids in found.items():
             yield partition, INBOUND, _dump({"client": client_id, "ids": ids})
 
 
-def _groups(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    for number, key in enumerate(list(images.group_positions)):
+def _groups(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    for number, key in enumerate(list(replicated.group_positions)):
         if number % LOOKED_AT == 0:
             yield None
-        home = _home(images, key)
-        if home in partitions and key in images.group_positions:
-            yield home, SNAPSHOT_GROUP, _dump(images.groups.fields(key))
+        home = _home(replicated, key)
+        if home in partitions and key in replicated.group_positions:
+            yield home, SNAPSHOT_GROUP, _dump(replicated.groups.fields(key))
 
 
-def _producers(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    table = images.state.producers
+def _producers(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    table = replicated.state.producers
     for number, (producer_id, producer) in enumerate(list(table.by_id.items())):
         if number % LOOKED_AT == 0:
             yield None
@@ -114,8 +114,8 @@ def _producers(images: ReplicatedState, partitions: Container[int]) -> Iterator[
                 yield place.partition, SNAPSHOT_PRODUCER, data
 
 
-def _retained(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    retained = images.state.retained
+def _retained(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    retained = replicated.state.retained
     scan = retained.scan_all()
     while not scan.done:
         yield None
@@ -125,7 +125,10 @@ def _retained(images: ReplicatedState, partitions: Container[int]) -> Iterator[E
 
 
 def _epochs(
-    images: ReplicatedState, partitions: Container[int], kind: int, epochs: OrderedDict[str, int]
+    replicated: ReplicatedState,
+    partitions: Container[int],
+    kind: int,
+    epochs: OrderedDict[str, int],
 ) -> Iterator[Entry | None]:
     """Yields entries of `ended` for the clients with these homes, or all of `fired`, as partition
     0."""
@@ -133,7 +136,7 @@ def _epochs(
     for number, (client_id, epoch) in enumerate(list(epochs.items())):
         if number % LOOKED_AT == 0:
             yield None
-        home = _home(images, client_id) if kind == ENDED else 0
+        home = _home(replicated, client_id) if kind == ENDED else 0
         if kind == FIRED or home in partitions:
             of_home = found.setdefault(home, [])
             of_home.append((client_id, epoch))
@@ -143,23 +146,23 @@ def _epochs(
         yield home, kind, _dump(rest)
 
 
-def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
+def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
     """Removes everything that belongs to the partitions, with pauses as in `entries`."""
-    state = images.state
+    state = replicated.state
     for number, session in enumerate(list(state.sessions.values())):
         if number % LOOKED_AT == 0:
             yield
-        if _home(images, session.client_id) in partitions:
-            images.drop(session)
-    for client_id, ids in list(images.inbound.items()):
+        if _home(replicated, session.client_id) in partitions:
+            replicated.drop(session)
+    for client_id, ids in list(replicated.inbound.items()):
         for key in [key for key in ids if key[0] in partitions]:
             del ids[key]
         if not ids:
-            images.inbound.pop(client_id, None)
+            replicated.inbound.pop(client_id, None)
     yield
-    for name in list(images.group_positions):
-        if _home(images, name) in partitions:
-            images.groups.drop(name)
+    for name in list(replicated.group_positions):
+        if _home(replicated, name) in partitions:
+            replicated.groups.drop(name)
     for number, (producer_id, producer) in enumerate(list(state.producers.by_id.items())):
         if number % LOOKED_AT == 0:
             yield
@@ -172,43 +175,43 @@ def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
         for topic, message in scan.next(LOOKED_AT):
             if message.partition in partitions:
                 state.retained.remove(topic)
-    for client_id in list(images.ended):
-        if _home(images, client_id) in partitions:
-            del images.ended[client_id]
+    for client_id in list(replicated.ended):
+        if _home(replicated, client_id) in partitions:
+            del replicated.ended[client_id]
 
 
-def take(images: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
+def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
     """Loads an entry of another node.
 
     Raises ValueError, KeyError, TypeError, AssertionError, struct.error or CorruptBatch when it is
     malformed.
     """
     if kind == SNAPSHOT_SESSION:
-        images.restore(json.loads(data))
+        replicated.restore(json.loads(data))
     elif kind == SNAPSHOT_PRODUCER:
         producer_id, producer = decode_producer(data)
-        _take_place(images, producer_id, producer.owner, producer.first)
+        _take_place(replicated, producer_id, producer.owner, producer.first)
     elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP):
-        images.apply_snapshot_entry(kind, data)
+        replicated.apply_snapshot_entry(kind, data)
     elif kind == INBOUND:
         fields = json.loads(data)
-        ids = images.inbound.setdefault(str(fields["client"]), {})
+        ids = replicated.inbound.setdefault(str(fields["client"]), {})
         for packet_id, epoch in fields["ids"]:
             ids[(partition, int(packet_id))] = int(epoch)
     elif kind == FIRED:
         for client_id, epoch in json.loads(data):
-            images.note_fired(str(client_id), int(epoch))
+            replicated.note_fired(str(client_id), int(epoch))
     elif kind == ENDED:
         for client_id, epoch in json.loads(data):
-            images.note_ended(str(client_id), int(epoch))
+            replicated.note_ended(str(client_id), int(epoch))
     else:
         raise ValueError(f"an entry of kind {kind}")
 
 
 def _take_place(
-    images: ReplicatedState, producer_id: bytes, owner: str, place: ProducerPosition
+    replicated: ReplicatedState, producer_id: bytes, owner: str, place: ProducerPosition
 ) -> None:
-    table = images.state.producers
+    table = replicated.state.producers
     table.store(producer_id, place.partition, place.epoch, place.sequence, place.stored_us)
     if owner:
         table.bind(producer_id, place.partition, owner, place.stored_us)

@@ -83,11 +83,15 @@ class Transfer:
     """
 
     def __init__(
-        self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, applier: Applier
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
+        applier: Applier,
     ) -> None:
         self._state = state
-        self._fabric = fabric
-        self._images = images
+        self._context = context
+        self._replicated = replicated
         self._applier = applier
         # At a start ClusterNode adds the partitions whose logs begin after the snapshot.
         self.missing: set[int] = set()
@@ -114,7 +118,7 @@ class Transfer:
 
         The offset is 0 for a partition whose state the snapshot lacks.
         """
-        offsets = list(self._fabric.journal.high_watermark)
+        offsets = list(self._context.journal.high_watermark)
         for partition in self.missing:
             offsets[partition] = 0
         return offsets
@@ -170,8 +174,8 @@ class Transfer:
     def _begin(self, now: float) -> None:
         led: dict[str, set[int]] = {}
         for partition in sorted(self.missing):
-            leader = self._fabric.leader(partition)
-            if leader in self._fabric.connected:
+            leader = self._context.leader(partition)
+            if leader in self._context.connected:
                 led.setdefault(leader, set()).add(partition)
         if not led:
             self._ask_at = now + ASK_AGAIN_S
@@ -179,7 +183,7 @@ class Transfer:
         node = max(led, key=lambda name: len(led[name]))
         self._number += 1
         asked = Asked(self._number, node, led[node], now)
-        asked.dropping = drop(self._images, frozenset(asked.partitions))
+        asked.dropping = drop(self._replicated, frozenset(asked.partitions))
         self._asked = asked
 
     def _ask(self, asked: Asked) -> None:
@@ -189,9 +193,9 @@ class Transfer:
             fields["partitions"] = [
                 [partition, delivered[partition]] for partition in sorted(asked.partitions)
             ]
-        self._fabric.send_fields(asked.node, IMAGE_REQUEST, fields)
+        self._context.send_fields(asked.node, IMAGE_REQUEST, fields)
 
-    def handle_image(self, node: str, payload: bytes) -> None:
+    def handle_state(self, node: str, payload: bytes) -> None:
         """Takes a piece of state. Raises BadFrame when it is malformed."""
         try:
             number, piece, is_last, count = _HEAD.unpack_from(payload)
@@ -238,7 +242,7 @@ class Transfer:
                 raise BadFrame("images: an entry is cut off")
             at += length
             if partition in asked.partitions or kind == FIRED:
-                take(self._images, partition, kind, data)
+                take(self._replicated, partition, kind, data)
 
     def wants_save(self) -> bool:
         """True if a snapshot should be taken now: state was received, and no transfer is under
@@ -312,7 +316,7 @@ class Transfer:
                 grants[partition] = applied
         source: Iterator[Entry | None] = iter(())
         if grants:
-            source = entries(self._images, frozenset(grants))
+            source = entries(self._replicated, frozenset(grants))
         return Given(number, grants, source)
 
     def _send(self, node: str, given: Given) -> None:
@@ -334,7 +338,7 @@ class Transfer:
         head = [_HEAD.pack(given.number, given.piece, is_last, len(grants))]
         head += [_GRANT.pack(partition, offset) for partition, offset in grants.items()]
         self.sent += size
-        self._fabric.send(node, IMAGE, b"".join(head + parts))
+        self._context.send(node, IMAGE, b"".join(head + parts))
         given.piece += 1
         if is_last:
             del self._given[node]

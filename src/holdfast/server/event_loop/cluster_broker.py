@@ -63,7 +63,7 @@ class ClusterBroker(Broker):
             on_failed,
         )
         self.member = member
-        self.images: ReplicatedState = member.images
+        self.replicated: ReplicatedState = member.replicated
         self.links: PeerLinks | None = None
         self.raft: RaftWriter | None = None
         self.directory = storage.directory
@@ -98,7 +98,7 @@ class ClusterBroker(Broker):
         if not self.turn_scheduled:
             super().touch()
             state = self.node.state
-            images = self.images.state
+            images = self.replicated.state
             images.now = state.now
             images.wall_us = state.wall_us
             self.member.tick(state.now)
@@ -149,10 +149,10 @@ class ClusterBroker(Broker):
         `raft_written`.
         """
         member = self.member
-        outgoing = member.fabric.outgoing
+        outgoing = member.context.outgoing
         links = self.links
         if outgoing and links is not None:
-            member.fabric.outgoing = []
+            member.context.outgoing = []
             for node, kind, payload in outgoing:
                 links.send(node, kind, payload)
             links.flush()
@@ -284,13 +284,13 @@ class ClusterBroker(Broker):
         self.member.handle_persisted(now)
 
     def recorded_state(self) -> NodeState:
-        return self.images.state
+        return self.replicated.state
 
     def snapshot_offsets(self) -> list[int]:
         return self.member.transfer.offsets()
 
     def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
-        return self.images.snapshot()
+        return self.replicated.snapshot()
 
     # PeerHandler
 
@@ -352,7 +352,7 @@ class ClusterBroker(Broker):
 
         Without other replicas the node continues, because the rest of its log is the only copy.
         """
-        metadata = self.member.fabric.metadata
+        metadata = self.member.context.metadata
         self._is_undecided = metadata is None
         if self.is_damaged or metadata is None or not _has_other_replicas(self.member, metadata):
             return
