@@ -18,6 +18,7 @@ from holdfast.cluster.publish.admission import Admission
 from holdfast.cluster.publish.forwarding import PendingRecord, RecordForwarder
 from holdfast.cluster.publish.leader_sync import LeaderSync
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
@@ -35,6 +36,7 @@ enough. Most are found in the first ten."""
 
 FOUND = {
     "what was refused is stored": "has acknowledged",
+    "epochs are not reserved": "is with",
     "frames leave on the next link": "keeps frames of a lost link",
     "cursors are filled in when looked at": "the image of",
     "a node's own clock counts": "was ended after",
@@ -179,6 +181,11 @@ def owners_are_not_asked() -> AbstractContextManager[object]:
     return patch.object(HomeAnswers, "ask_owned", lambda *_: None)
 
 
+def epochs_are_not_reserved() -> AbstractContextManager[object]:
+    """A new home leader does not know which ones the leader before gave without a record."""
+    return patch.object(EpochReservations, "is_reserved", lambda *_: True)
+
+
 def messages_of_an_owner_before_are_stored() -> AbstractContextManager[object]:
     return patch.object(Admission, "_is_superseded", lambda *_: False)
 
@@ -288,6 +295,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
     "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 26),
     "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 28),
+    "epochs are not reserved": (epochs_are_not_reserved, settings("kill", "isolate"), 3),
     "messages of an owner before are stored": (
         messages_of_an_owner_before_are_stored,
         settings("isolate", "pause", "one-way"),
