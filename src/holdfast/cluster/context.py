@@ -10,7 +10,7 @@ from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.storage.journal.journal import Journal
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 class ClusterContext:
