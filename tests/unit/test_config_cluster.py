@@ -1,6 +1,7 @@
 """The [cluster] table: what goes together, and the options of `holdfast serve` for it."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -180,7 +181,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, Config
     """Exit code of `holdfast serve`, and what it would have served."""
     served: list[Config] = []
 
-    def note(config: Config) -> int:
+    def note(config: Config, read: Callable[[], Config]) -> int:
+        assert read() == config
         served.append(config)
         return 0
 

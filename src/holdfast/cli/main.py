@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "log": "inspect, verify, dump or follow a data directory",
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",
+    "config": "check, show, explain or import a configuration",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
 """The help text of each command."""

@@ -12,6 +12,7 @@ Relative paths in values count from the working directory.
 
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -32,6 +33,27 @@ Published: TypeAlias = Mapping[str, tuple[str, Callable[[str], object]]]
 """The key of each published variable, and the reading of its text, which raises `ValueError`."""
 
 
+@dataclass
+class Sources:
+    """The values that the sources give, by table, and the source of each key."""
+
+    tree: Tree
+    file: str
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        """The source of a value in the tree: that of the key, of a key in it, or of the nearest
+        table around it."""
+        for known, origin in self.origins.items():
+            if known.startswith((f"{key}.", f"{key}[")):
+                return origin
+        while key:
+            if key in self.origins:
+                return self.origins[key]
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+        return self.file
+
+
 def load_settings(
     schema: type[Settings],
     find_problems: Callable[[Settings], Iterable[Problem]],
@@ -49,10 +71,35 @@ def load_settings(
     to other programs. `complete` derives the settings that depend on others, before
     `find_problems` checks that they go together.
     """
+    sources = read_sources(schema, path, environ, overrides, tables=tables, published=published)
+
+    def check(found: Iterable[Problem]) -> None:
+        wrong = [f"{sources.origin(key)}: {key}{text}" for key, text in found]
+        if wrong:
+            raise ConfigError(*wrong)
+
+    check(problems(sources.tree, inspect.type_info(schema)))
+    settings = complete(msgspec.convert(sources.tree, schema))
+    check(find_problems(settings))
+    return settings
+
+
+def read_sources(
+    schema: type[Struct],
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
+    *,
+    tables: Collection[str] | None = None,
+    published: Published | None = None,
+) -> Sources:
+    """The values of all sources, not checked yet. Raises `ConfigError` if a source cannot be read.
+    The arguments are those of `load_settings`."""
     environ = environ or {}
     kind = inspect.type_info(schema)
     tree: Tree = {} if path is None else _read(path)
-    origins: dict[str, str] = {}
+    sources = Sources(tree, str(path) if path is not None else "configuration")
+    origins = sources.origins
     for name, (key, read) in (published or {}).items():
         if text := environ.get(name):
             try:
@@ -66,17 +113,7 @@ def load_settings(
             _put_text(tree, kind, parts, text, f"environment {name}", origins)
     for dotted, value in (overrides or {}).items():
         _put(tree, dotted.split("."), value, "command line", origins)
-    file = str(path) if path is not None else "configuration"
-
-    def check(found: Iterable[Problem]) -> None:
-        wrong = [f"{_origin(key, origins, file)}: {key}{text}" for key, text in found]
-        if wrong:
-            raise ConfigError(*wrong)
-
-    check(problems(tree, kind))
-    settings = complete(msgspec.convert(tree, schema))
-    check(find_problems(settings))
-    return settings
+    return sources
 
 
 def _read(path: Path) -> Tree:
@@ -157,15 +194,3 @@ def _put(tree: Tree, parts: list[str], value: object, origin: str, origins: dict
 
 def _empty(rest: list[str]) -> object:
     return [] if rest and rest[0].isdecimal() else {}
-
-
-def _origin(key: str, origins: dict[str, str], file: str) -> str:
-    """The source of a key: its own, that of a key in it, or that of the nearest table around it."""
-    for known, origin in origins.items():
-        if known.startswith((f"{key}.", f"{key}[")):
-            return origin
-    while key:
-        if key in origins:
-            return origins[key]
-        key = key[: max(key.rfind("."), key.rfind("["), 0)]
-    return file

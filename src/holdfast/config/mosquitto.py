@@ -1,0 +1,270 @@
+"""A Mosquitto configuration in the terms of this broker.
+
+What has no counterpart, or another meaning, becomes a note with its file and line. No note is
+needed for what Holdfast does anyway.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from holdfast.config.dynamic_security import DynamicSecurity, read_dynamic_security
+
+DAY_S: Final = 86_400
+UNITS_S: Final = {"h": 3600, "d": DAY_S, "w": 7 * DAY_S, "m": 30 * DAY_S, "y": 365 * DAY_S}
+LEVELS: Final = {"debug": "debug", "all": "debug", "information": "info", "notice": "info"}
+INCLUDES_MAX: Final = 100
+"""The most files that are included, so that a file that includes itself ends."""
+
+LISTENER_KEYS: Final = {"certfile": "certificate", "keyfile": "key", "cafile": "client_ca"}
+SECURITY_KEYS: Final = {"password_file": "password_file", "acl_file": "acl_file"}
+LIMIT_KEYS: Final = {
+    "max_inflight_messages": ("inflight_max", 65_535),
+    "max_keepalive": ("keep_alive_s_max", 65_535),
+    "max_packet_size": ("packet_bytes", 0),
+    "message_size_limit": ("packet_bytes", 0),
+    "max_topic_alias": ("topic_alias_max", 0),
+    "max_qos": ("qos_max", 2),
+}
+"""The key of `limits`, and the value in place of Mosquitto's 0 for no limit; 0: 0 is kept out."""
+IGNORED: Final = frozenset(
+    [
+        "autosave_interval",
+        "autosave_on_changes",
+        "connection_messages",
+        "log_facility",
+        "log_timestamp",
+        "log_timestamp_format",
+        "memory_limit",
+        "persistence",
+        "persistence_file",
+        "pid_file",
+        "set_tcp_nodelay",
+        "socket_domain",
+        "upgrade_outgoing_qos",
+        "user",
+        "allow_zero_length_clientid",
+        "websockets_log_level",
+        "queue_qos0_messages",
+        "check_retain_source",
+    ]
+)
+"""The keys that need no counterpart."""
+NOTES: Final = {
+    "auto_id_prefix": "Holdfast chooses its own prefix for client ids that are empty",
+    "ciphers": "Holdfast uses the ciphers of Python's default context",
+    "ciphers_tls1.3": "Holdfast uses the ciphers of Python's default context",
+    "clientid_prefixes": "restrict clients by users and the ACL file",
+    "crlfile": "there are no revocation lists: issue certificates for short times",
+    "dhparamfile": "TLS 1.2 uses elliptic curves only",
+    "log_dest": "the log goes to standard error",
+    "max_queued_bytes": "the log keeps messages of sessions; see log.retention.session_bytes",
+    "max_queued_messages": "the log keeps messages of sessions; see log.retention.session_bytes",
+    "mount_point": "there are no mount points",
+    "per_listener_settings": "users, rights and anonymous access are the same for all listeners",
+    "persistence_location": "the data is in node.data; mosquitto.db is not imported",
+    "psk_file": "there is no PSK: use certificates",
+    "psk_hint": "there is no PSK: use certificates",
+    "tls_version": "Holdfast accepts TLS 1.2 and later",
+    "use_subject_as_username": "the user is the common name of the certificate",
+    "use_username_as_clientid": "a session belongs to its user",
+}
+"""What to say about keys that have no counterpart."""
+BRIDGE_KEYS: Final = [
+    "address",
+    "addresses",
+    "topic",
+    "remote_",
+    "local_",
+    "bridge_",
+    "cleansession",
+    "keepalive_interval",
+    "start_type",
+    "restart_timeout",
+    "round_robin",
+    "try_private",
+    "notifications",
+    "idle_timeout",
+    "threshold",
+]
+"""The beginnings of the keys of a bridge."""
+
+
+@dataclass
+class MosquittoImport:
+    """The result. `tables` are those of the configuration file. `notes` has a line for each thing
+    that could not be carried over."""
+
+    tables: dict[str, dict[str, object]] = field(default_factory=dict)
+    listeners: list[dict[str, object]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    users: DynamicSecurity | None = None
+
+    def toml(self) -> str:
+        """The configuration file."""
+        lines: list[str] = []
+        for name, table in self.tables.items():
+            lines += [f"[{name}]", *_lines(table), ""]
+        for listener in self.listeners:
+            lines += ["[[listeners]]", *_lines(listener), ""]
+        return "\n".join(lines)
+
+
+def import_configuration(path: Path) -> MosquittoImport:
+    """Read a mosquitto.conf with the files that it includes. Raises `OSError`, and `ValueError`
+    with the file and line of a value that is none."""
+    reader = _Reader()
+    reader.read(path)
+    return reader.finish()
+
+
+def _lines(table: dict[str, object]) -> list[str]:
+    # JSON's texts, numbers and truth values are TOML's.
+    return [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+
+
+class _Reader:
+    """Reads line by line. Keys before the first `listener` are those of the default listener."""
+
+    def __init__(self) -> None:
+        self._made = MosquittoImport()
+        self._listener: dict[str, object] = {}
+        self._where = ""
+        self._included = 0
+        self._bridge = ""
+        self._required: list[dict[str, object]] = []
+        self._plugin = ""
+
+    def read(self, path: Path) -> None:
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            key, _, value = line.partition(" ")
+            self._where = f"{path}:{number}"
+            self._take(key, value.strip())
+
+    def finish(self) -> MosquittoImport:
+        made = self._made
+        if self._listener and self._listener not in made.listeners:
+            made.listeners.insert(0, {"port": 1883, **self._listener})
+        for listener in made.listeners:
+            if listener not in self._required and "client_ca" in listener:
+                # Without require_certificate Mosquitto asks for no certificate.
+                del listener["client_ca"]
+        security = made.tables.setdefault("security", {})
+        if made.listeners and "allow_anonymous" not in security:
+            security["allow_anonymous"] = False
+        made.tables = {name: table for name, table in made.tables.items() if table}
+        return made
+
+    def _take(self, key: str, value: str) -> None:
+        if key == "listener":
+            self._begin_listener(value)
+        elif key == "include_dir":
+            self._include(Path(value))
+        elif key == "connection":
+            self._bridge = value
+            self._note(f"bridge {value}: use [federation] in place of it, or the bridge's own side")
+        elif self._bridge and key.startswith(tuple(BRIDGE_KEYS)):
+            return
+        elif key in ("plugin", "auth_plugin"):
+            self._plugin = value
+            if "dynamic_security" not in value:
+                self._note(f"plugin {value}: there are no plugins")
+        elif key.startswith(("plugin_opt_", "auth_opt_")):
+            if "dynamic_security" in self._plugin and key.endswith("config_file"):
+                self._made.users = read_dynamic_security(Path(value))
+                self._made.notes += self._made.users.notes
+        elif not self._take_listener_key(key, value):
+            self._take_global_key(key, value)
+
+    def _begin_listener(self, value: str) -> None:
+        port, _, address = value.partition(" ")
+        if self._listener and self._listener not in self._made.listeners:
+            self._made.listeners.append({"port": 1883, **self._listener})
+        if port == "0":
+            self._note("Unix sockets are not supported")
+        self._listener = {"port": self._number(port), "bind": address.strip() or "0.0.0.0"}
+        self._made.listeners.append(self._listener)
+
+    def _include(self, directory: Path) -> None:
+        for path in sorted(directory.glob("*.conf")):
+            self._included += 1
+            if self._included > INCLUDES_MAX:
+                raise ValueError(f"{self._where}: more than {INCLUDES_MAX} included files")
+            self.read(path)
+
+    def _take_listener_key(self, key: str, value: str) -> bool:
+        listener = self._listener
+        if key in LISTENER_KEYS:
+            listener[LISTENER_KEYS[key]] = value
+        elif key == "port":
+            listener["port"] = self._number(value)
+        elif key == "bind_address":
+            listener["bind"] = value
+        elif key == "max_connections":
+            listener["max_connections"] = max(0, self._number(value))
+        elif key == "protocol":
+            if value == "websockets":
+                listener["transport"] = "websocket"
+                self._note("WebSocket clients must use the path /mqtt; set path for another one")
+            elif value != "mqtt":
+                self._note(f"protocol {value} is not supported")
+        elif key == "require_certificate":
+            if self._truth(value):
+                listener["require_certificate"] = True
+                self._required.append(listener)
+        elif key == "use_identity_as_username":
+            if not self._truth(value):
+                self._note("the user is the common name of a client certificate")
+        else:
+            return False
+        return True
+
+    def _take_global_key(self, key: str, value: str) -> None:
+        security = self._made.tables.setdefault("security", {})
+        limits = self._made.tables.setdefault("limits", {})
+        if key in SECURITY_KEYS:
+            security[SECURITY_KEYS[key]] = value
+        elif key == "allow_anonymous":
+            security["allow_anonymous"] = self._truth(value)
+        elif key in LIMIT_KEYS:
+            name, unlimited = LIMIT_KEYS[key]
+            number = self._number(value) or unlimited
+            if number:
+                limits[name] = number
+            if key == "message_size_limit":
+                self._note("packet_bytes is the size of the whole packet, topic included")
+        elif key == "retain_available":
+            limits["retain_available"] = self._truth(value)
+        elif key == "persistent_client_expiration":
+            limits["session_expiry_s_max"] = self._duration(value)
+        elif key == "sys_interval":
+            self._made.tables.setdefault("sys", {})["interval_s"] = self._number(value)
+        elif key == "log_type":
+            if value in LEVELS:
+                self._made.tables.setdefault("logging", {})["level"] = LEVELS[value]
+        elif key not in IGNORED and not (key == "per_listener_settings" and value == "false"):
+            self._note(f"{key}: {NOTES.get(key, 'there is no counterpart')}")
+
+    def _note(self, text: str) -> None:
+        self._made.notes.append(f"{self._where}: {text}")
+
+    def _number(self, value: str) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            raise ValueError(f"{self._where}: {value!r} is no whole number") from None
+
+    def _truth(self, value: str) -> bool:
+        if value not in ("true", "false"):
+            raise ValueError(f"{self._where}: {value!r} is neither true nor false")
+        return value == "true"
+
+    def _duration(self, value: str) -> int:
+        unit = UNITS_S.get(value[-1:], 0)
+        if not unit:
+            raise ValueError(f"{self._where}: {value!r}: a time is a number with h, d, w, m or y")
+        return self._number(value[:-1]) * unit

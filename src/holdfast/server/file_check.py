@@ -1,0 +1,36 @@
+"""The check of every file that the start of a broker opens."""
+
+import os
+from pathlib import Path
+
+from holdfast.config.problem import shown
+from holdfast.config.schema import Config
+from holdfast.security.peer_secret import SecretError
+from holdfast.security.tls import TlsError
+from holdfast.server.peers.authentication import PeerAuth
+from holdfast.server.security_files import SecurityFileError, load_security, tls_context
+
+
+def file_problems(config: Config) -> list[str]:
+    """The files that a start would open and that cannot be used."""
+    found: list[str] = []
+    try:
+        load_security(config)
+    except SecurityFileError as error:
+        found.append(str(error))
+    for listener in config.listeners:
+        try:
+            tls_context(listener)
+        except SecurityFileError as error:
+            found.append(str(error))
+    for credentials in (config.cluster, config.federation):
+        if credentials is not None:
+            try:
+                PeerAuth.load(credentials)
+            except (SecretError, TlsError) as error:
+                found.append(str(error))
+    data = Path(config.node.data)
+    place = next(each for each in (data, *data.absolute().parents) if each.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        found.append(f"node.data = {shown(config.node.data)}: {place} cannot be written")
+    return found

@@ -1,0 +1,172 @@
+"""`holdfast config`: check, show, explain, and the import of Mosquitto's files."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.config.load import load
+from holdfast.config.values import all_keys
+
+CONFIGURATION = """\
+[limits]
+sessions = 7
+[[listeners]]
+port = 1884
+[[listeners]]
+port = 1885
+"""
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    path = tmp_path / "holdfast.toml"
+    path.write_text(CONFIGURATION)
+    return path
+
+
+def test_every_value_has_its_source(
+    configuration: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_LISTENERS__1__BIND", "127.0.0.2")
+    assert main(["config", "show", "-c", str(configuration), "--json"]) == 0
+    found = {each["key"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["limits.sessions"]["value"] == 7
+    assert found["limits.sessions"]["origin"] == str(configuration)
+    assert found["listeners[1].bind"]["origin"] == "environment HOLDFAST_LISTENERS__1__BIND"
+    assert found["listeners[0].bind"]["origin"] == "default"
+    assert found["security.allow_anonymous"]["origin"] == "resolved from other settings"
+    assert main(["config", "show", "-c", str(configuration), "--changed"]) == 0
+    keys = [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert keys == [
+        *["listeners[0].port", "listeners[1].bind", "listeners[1].port"],
+        *["security.allow_anonymous", "limits.sessions"],
+    ]
+
+
+def test_every_key_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    from msgspec import inspect
+
+    from holdfast.config.schema import Config
+
+    for key in all_keys(inspect.type_info(Config)):
+        assert main(["config", "explain", key]) == 0, key
+        assert "allowed: " in capsys.readouterr().out
+
+
+def test_a_key_is_explained(configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "explain", "limits.sessions", "-c", str(configuration)]) == 0
+    out = capsys.readouterr().out
+    assert f"limits.sessions = 7  # {configuration}" in out
+    assert "a whole number, 1 or more" in out
+    assert "HOLDFAST_LIMITS__SESSIONS" in out
+    assert "0x97" in out
+    assert main(["config", "explain", "listeners[1].port", "-c", str(configuration)]) == 0
+    assert capsys.readouterr().out.startswith("listeners[1].port = 1885")
+    assert main(["config", "explain", "limits.sesions"]) == 2
+    assert "did you mean limits.sessions?" in capsys.readouterr().err
+
+
+def test_all_files_that_a_start_opens_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "holdfast.toml"
+    (tmp_path / "acl").write_text("user alice\ntopic reed #\n")
+    (tmp_path / "file").write_text("")
+    path.write_text(
+        f'[node]\ndata = "{tmp_path}/file/data"\n'
+        f'[security]\nacl_file = "{tmp_path}/acl"\n'
+        f'[[listeners]]\ncertificate = "{tmp_path}/none.pem"\nkey = "{tmp_path}/none.key"\n'
+    )
+    assert main(["config", "check", "-c", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert f"{tmp_path}/acl:2" in lines[0]
+    assert f"{tmp_path}/none.pem" in lines[1]
+    assert "node.data" in lines[2]
+    path.write_text("")
+    assert main(["config", "check", "-c", str(path)]) == 0
+    assert capsys.readouterr().out == "configuration is fine\n"
+
+
+MOSQUITTO = """\
+listener 1883
+listener 8883 127.0.0.1
+cafile ca.pem
+certfile server.pem
+keyfile server.key
+require_certificate true
+listener 9001
+protocol websockets
+password_file passwd
+max_queued_messages 1000
+max_inflight_messages 0
+max_keepalive 0
+persistent_client_expiration 2w
+log_type debug
+connection away
+address example.org
+topic # both 2
+crlfile crl.pem
+"""
+
+
+def test_a_mosquitto_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(MOSQUITTO)
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.split(":")[2] for note in notes] == ["8", "10", "15", "18"]
+    made = tmp_path / "out" / "holdfast.toml"
+    config = load(made)
+    assert [(each.bind, each.port) for each in config.listeners] == [
+        ("0.0.0.0", 1883),
+        ("127.0.0.1", 8883),
+        ("0.0.0.0", 9001),
+    ]
+    assert config.listeners[1].require_certificate
+    assert config.listeners[2].transport == "websocket"
+    assert config.security.allow_anonymous is False
+    assert config.security.password_file == "passwd"
+    assert config.limits.inflight_max == config.limits.keep_alive_s_max == 65_535
+    assert config.limits.session_expiry_s_max == 14 * 86_400
+    assert config.logging.level == "debug"
+    # A second import overwrites nothing.
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert "File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("listener x", "mosquitto.conf:1: 'x' is no whole number"),
+        ("allow_anonymous yes", "neither true nor false"),
+        ("persistent_client_expiration 14", "a number with h, d, w, m or y"),
+        ("include_dir .", ""),
+    ],
+)
+def test_wrong_mosquitto_lines(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(text + "\n")
+    assert main(["config", "import", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert (said or "more than 100 included files") in error
+    assert error.count("\n") == 1
+
+
+def test_every_line_of_an_import_is_a_setting(tmp_path: Path) -> None:
+    """What is printed is TOML that loads."""
+    path = tmp_path / "mosquitto.conf"
+    path.write_text('port 1884\npassword_file with "quotes" in it\n')
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "holdfast.toml").read_text()
+    assert tomllib.loads(text)["security"]["password_file"] == 'with "quotes" in it'
