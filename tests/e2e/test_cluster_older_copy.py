@@ -391,3 +391,27 @@ def test_a_node_with_replaced_metadata_waits_for_a_majority_without_it(tmp_path:
         for name in cluster.nodes:
             payloads |= publish(cluster, name, "after")
         wait_all_have(cluster, payloads)
+
+
+def test_the_only_voter_decides_nothing_on_an_older_copy(tmp_path: Path) -> None:
+    """The other node alone has the newest records. It must stay in sync to lead with them."""
+    settings = {"cluster": {"partitions": 4, "replication_factor": 2, "min_insync": 1}}
+    with ClusterProcesses(tmp_path, 2, SETTINGS | settings) as cluster:
+        payloads = publish(cluster, "n1", "before")
+        kept = copy(cluster, "n1")
+        payloads |= publish_until_told(cluster, "n1")
+        cluster.kill9("n1")
+        put_back(cluster, "n1", kept)
+        cluster.restart("n1")
+        node = cluster.nodes["n1"]
+        until(lambda: cluster.status("n1").get("older_copy"), "n1 is refused")
+        until(lambda: "node_suspected node='n2'" in node.log_text(), "n1 misses n2")
+        assert not cluster.status("n1")["metadata_leader"]
+        assert all(set(each["in_sync"]) == {"n1", "n2"} for each in cluster.status()["partitions"])
+        assert cluster.stop("n1") == 0
+        assert cluster.stop("n2") == 0
+        cluster.restart("n1", "n2")
+        cluster.wait_healthy()
+        for name in cluster.nodes:
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)

@@ -47,7 +47,7 @@ class Process:
         # When the member's timers are due, as it said last.
         self._member_at = 0.0
         self.cores: Cores = Cores(host, self, number, self.chance)
-        self.is_isolated = bool(older_copy.reason_apart(host.disk))
+        self.is_isolated = False
         """Others have said that the disk is an older copy."""
         self.storage = self.cores.storage
         self.journal = self.cores.journal
@@ -62,6 +62,8 @@ class Process:
         if host.creates_cluster and self.cores.meta.metadata is None:
             self.cores.create_cluster(host)
         self.touch()
+        if older_copy.reason_apart(host.disk):
+            self.stand_apart()
         self.disk.begin()
 
     # The event loop
@@ -227,13 +229,20 @@ class Process:
         )
         self.schedule.note(other.name, f"is an older copy, says {self.host.name}")
         if not process.is_isolated:
-            process.is_isolated = True
             older_copy.stand_apart(other.disk, "it lacks what was agreed")
+            process.stand_apart()
         for peer in list(process.links):
             process._close(peer)
         if may_begin:
             other.post(other.begin_anew)
         return True
+
+    def stand_apart(self) -> None:
+        """Decide, follow and lead nothing more."""
+        self.is_isolated = True
+        self.touch()
+        self.member.meta.stand_apart(self.state.now)
+        self.member.replication.set_unfit(stands_apart=True)
 
     def redirect(self) -> None:
         metadata = self.member.context.metadata

@@ -354,6 +354,21 @@ def test_a_leader_whose_disk_hangs_lets_another_one_lead() -> None:
     assert nodes.stores["n2"].is_leader
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_leader_that_stands_apart_decides_nothing_more(count: int) -> None:
+    """Its disk is an older copy. The only voter would agree with itself."""
+    nodes = founded(count)
+    one = nodes.leader()
+    nodes.cut = {one.node_id}
+    one.stand_apart(nodes.now)
+    assert not one.is_leader
+    request = one.propose(bump(one), nodes.now)
+    one.set_stalled(False, nodes.now)
+    nodes.run(6.0)
+    assert not one.is_leader
+    assert isinstance(nodes.outcome(one.node_id, request), Unknown)
+
+
 def test_the_old_disk_of_a_node_is_no_member() -> None:
     """A voter that comes back with an empty disk neither votes nor acknowledges as it was."""
     nodes = founded()

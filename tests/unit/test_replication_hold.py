@@ -6,7 +6,13 @@ from msgspec.structs import replace
 
 from holdfast.cluster.metadata.model import NodePhase
 from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import BecameLeader, GivenUp, ProposeInSync, Restarted
+from holdfast.cluster.partitions.effects import (
+    BecameLeader,
+    GivenUp,
+    LeadershipEnded,
+    ProposeInSync,
+    Restarted,
+)
 from tests.support.replica_cores import Cores
 
 HOLDS = ReplicationConfig(holds_restarted=True)
@@ -119,3 +125,17 @@ def test_the_only_one_in_sync_leads_with_what_it_has() -> None:
     cores.change(epoch=2)
     cores.tell()
     assert [effect.epoch for effect in cores["a"].of(BecameLeader)] == [2]
+
+
+def test_a_leader_that_stands_apart_ends_its_leadership_itself() -> None:
+    """Its disk is an older copy. Alone in sync it would commit what it appends."""
+    cores = Cores()
+    cores.write("a", 1)
+    cores.change(in_sync=("a",))
+    core = cores["a"].core
+    core.set_unfit(stands_apart=True)
+    cores["a"].collect()
+    assert [effect.epoch for effect in cores["a"].of(LeadershipEnded)] == [1]
+    cores.change(epoch=2)
+    cores.tell()
+    assert not [effect for effect in cores["a"].of(BecameLeader) if effect.epoch == 2]

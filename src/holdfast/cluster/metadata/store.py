@@ -252,6 +252,11 @@ class MetaStore:
         if is_stalled:
             self.hand_over(now)
 
+    def stand_apart(self, now: float) -> None:
+        """Decide nothing more. The only voter of a cluster would agree with itself alone."""
+        self._raft.resign(now)
+        self._drain(now)
+
     def leader_gone(self, node_id: str, now: float) -> None:
         """Elect early: that node's process is dead, because its address refuses connections."""
         if node_id == self.leader_id and not self.is_leader:
@@ -269,7 +274,7 @@ class MetaStore:
                     self._raft.handle_message(sender, message, now)
                 except RaftDiverged as error:
                     self.diverged = str(error)
-                    self._raft.set_may_lead(False)
+                    self._raft.resign(now)
         elif kind == PROPOSAL:
             request_id, command = decode_request(payload)
             if not self._take_request(request_id, command, now):
@@ -346,20 +351,12 @@ class MetaStore:
         for node_id, removal in self._removals.items():
             if not removal.is_in_log and not self._votes(node_id):
                 removal.is_in_log = self._take_request(removal.request_id, removal.command, now)
-        step = plan(
-            raft.member,
-            raft.membership,
-            metadata.nodes,
-            self._removals,
-            partial(self._is_live, now),
-        )
+        is_live = partial(raft.is_caught_up, now=now)
+        step = plan(raft.member, raft.membership, metadata.nodes, self._removals, is_live)
         if isinstance(step, HandOver):
             raft.transfer(step.member, now)
         elif step is not None:
             raft.change_members(step, now)
-
-    def _is_live(self, now: float, member: str) -> bool:
-        return self._raft.is_caught_up(member, now)
 
     def _drain(self, now: float) -> None:
         while (ready := self._raft.take_ready(now)) is not None:

@@ -91,12 +91,15 @@ class Replication:
         this node as the leader, another in-sync replica gets it. Without one, GivenUp follows."""
         self._following.hold(partition)
 
-    def set_unfit(self) -> None:
-        """Stop following, and take no new leadership, because the log here is damaged. The metadata
-        moves existing leaderships to other nodes, without waiting for this one."""
+    def set_unfit(self, *, stands_apart: bool = False) -> None:
+        """Stop following, and take no new leadership, because the log here is damaged or an older
+        copy. The metadata moves existing leaderships to other nodes, without waiting for this one.
+        A node that stands apart ends them itself, because it receives no metadata."""
         self._is_fit = False
         for partition in range(len(self._state.epochs)):
             self._following.hold(partition)
+            if stands_apart:
+                self._leading.stop(partition)
 
     def resume(self, partition: int, now: float) -> None:
         """End a suspension by `hold`, or after Restarted (see

@@ -85,10 +85,6 @@ class RaftNode:
         return self._raft.term
 
     @property
-    def role(self) -> str:
-        return self._raft.role
-
-    @property
     def is_leader(self) -> bool:
         return self._raft.role == LEADER
 
@@ -242,6 +238,13 @@ class RaftNode:
     def set_may_lead(self, may_lead: bool) -> None:
         """Allow or forbid elections. A peer whose disk does not respond must not stand."""
         self._raft.may_lead = may_lead
+
+    def resign(self, now: float) -> None:
+        """Lead no longer, and never stand for election again."""
+        raft = self._raft
+        raft.has_resigned = True
+        if raft.role == LEADER:
+            raft.become_follower(raft.term, "", now)
 
     def leader_gone(self, now: float) -> None:
         """Start the election early, because the leader's process is known to be dead."""

@@ -110,6 +110,7 @@ class Raft:
         self.election_at = NEVER
         """The time of the next election, unless a leader sends a message before."""
         self.may_lead = True
+        self.has_resigned = False
         """The disk responds, so this peer may lead."""
         self.granted: set[str] = set()
         """The voters that granted their votes, as TRIAL or CANDIDATE."""
@@ -145,7 +146,7 @@ class Raft:
         vote. B leads, sends "A is no voter" to A, and crashes before its own disk has that entry.
         B's log is then older, so only A can win; and B needs A's vote.
         """
-        if not self.may_lead:
+        if not self.may_lead or self.has_resigned:
             return False
         return self.is_voter or self.member in self.log.membership_at(self.commit).voters
 

@@ -377,6 +377,8 @@ class ClusterBroker(Broker):
             self.older_copy = text
             logger.error("older_copy text=%r", text)
             older_copy.stand_apart(self.directory.files, text)
+            self.member.meta.stand_apart(self.node.state.now)
+            self.member.replication.set_unfit(stands_apart=True)
             if self.links is not None:
                 # The disk has lost votes and acknowledgements, so the node must give no new ones.
                 self.links.isolate("the disk of this node is an older copy")
