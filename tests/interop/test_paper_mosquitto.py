@@ -88,7 +88,7 @@ class FederatorProcess(Broker):
         return self._connected() > self._ready_lines
 
     def _connected(self) -> int:
-        return self.log_text().count("is connected")
+        return self.log_text().count("federation_edge_connected")
 
 
 class User:
