@@ -50,7 +50,7 @@ class ScriptedEdge:
         if self.starts_up:
             host.edge_up()
 
-    def want(self, filters: frozenset[str]) -> None:
+    def set_wanted_filters(self, filters: frozenset[str]) -> None:
         self.wanted = filters
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
