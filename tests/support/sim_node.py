@@ -298,6 +298,18 @@ class SimNode:
         assert self._writer is not None
         return self._writer
 
+    @property
+    def runtime(self) -> "SimNode":
+        return self
+
+    @property
+    def state(self) -> NodeState:
+        return self.node.state
+
+    @property
+    def reads(self) -> "SimNode":
+        return self
+
     reserve_bytes = 0
 
     def refuse_publishes(self) -> None:
@@ -306,11 +318,9 @@ class SimNode:
     def recorded_state(self) -> NodeState:
         return self.node.state
 
-    def snapshot_offsets(self) -> list[int]:
-        return list(self.node.state.journal.high_watermark)
-
-    def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
-        return snapshot_entries(self.node.state)
+    def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
+        state = self.node.state
+        return list(state.journal.high_watermark), snapshot_entries(state)
 
     async def drain_journal(self) -> None:
         while self._in_flight is not None or self.node.state.journal.pending_bytes:
@@ -318,7 +328,7 @@ class SimNode:
             self._wakeup.set()
             self._idle.wait(0.05)
 
-    async def in_reader_thread(self, work: Callable[[], Any]) -> Any:
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
         return work()
 
     def _maintain(self, work: Maintenance) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
-from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.runtime import Runtime
 from holdfast.config.schema import Config, Log
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.storage import Storage
@@ -46,13 +46,8 @@ def test_a_snapshot_lacks_nothing_that_was_appended_and_not_committed(tmp_path: 
         writer.close()
         journal.commit(group)
 
-    broker = SimpleNamespace(
-        node=node,
-        reserve_bytes=0,
-        drain_journal=drain_journal,
-        snapshot_offsets=lambda: list(journal.high_watermark),
-        snapshot_entries=lambda: snapshot_entries(node.state),
-    )
+    runtime = Runtime(node, None, None, None)  # type: ignore[arg-type]
+    broker = SimpleNamespace(node=node, runtime=runtime, drain_journal=drain_journal)
     config = Config(log=Log(reserve_bytes=1))
     work = Maintenance(broker, storage, config)  # type: ignore[arg-type]
     asyncio.run(work.take_snapshot())

@@ -1,15 +1,19 @@
 """When a damaged directory is put aside, and when it is not."""
 
 import asyncio
-import logging
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.effects import Note
+from holdfast.broker.state import NodeState
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.server.disk.storage import Storage
-from holdfast.server.replacement import Replacement
+from holdfast.server.replacement import AsideDirectory
+from tests.support.node_bench import new_journal
 
 
 def metadata(*in_sync: tuple[str, ...], state: str = NodePhase.DOWN) -> ClusterMetadata:
@@ -26,68 +30,74 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_is_put_aside_once_others_have_everything(root: Path) -> None:
-    replacement = Replacement(root, "n1")
-    assert not replacement.has_aside
-    both = metadata(("n1", "n2"), ("n2",))
-    assert not replacement.step(both, False)
-    assert Replacement(root, "n1").has_aside is False
+@pytest.fixture
+def state() -> NodeState:
+    return NodeState(NodeConfig(partitions=2), new_journal(2, [0, 0], 0))
+
+
+def notes(state: NodeState) -> list[Note]:
+    return [effect for effect in state.effects if isinstance(effect, Note)]
+
+
+def test_it_is_put_aside_once_others_have_everything(state: NodeState) -> None:
+    replacement = Replacement("n1", state, "")
+    assert not replacement.step(metadata(("n1", "n2"), ("n2",)), False)
     assert replacement.step(metadata(("n2", "n3"), ("n2",)), True)
     assert not replacement.step(metadata(("n2", "n3"), ("n2",)), True)
-    again = Replacement(root, "n1")
-    assert again.has_aside
-    assert (root / "damaged" / "manifest.json").exists()
-    assert not (root / "manifest.json").exists()
 
 
-def test_the_last_copy_is_kept_and_that_is_said_once(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    replacement = Replacement(root, "n1")
-    with caplog.at_level(logging.WARNING, "holdfast"):
-        # Nobody has decided yet.
-        assert not replacement.step(None, False)
-        assert not replacement.step(metadata(("n1",), ("n1", "n2"), state=NodePhase.UP), False)
-        assert not caplog.records
-        for _ in range(3):
-            assert not replacement.step(metadata(("n1",), ("n2", "n3")), False)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("damaged_last_copy partitions=[0] ")
-    assert not Replacement(root, "n1").has_aside
+def test_the_last_copy_is_kept_and_that_is_said_once(state: NodeState) -> None:
+    replacement = Replacement("n1", state, "")
+    # Nobody has decided yet.
+    assert not replacement.step(None, False)
+    assert not replacement.step(metadata(("n1",), ("n1", "n2"), state=NodePhase.UP), False)
+    assert not notes(state)
+    for _ in range(3):
+        assert not replacement.step(metadata(("n1",), ("n2", "n3")), False)
+    (note,) = notes(state)
+    assert (note.event, note.fields["partitions"]) == ("damaged_last_copy", [0])
     # Another one was let lead.
     assert replacement.step(metadata(("n2",), ("n2", "n3")), True)
 
 
-def test_a_disk_that_damages_what_was_fetched_anew_is_not_trusted_again(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert Replacement(root, "n1").step(metadata(("n2",)), True)
-    again = Replacement(root, "n1")
+def test_a_disk_that_damages_what_was_fetched_anew_is_not_trusted_again(state: NodeState) -> None:
+    again = Replacement("n1", state, "/data/damaged")
+    for _ in range(3):
+        assert not again.step(metadata(("n2",)), True)
+    (note,) = notes(state)
+    assert note.level == "critical"
+    assert "replace the disk" in str(note.fields["text"])
+
+
+def test_the_directory_is_put_aside_at_the_next_start(root: Path) -> None:
+    directory = AsideDirectory(root)
+    assert not directory.path
+    assert AsideDirectory(root).path == ""
+    assert directory.mark(keep=False)
+    assert AsideDirectory(root).path == str(root / "damaged")
+    assert (root / "damaged" / "manifest.json").exists()
+    assert not (root / "manifest.json").exists()
     Storage.open(root, "n1", 2, 1 << 20, "second").close()
-    with caplog.at_level(logging.CRITICAL, "holdfast"):
-        for _ in range(3):
-            assert not again.step(metadata(("n2",)), True)
-    (record,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]
-    assert "replace the disk" in record.getMessage()
-    third = Replacement(root, "n1")
-    assert third.has_aside
+    assert AsideDirectory(root).path
     assert (root / "manifest.json").exists()
 
 
 def test_what_was_put_aside_is_removed_when_the_node_is_in_sync(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, state: NodeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replacement = Replacement("n1", state, "damaged")
     monkeypatch.setattr("holdfast.server.replacement.POLL_S", 0.001)
-    assert Replacement(root, "n1").step(metadata(("n2",)), True)
-    replacement = Replacement(root, "n1")
+    assert AsideDirectory(root).mark(keep=False)
+    directory = AsideDirectory(root)
     views = [None, metadata(("n2",), ("n2",)), metadata(("n1", "n2"), ("n2",))]
 
-    def view() -> ClusterMetadata | None:
+    def has_everything() -> bool:
         assert (root / "damaged").exists()
-        return views.pop(0) if views else metadata(("n2", "n1"), ("n1", "n2", "n3"))
+        view = views.pop(0) if views else metadata(("n2", "n1"), ("n1", "n2", "n3"))
+        return replacement.has_everything(view)
 
-    asyncio.run(replacement.forget_aside(view))
+    asyncio.run(directory.forget(has_everything))
     assert views == []
     assert not (root / "damaged").exists()
-    assert not replacement.has_aside
-    assert not Replacement(root, "n1").has_aside
+    assert not directory.path
+    assert not AsideDirectory(root).path

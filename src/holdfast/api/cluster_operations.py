@@ -16,11 +16,9 @@ from holdfast.cluster.metadata.status import (
     lacks_voters,
     under_replicated,
 )
-from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
-from holdfast.server.peers.links import PeerLinks
 
 
 class ClusterError(Exception):
@@ -83,20 +81,20 @@ class ClusterOperations:
         self,
         config: Config,
         presence: Presence,
-        member: ClusterNode,
         broker: ClusterBroker,
-        links: PeerLinks,
+        refused: Mapping[str, str],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        """`refused`: see `PeerCheck`."""
         self._config = config
         self._presence = presence
-        self._member = member
         self._broker = broker
-        self._links = links
+        self._runtime = broker.cluster
+        self._member = broker.cluster.member
+        self._links = broker.links
+        self._refused = refused
         self._loop = loop
         self._requests: dict[int, asyncio.Future[Outcome]] = {}
-        self.refused: dict[str, str] = {}
-        """Nodes that came back without their disk and were refused, each with the reason."""
 
     def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
         """Resolve operations with the outcomes of their metadata requests."""
@@ -127,8 +125,8 @@ class ClusterOperations:
             "leaderless": 0,
             "moving": 0,
             "sessions_here": len(member.state.sessions),
-            "waits_s": round(self._broker.waits_s(), 3),
-            "older_copy": self._broker.older_copy,
+            "waits_s": round(self._runtime.waits_s(now), 3),
+            "older_copy": self._runtime.fitness.older_copy,
             "refused_by": self._refusals() if metadata is None else [],
         }
         if metadata is not None:
@@ -168,10 +166,10 @@ class ClusterOperations:
             member.admission.refused,
             member.forwarding.forwarded,
             len(member.transfer.missing) + len(member.transfer.unsaved),
-            self._broker.disk.is_stalled,
-            self._broker.is_removed,
-            self._broker.is_damaged,
-            bool(self._broker.older_copy),
+            self._runtime.disk.is_stalled,
+            self._runtime.fitness.is_removed,
+            self._runtime.fitness.is_damaged,
+            bool(self._runtime.fitness.older_copy),
             member.clock.skews_s(),
             lacks_voters(metadata),
         )
@@ -258,7 +256,7 @@ class ClusterOperations:
             return {}
         return {
             node: text
-            for node, text in self.refused.items()
+            for node, text in self._refused.items()
             if node not in self._member.context.connected and last_copies(metadata, (node,))
         }
 

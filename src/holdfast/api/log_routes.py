@@ -75,7 +75,7 @@ class LogRoutes:
         broker = self._server.broker
         if broker is None:
             raise StandbyRefusal("this node stands by: ask the holder of the lease")
-        if not broker.believes_disk:
+        if not broker.runtime.believes_disk:
             raise StandbyRefusal("the log of this node is damaged: ask another node")
         return broker
 
@@ -151,7 +151,7 @@ class LogRoutes:
     async def _read_slice(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
         """Read batches from `start`. Damaged ones are left out; another node has them."""
         reader = self._broker.reader
-        found = await self._broker.in_reader_thread(
+        found = await self._broker.reads.in_thread(
             lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))
         )
         # Raises StandbyRefusal if damage found meanwhile makes the whole node unfit.
@@ -162,7 +162,7 @@ class LogRoutes:
         partition = self._partition(request)
         timestamp_us = _parameter(request, "timestamp_us", None, 1 << 62)
         reader = self._broker.reader
-        offset = await self._broker.in_reader_thread(
+        offset = await self._broker.reads.in_thread(
             lambda: reader.offset_for_time(partition, timestamp_us)
         )
         return JSONResponse({"offset": offset})
@@ -174,7 +174,7 @@ class LogRoutes:
         for partition in range(self._broker.node.state.config.partitions):
             # One partition at a time, so that reads of clients come in between.
             work = partial(reader.offset_for_time, partition, timestamp_us)
-            offsets.append(await self._broker.in_reader_thread(work))
+            offsets.append(await self._broker.reads.in_thread(work))
         return JSONResponse({"offsets": offsets})
 
 

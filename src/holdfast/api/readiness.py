@@ -55,7 +55,7 @@ def obstacles(server: ServedProcess) -> list[Obstacle]:
         found.append(Obstacle("sends_away", text, is_expected=True))
     if state.disk_full:
         found.append(Obstacle("disk_full", "the disk is full: QoS 1 and 2 are refused"))
-    waits_s = broker.waits_s()
+    waits_s = broker.runtime.waits_s(broker.loop.time())
     if waits_s > WAITS_S:
         text = f"acknowledgements have been waiting for {waits_s:.1f} s"
         found.append(Obstacle("publishes_wait", text))

@@ -5,7 +5,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +16,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
-from holdfast.cluster.metadata.model import NodePhase as StateOfNode
-from holdfast.cluster.metadata.operations import empty_disk_text
+from holdfast.cluster.metadata.requests import Outcome
 from holdfast.cluster.metadata.state_machine import member_id
 from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.node import ClusterNode
@@ -24,26 +24,21 @@ from holdfast.cluster.partitions import disk_position
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
-from holdfast.cluster.placement.planning import last_copies
+from holdfast.cluster.runtime.peer_check import PeerCheck
+from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
-from holdfast.security.peer_handshake import (
-    ANSWERS_APART,
-    LAST_COPY,
-    OLDER_COPY,
-    OLDER_COPY_WAITS,
-    Refusal,
-)
+from holdfast.security.peer_handshake import ANSWERS_APART
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
-from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.server.disk.storage import Storage, StorageError, report_damage
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.failures import watched
+from holdfast.server.maintenance import Maintenance
 from holdfast.server.peers.authentication import PeerAuth
-from holdfast.server.peers.links import PeerIdentity, PeerLinks
-from holdfast.server.replacement import Replacement
+from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
+from holdfast.server.replacement import AsideDirectory
 from holdfast.server.shared_directory import address_of, admin_of
 from holdfast.storage.files.data_directory import DataDirectoryError
 from holdfast.storage.journal.journal import Journal
@@ -60,7 +55,10 @@ SAVE_AGAIN_S: Final = 1.0
 
 
 class ClusterMembership:
-    """Opens and connects the parts of a cluster node. Raises `StorageError` if that fails."""
+    """The process of a cluster node: the `ProcessPort` of its turns.
+
+    It opens and connects the parts of the node. Raises `StorageError` if that fails.
+    """
 
     def __init__(
         self,
@@ -68,128 +66,114 @@ class ClusterMembership:
         new_node: Callable[[Journal], Node],
         password_file: PasswordFile | None,
         on_failed: Callable[[BaseException], None],
+        start_anew: Callable[[], None],
     ) -> None:
+        """`start_anew`: called to restart the process."""
         self.config = config
-        cluster = config.cluster
         self._loop = asyncio.get_running_loop()
+        self._start_anew = start_anew
         self._ready = asyncio.Event()
         # Set during `leave`; done when this node leads nothing or is connected to no other node.
-        self._relieved: asyncio.Event | None = None
-        # Writes a snapshot even without new records. Raises OSError. The server sets it.
-        self.take_snapshot: Callable[[], Coroutine[object, object, None]]
+        self._relieved = asyncio.Event()
         self._saving: asyncio.Task[None] | None = None
-        try:
-            auth = PeerAuth.load(cluster)
-        except (ValueError, OSError) as error:
-            raise StorageError(str(error)) from error
-        # Restarts the process. The server sets it.
-        self.start_anew: Callable[[], None]
         self._forgetting: asyncio.Task[None] | None = None
-        self._begins_anew = False
-        self._reviewed: ClusterMetadata | None = None
+        auth = _load_auth(config)
         root = Path(config.node.data)
-        self._replacement = Replacement(root, config.node.id)
-        try:
-            if older_copy.begin_anew_at(root):
-                logger.warning("older_copy_begins_anew text='it fetches what is missing'")
-        except (OSError, DataDirectoryError) as error:
-            raise StorageError(f"{root}: the older copy cannot be used: {error}") from error
+        self._aside = AsideDirectory(root)
+        _begin_anew_if_decided(root)
         storage = Storage.open(
-            Path(config.node.data),
+            root,
             config.node.id,
-            cluster.partitions,
+            config.cluster.partitions,
             config.log.segment_bytes,
             secrets.token_hex(8),
         )
         self.storage = storage
-        manifest = storage.directory.manifest
+        incarnation = storage.directory.manifest.incarnation
+        self.presence = Presence(
+            incarnation, config.cluster.peer_address(), address_of(config), admin_of(config)
+        )
         node = new_node(storage.journal)
         found: list[Damage] = []
         images = _recovered(storage, node, found)
-        member_name = member_id(config.node.id, manifest.incarnation)
-        is_new = not manifest.cluster_id
-        try:
-            files = RaftFiles(storage.directory.files, member_name, is_new=is_new)
-        except DamagedRaft as error:
-            storage.close()
-            raise StorageError(str(error)) from error
-        random = secrets.SystemRandom().random
-        now = self._loop.time()
-        meta = MetaStore(
-            config.node.id,
-            manifest.incarnation,
-            files.state,
-            nonce=secrets.token_hex(8),
-            random=random,
-            now=now,
-        )
-        self.presence = Presence(
-            manifest.incarnation, cluster.peer_address(), address_of(config), admin_of(config)
-        )
-        self.member = ClusterNode(
-            node,
-            images,
-            storage.journal,
-            meta,
-            self.presence,
-            member_config(config, manifest.incarnation),
-            random,
-            now,
-            storage.lacking(),
-        )
+        raft_files = _open_raft(storage)
+        self.member = self._new_member(node, images, raft_files)
         _load_uncommitted(self.member, storage)
         self.broker = ClusterBroker(
             self.member,
             self._loop,
             storage,
             password_file,
-            config.log.memory_flush_ms / 1000,
-            on_failed,
-            self._after_turn,
-            cluster.disk_stall_s,
+            memory_flush_s=config.log.memory_flush_ms / 1000,
+            disk_stall_s=config.cluster.disk_stall_s,
+            on_failed=on_failed,
+            raft_files=raft_files,
+            new_links=partial(self._new_links, auth),
+            process=self,
+            replacement=Replacement(config.node.id, node.state, self._aside.path),
         )
+        self.links = self.broker.links
+        self.peers = PeerCheck(self.broker.cluster)
+        self.links.memory = self.member.disk_memory
+        self.links.own_disk = self.peers.own_disk
+        self.links.objection = self.peers.objection
+        self.operations = ClusterOperations(
+            config, self.presence, self.broker, self.peers.refused, self._loop
+        )
+        self.maintenance = None if self.is_witness else Maintenance(self.broker, storage, config)
+        """A witness stores nothing that needs it."""
         if storage.journal.damaged or found:
             logger.error("partitions_damaged partitions=%s", sorted(storage.journal.damaged))
-            self.broker.distrust_disk()
-        self.broker.raft = RaftWriter(
-            files,
-            self._loop.call_soon_threadsafe,
-            on_written=self.broker.raft_written,
-            on_failed=on_failed,
+            self.broker.cluster.distrust_disk()
+
+    def _new_member(self, node: Node, images: ReplicatedState, files: RaftFiles) -> ClusterNode:
+        config = self.config
+        random = secrets.SystemRandom().random
+        now = self._loop.time()
+        incarnation = self.presence.incarnation
+        meta = MetaStore(
+            config.node.id,
+            incarnation,
+            files.state,
+            nonce=secrets.token_hex(8),
+            random=random,
+            now=now,
         )
-        self.links = PeerLinks(
-            self._loop,
-            PeerIdentity(
-                config.node.id,
-                manifest.incarnation,
-                manifest.cluster_id,
-                role=WITNESS if cluster.witness else DATA,
-                peer_address=self.presence.peer_address,
-                client_address=self.presence.client_address,
-                admin_address=self.presence.admin_address,
-                features=f"{disk_position.FEATURE},{ANSWERS_APART}",
-            ),
-            auth,
-            self.broker,
-            cluster.peer_bind,
-            cluster.peer_port,
+        return ClusterNode(
+            node,
+            images,
+            self.storage.journal,
+            meta,
+            self.presence,
+            member_config(config, incarnation),
+            random,
+            now,
+            self.storage.lacking(),
         )
-        self.broker.links = self.links
-        self.links.memory = self.member.disk_memory
-        self.links.own_disk = self._own_disk
-        self.links.objection = self._objection
-        self.operations = ClusterOperations(
-            config, self.presence, self.member, self.broker, self.links, self._loop
+
+    def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
+        config = self.config
+        cluster = config.cluster
+        identity = PeerIdentity(
+            config.node.id,
+            self.presence.incarnation,
+            self.storage.directory.manifest.cluster_id,
+            role=WITNESS if cluster.witness else DATA,
+            peer_address=self.presence.peer_address,
+            client_address=self.presence.client_address,
+            admin_address=self.presence.admin_address,
+            features=f"{disk_position.FEATURE},{ANSWERS_APART}",
         )
+        return PeerLinks(self._loop, identity, auth, handler, cluster.peer_bind, cluster.peer_port)
 
     async def start(self) -> None:
         """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
         reason = older_copy.reason_apart(self.storage.directory.files)
         if reason:
-            self.broker.on_older_copy(reason, may_begin_anew=False)
+            self.broker.cluster.report_older_copy(reason, may_begin_anew=False)
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
-        if self._replacement.has_aside:
+        if self._aside.path:
             self._forgetting = watched(self._forget_aside())
         self.broker.touch()
         is_new = not self.storage.directory.manifest.cluster_id
@@ -200,109 +184,61 @@ class ClusterMembership:
         """Wait until this node leads each partition of its cluster or follows its leader."""
         await self._ready.wait()
 
-    def _is_ready(self) -> bool:
-        member = self.member
-        metadata = member.context.metadata
-        if metadata is None or self.config.node.id not in metadata.nodes:
-            return False
-        if self.config.cluster.witness:
-            return True
-        for partition, info in enumerate(metadata.partitions):
-            if member.context.leads(partition):
-                continue
-            if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
-                return False
-        is_fit = member.context.is_whole and not self.broker.is_damaged
-        return is_fit and member.meta.has_majority(self._loop.time())
+    # ProcessPort
 
-    def _after_turn(self) -> None:
-        """Act on a turn's news: see `on_turn` of `ClusterBroker`."""
-        member = self.member
-        if member.nodes_changed:
-            member.nodes_changed = False
-            metadata = member.context.metadata
-            assert metadata is not None
-            if self.links.identity.cluster_id != metadata.cluster_id:
-                logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
-                self.storage.directory.join_cluster(metadata.cluster_id)
-                self.links.set_cluster(metadata.cluster_id)
-            self.links.set_removed(metadata.removed)
-            member.disk_memory.forget(frozenset(metadata.nodes))
-            member.older_copies.forget(frozenset(metadata.nodes))
-            member.clock.forget(metadata.nodes.keys(), self._loop.time())
-            self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
-        if self._reviewed is not member.context.metadata:
-            self._reviewed = member.context.metadata
-            self.links.review()
-        self._redirect()
-        if self.broker.is_damaged and self._replacement.step(
-            member.context.metadata, member.is_dispensable, has_diverged=member.has_diverged
-        ):
-            self.start_anew()
-        self._step_older_copy()
-        outcomes = member.outcomes
-        member.outcomes = []
+    def take_nodes(self, metadata: ClusterMetadata) -> None:
+        """Adjust the links, because the cluster's nodes have changed."""
+        if self.links.identity.cluster_id != metadata.cluster_id:
+            logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
+            self.storage.directory.join_cluster(metadata.cluster_id)
+            self.links.set_cluster(metadata.cluster_id)
+        self.links.set_removed(metadata.removed)
+        self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
+
+    def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
+        """Resolve the operator's operations."""
         self.operations.settle(outcomes)
-        if member.transfer.wants_save() and self._saving is None:
+
+    def save_snapshot(self) -> None:
+        """Write a snapshot of state received from other nodes, unless one is being written."""
+        if self._saving is None:
             self._saving = watched(self._save_replicated())
-        if not self._ready.is_set() and self._is_ready():
-            self._ready.set()
-            self._redirect()
-            self.broker.is_watched = False
-        if self._relieved is not None and (
-            not any(member.context.leading) or not member.context.connected
-        ):
-            self._relieved.set()
 
-    def _own_disk(self) -> str:
-        """Describe this node's disk for the handshake. A damaged disk describes nothing: what
-        damage has removed would look like an older copy."""
-        if self.broker.is_damaged or self.storage.journal.damaged:
-            return ""
-        return self.member.disk_claim().text()
+    def became_ready(self) -> None:
+        """End `wait_until_ready`."""
+        self._ready.set()
 
-    def _objection(self, peer: PeerIdentity, known: disk_position.Known) -> Refusal | None:
-        metadata = self.member.context.metadata
-        info = metadata.nodes.get(peer.node_id) if metadata is not None else None
-        if metadata is None or info is None:
-            return None
-        lost = disk_position.lost_since(known, peer.node_id, peer.incarnation, peer.disk)
-        if lost or peer.stands_apart:
-            self.broker.touch()
-            may_begin_anew = self.member.older_copies.may_begin_anew(
-                peer.node_id, peer.process, peer.stands_apart
-            )
-            text = f"the disk of {peer.node_id} is an older copy"
-            text += f": it lacks {lost}" * bool(lost)
-            text += "; it waits until the others are a majority without it" * (not may_begin_anew)
-            return Refusal(OLDER_COPY if may_begin_anew else OLDER_COPY_WAITS, text)
-        if info.incarnation != peer.incarnation:
-            partitions = last_copies(metadata, (peer.node_id,))
-            if partitions:
-                text = empty_disk_text(peer.node_id, partitions)
-                self.operations.refused[peer.node_id] = text
-                return Refusal(LAST_COPY, text)
-        self.operations.refused.pop(peer.node_id, None)
-        return None
+    def relieved(self) -> None:
+        """Continue with `leave`."""
+        self._relieved.set()
 
-    def _step_older_copy(self) -> None:
-        """Restart as another Raft peer once the other nodes are a majority without this one."""
-        if not self.broker.may_begin_anew or self._begins_anew:
-            return
-        self._begins_anew = True
+    def set_aside(self, *, keep: bool) -> None:
+        """Start again with an empty directory."""
+        if self._aside.mark(keep=keep):
+            self._start_anew()
+
+    def stand_apart(self, text: str) -> None:
+        """Store that this node stands apart, also after a crash."""
+        older_copy.stand_apart(self.storage.directory.files, text)
+
+    def begin_anew(self) -> None:
+        """Start again as another Raft peer, because the disk is an older copy."""
         if older_copy.mark(self.storage.directory.files, secrets.token_hex(8)):
-            self.start_anew()
+            self._start_anew()
 
     async def _forget_aside(self) -> None:
         await self._ready.wait()
-        await self._replacement.forget_aside(lambda: self.member.context.metadata)
+        replacement = self.broker.cluster.replacement
+        await self._aside.forget(lambda: replacement.has_everything(self.member.context.metadata))
+        replacement.aside = self._aside.path
 
     async def _save_replicated(self) -> None:
         """Write a snapshot of state received from other nodes, which counts once it is durable."""
         transfer = self.member.transfer
         covered = transfer.begin_save()
         try:
-            await self.take_snapshot()
+            assert self.maintenance is not None
+            await self.maintenance.take_snapshot(always=True)
             self.broker.touch()
             transfer.saved(covered)
         except OSError as error:
@@ -320,60 +256,14 @@ class ClusterMembership:
 
     async def leave(self) -> str:
         """Let other nodes take over the leaderships; returns where the clients may go."""
-        member = self.member
-        metadata = member.context.metadata
-        if metadata is None:
+        if self.member.context.metadata is None:
             return ""
-        member.detector.leave(self._loop.time())
-        self._relieved = asyncio.Event()
-        self.broker.is_watched = True
-        self.broker.touch()
+        cluster = self.broker.cluster
+        cluster.leave(self._loop.time())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._relieved.wait()
-        self.broker.touch()
-        member.meta.hand_over(self._loop.time())
-        return self._other_servers(metadata)
-
-    def _other_servers(self, metadata: ClusterMetadata) -> str:
-        """Return other nodes' client addresses in the form of a Server Reference."""
-        is_removed = self.broker.is_removed
-        addresses = [
-            info.client_address
-            for node, info in sorted(metadata.nodes.items())
-            if node != self.config.node.id
-            # A removed node has no links, so the metadata alone decides.
-            and (is_removed or node in self.member.context.connected)
-            and info.state == StateOfNode.UP
-            and info.role == DATA
-            and info.client_address
-        ]
-        return " ".join(addresses)
-
-    def _redirect(self) -> None:
-        """Send clients to other nodes if this node should not serve them. The reasons: it is
-        drained or removed, or its disk is stalled, full, damaged or an older copy."""
-        metadata = self.member.context.metadata
-        if metadata is None or not self._ready.is_set():
-            return
-        info = metadata.nodes.get(self.config.node.id)
-        text = ""
-        if self.broker.is_removed:
-            text = "this node was removed from the cluster"
-        elif self.broker.older_copy:
-            text = "the disk of this node is an older copy"
-        elif self.broker.is_damaged:
-            text = "the disk of this node is damaged"
-        elif self.broker.disk.is_stalled:
-            text = "the disk of this node does not answer"
-        elif info is not None and info.state == StateOfNode.DOWN and self.member.state.disk_full:
-            text = "the disk of this node is full"
-        elif info is not None and info.state == StateOfNode.DRAINING:
-            text = "this node is being drained"
-        servers = self._other_servers(metadata) if text else ""
-        if servers != self.member.state.redirect:
-            self.broker.touch()
-            self.member.node.redirect(servers, text)
+        return cluster.hand_over(self._loop.time())
 
     async def stop(self) -> None:
         """Close the links, write the last high watermarks, and let an older copy take part again
@@ -383,7 +273,7 @@ class ClusterMembership:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.links.stop()
-        await self.broker.write_watermarks()
+        await self.broker.write_last_watermarks()
         older_copy.rejoin(self.storage.directory.files)
 
 
@@ -399,6 +289,34 @@ def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:
         ),
         is_witness=cluster.witness,
     )
+
+
+def _load_auth(config: Config) -> PeerAuth:
+    try:
+        return PeerAuth.load(config.cluster)
+    except (ValueError, OSError) as error:
+        raise StorageError(str(error)) from error
+
+
+def _open_raft(storage: Storage) -> RaftFiles:
+    manifest = storage.directory.manifest
+    try:
+        return RaftFiles(
+            storage.directory.files,
+            member_id(manifest.node_id, manifest.incarnation),
+            is_new=not manifest.cluster_id,
+        )
+    except DamagedRaft as error:
+        storage.close()
+        raise StorageError(str(error)) from error
+
+
+def _begin_anew_if_decided(root: Path) -> None:
+    try:
+        if older_copy.begin_anew_at(root):
+            logger.warning("older_copy_begins_anew text='it fetches what is missing'")
+    except (OSError, DataDirectoryError) as error:
+        raise StorageError(f"{root}: the older copy cannot be used: {error}") from error
 
 
 def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> ReplicatedState:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from holdfast.broker.recovery.retention_pins import pins_of
+from holdfast.broker.recovery.maintenance_plan import MaintenanceLimits, MaintenancePlan
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.config.schema import Config
 from holdfast.server.disk.storage import SNAPSHOTS_KEPT, Storage
@@ -15,13 +15,7 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 from holdfast.storage.files.filesystem import TemporaryFile
 from holdfast.storage.files.layout import snapshot_name
-from holdfast.storage.journal.retention import (
-    RetentionDecision,
-    RetentionPolicy,
-    SegmentSummary,
-    count_unpinned,
-    decide,
-)
+from holdfast.storage.journal.retention import RetentionDecision, RetentionPolicy
 from holdfast.storage.snapshot import SnapshotEncoder
 
 logger = logging.getLogger("holdfast")
@@ -44,20 +38,17 @@ class Maintenance:
         self._storage = storage
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
-        broker.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
-        self._snapshot_at = storage.journal.size_bytes()
+        broker.runtime.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
         self._snapshot_lock = asyncio.Lock()
         self.failing: dict[str, str] = {}
         """The error of each kind of work that failed at its last attempt."""
-        self._policy = _policy_of(config)
+        self._plan = MaintenancePlan(broker.runtime, storage.snapshots, _limits_of(config))
         self._held_back = False
-        # Bytes removed by retention since the start. Without them, removal would hide growth.
-        self._removed_bytes = 0
 
     def reload(self, config: Config) -> None:
         """Use other rules of retention, from the next round on."""
         self._config = config
-        self._policy = _policy_of(config)
+        self._plan.limits = _limits_of(config)
 
     def start_watching(self) -> None:
         """Start only the checks of free space: a cluster node stores records before it serves."""
@@ -104,15 +95,7 @@ class Maintenance:
                 logger.warning("maintenance_goes_on work=%s", name)
 
     def _watch_space(self) -> None:
-        """Refuse QoS 1 and 2 before the disk is full, and accept them with a quarter more room."""
-        broker = self._broker
-        state = broker.node.state
-        free = self._storage.directory.files.free_bytes()
-        reserve = broker.reserve_bytes
-        if free < reserve:
-            broker.refuse_publishes()
-        elif state.disk_full and free > reserve + reserve // 4 and not broker.writer.is_full:
-            broker.accept_publishes()
+        self._broker.runtime.check_space(self._storage.directory.files.free_bytes())
 
     def _automatic_reserve(self) -> int:
         """Return a twentieth of the disk, at most RESERVE_BYTES_MAX.
@@ -121,11 +104,8 @@ class Maintenance:
         """
         return min(RESERVE_BYTES_MAX, self._storage.total_bytes() // 20)
 
-    def _grown_bytes(self) -> int:
-        return self._storage.journal.size_bytes() + self._removed_bytes - self._snapshot_at
-
     async def _maybe_snapshot(self) -> None:
-        if self._grown_bytes() >= self._config.log.snapshot_bytes:
+        if self._plan.is_snapshot_due():
             await self.take_snapshot()
 
     async def take_snapshot(self, *, always: bool = False) -> None:
@@ -138,21 +118,15 @@ class Maintenance:
             broker = self._broker
             state = broker.node.state
             journal = self._storage.journal
-            grown = self._grown_bytes()
-            offsets = broker.snapshot_offsets()
-            newest = self._storage.snapshots[-1] if self._storage.snapshots else -1
-            sequence = journal.committed_sequence
-            if journal.replicated:
-                # The settled sequence is coarse and may decrease when records are appended. But
-                # settled records stay settled, so the newest snapshot's sequence is a lower bound.
-                sequence = max(newest, journal.snapshot_sequence(journal.high_watermark))
-            is_due = journal.replicated and grown >= self._config.log.snapshot_bytes
-            if sequence == newest and not is_due and not always:
+            grown_bytes = self._plan.grown_bytes()
+            sequence = self._plan.snapshot_sequence(always=always)
+            if sequence is None:
                 return
+            offsets, entries = broker.runtime.begin_snapshot()
             encoder = SnapshotEncoder(sequence, offsets, state.wall_us)
             file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))
             try:
-                for count, (kind, data) in enumerate(broker.snapshot_entries(), 1):
+                for count, (kind, data) in enumerate(entries, 1):
                     pieces = encoder.add(kind, data)
                     if pieces:
                         await asyncio.to_thread(file.write, pieces)
@@ -170,9 +144,7 @@ class Maintenance:
             except BaseException:
                 file.discard()
                 raise
-            self._snapshot_at += grown
-            if sequence != newest:
-                self._storage.snapshots.append(sequence)
+            self._plan.snapshot_written(sequence, grown_bytes)
             while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
                 old = self._storage.snapshots.pop(0)
                 await asyncio.to_thread(self._storage.directory.remove_snapshot, old)
@@ -187,31 +159,11 @@ class Maintenance:
         journal = self._storage.journal
         if len(journal.segments) < 2:
             return
-        now_us = self._broker.node.state.wall_us
-        summaries = [
-            SegmentSummary(
-                segment.sequence,
-                segment.size_bytes,
-                segment.last_timestamp_us(),
-                segment.end_offsets(),
-            )
-            for segment in journal.segments
-        ]
-        superseded = await self._broker.in_reader_thread(
-            lambda: self._storage.superseded(self._policy)
+        summaries = self._plan.summaries()
+        superseded = await self._broker.reads.in_thread(
+            lambda: self._storage.superseded(self._plan.limits.policy)
         )
-        sequence = self._storage.snapshots[0] if self._storage.snapshots else 0
-        limit = self._config.log.retention.session_bytes or None
-        pins = pins_of(self._broker.recorded_state(), limit)
-        decision = decide(
-            summaries,
-            journal.start_offsets,
-            self._policy,
-            sequence,
-            pins,
-            now_us,
-            superseded=superseded,
-        )
+        decision, settled = self._plan.retention(summaries, superseded)
         if (decision.bytes_pinned > 0) != self._held_back:
             self._held_back = decision.bytes_pinned > 0
             logger.info("retention_held_back bytes=%d", decision.bytes_pinned)
@@ -220,22 +172,20 @@ class Maintenance:
             await self.take_snapshot()
         if decision.remove:
             await self._remove(decision)
-        elif self._policy.per_topic_last is not None:
-            await self._compact(
-                count_unpinned(summaries, sequence, pins), self._policy.per_topic_last
-            )
+        elif self._plan.limits.policy.per_topic_last is not None:
+            await self._compact(settled, self._plan.limits.policy.per_topic_last)
 
     async def _compact(self, settled: int, per_topic_last: int) -> None:
         """Compact one segment at a time, so that readers wait for at most one."""
         while True:
-            found = await self._broker.in_reader_thread(
+            found = await self._broker.reads.in_thread(
                 lambda: self._storage.compact_next(settled, per_topic_last)
             )
             if found is None:
                 return
             old, new = found
             self._storage.journal.replace_segment(new)
-            self._removed_bytes += old.size_bytes - new.size_bytes
+            self._plan.removed(old.size_bytes - new.size_bytes)
             logger.info(
                 "compacted segment=%020d bytes=%d freed=%d",
                 new.sequence,
@@ -247,13 +197,15 @@ class Maintenance:
         for loss in decision.losses:
             logger.warning("retention_overtook reader=%r records=%d", loss.name, loss.records)
         removed = self._storage.journal.remove_oldest(decision.remove)
-        self._removed_bytes += sum(segment.size_bytes for segment in removed)
+        self._plan.removed(sum(segment.size_bytes for segment in removed))
         await asyncio.to_thread(self._storage.remove_segments, removed)
         logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
 
 
-def _policy_of(config: Config) -> RetentionPolicy:
-    retention = config.log.retention
-    return RetentionPolicy(
+def _limits_of(config: Config) -> MaintenanceLimits:
+    log = config.log
+    retention = log.retention
+    policy = RetentionPolicy(
         retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
     )
+    return MaintenanceLimits(policy, log.snapshot_bytes, retention.session_bytes or None)

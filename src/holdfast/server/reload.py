@@ -122,7 +122,7 @@ def apply_security(broker: Broker, security: SecurityFiles) -> int:
     state = broker.node.state
     broker.passwords.file = security.passwords
     security.apply_to(broker.node)
-    recorded = broker.recorded_state().sessions
+    recorded = broker.runtime.recorded_state().sessions
     images = [] if recorded is state.sessions else recorded.values()
     replace_rules(state, security.acl, [*state.sessions.values(), *images])
     return close_unauthorized(state, security.knows)

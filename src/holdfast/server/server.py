@@ -168,18 +168,18 @@ class Server:
     async def _start_cluster(self) -> None:
         try:
             clustering = ClusterMembership(
-                self.config, self._new_node, self._security.passwords, self.fail
+                self.config,
+                self._new_node,
+                self._security.passwords,
+                self.fail,
+                self.start_anew,
             )
             self._clustering = clustering
             self.cluster = clustering.operations
             self.storage = clustering.storage
-            clustering.start_anew = self.start_anew
-            if not clustering.is_witness:
-                self.maintenance = maintenance = Maintenance(
-                    clustering.broker, clustering.storage, self.config
-                )
-                clustering.take_snapshot = partial(maintenance.take_snapshot, always=True)
-                maintenance.start_watching()
+            self.maintenance = clustering.maintenance
+            if self.maintenance is not None:
+                self.maintenance.start_watching()
             await clustering.start()
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error
@@ -249,7 +249,7 @@ class Server:
         config = self.config
         if self.maintenance is None:
             self.maintenance = Maintenance(broker, storage, config)
-        broker.set_clock()
+        broker.touch()
         # The node was made before it serves; there may have been a reload since.
         apply_limits(broker.node.state, node_config(config))
         apply_security(broker, self._security)

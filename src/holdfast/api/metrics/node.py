@@ -211,7 +211,7 @@ class ReadinessCollector(Collector):
                 "How long the oldest acknowledgement has been waiting for disk or replicas.",
                 labels=["node"],
             )
-            waits.add_metric([node], broker.waits_s())
+            waits.add_metric([node], broker.runtime.waits_s(broker.loop.time()))
             yield waits
 
 

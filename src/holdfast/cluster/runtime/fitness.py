@@ -1,0 +1,92 @@
+"""The fitness of a cluster node to serve clients: what is wrong with it, and what follows."""
+
+from holdfast.cluster.failure.disk_watch import DiskWatch
+from holdfast.cluster.metadata.model import DATA, NodePhase
+from holdfast.cluster.node import ClusterNode
+
+
+class Fitness:
+    """The reasons for which this node does not serve, or sends its clients to other nodes."""
+
+    def __init__(self, member: ClusterNode, disk: DiskWatch) -> None:
+        self._member = member
+        self._disk = disk
+        self.is_ready = False
+        """Whether the node once led each partition of its cluster or followed its leader."""
+        self.is_damaged = False
+        """Whether the log has lost or changed records. It never becomes False again."""
+        self.is_undecided = False
+        """Whether damage was found before the metadata said whether there are other replicas."""
+        self.is_removed = False
+        """Whether the other nodes have reported that this node was removed for good."""
+        self.older_copy = ""
+        """The report of another node that this disk has lost something that it had once."""
+        self.may_begin_anew = False
+        """Whether the other nodes form a majority without this node, so that it may start again."""
+
+    def unready_reason(self, now: float) -> str:
+        """The reason why this node may not begin to serve, or "" if it may."""
+        member = self._member
+        context = member.context
+        metadata = context.metadata
+        if metadata is None or context.node_id not in metadata.nodes:
+            return "it belongs to no cluster"
+        if member.config.is_witness:
+            return ""
+        for partition, info in enumerate(metadata.partitions):
+            if context.leads(partition):
+                continue
+            if not info.leader:
+                return f"partition {partition} has no leader"
+            if member.replication.followed_epoch(partition) != info.epoch:
+                return f"it does not follow {info.leader} in partition {partition}"
+        if not context.is_whole:
+            return "it lacks replicated state"
+        if self.is_damaged:
+            return "its disk is damaged"
+        return "" if member.meta.has_majority(now) else "it is in contact with no majority"
+
+    def redirect_reason(self) -> str:
+        """The reason why clients should use other nodes, or "" if there is none."""
+        metadata = self._member.context.metadata
+        info = None if metadata is None else metadata.nodes.get(self._member.meta.node_id)
+        phase = None if info is None else info.state
+        if self.is_removed:
+            return "this node was removed from the cluster"
+        if self.older_copy:
+            return "the disk of this node is an older copy"
+        if self.is_damaged:
+            return "the disk of this node is damaged"
+        if self._disk.is_stalled:
+            return "the disk of this node does not answer"
+        if phase == NodePhase.DOWN and self._member.state.disk_full:
+            return "the disk of this node is full"
+        if phase == NodePhase.DRAINING:
+            return "this node is being drained"
+        return ""
+
+    def other_servers(self) -> str:
+        """Return other nodes' client addresses in the form of a Server Reference."""
+        member = self._member
+        metadata = member.context.metadata
+        if metadata is None:
+            return ""
+        addresses = [
+            info.client_address
+            for node, info in sorted(metadata.nodes.items())
+            if node != member.meta.node_id
+            # A removed node has no links, so the metadata alone decides.
+            and (self.is_removed or node in member.context.connected)
+            and info.state == NodePhase.UP
+            and info.role == DATA
+            and info.client_address
+        ]
+        return " ".join(addresses)
+
+    def has_other_replicas(self) -> bool:
+        """Whether another data node exists, so that this node's log is not the only copy."""
+        metadata = self._member.context.metadata
+        own = self._member.meta.node_id
+        return metadata is not None and any(
+            node != own and info.role == DATA for node, info in metadata.nodes.items()
+        )

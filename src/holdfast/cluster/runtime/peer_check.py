@@ -1,0 +1,56 @@
+"""The check of another node's disk and of this one's, for the handshake of two nodes."""
+
+from holdfast.cluster.metadata.operations import empty_disk_text
+from holdfast.cluster.partitions.disk_position import Known, lost_since
+from holdfast.cluster.placement.planning import last_copies
+from holdfast.cluster.runtime.runtime import ClusterRuntime
+from holdfast.security.peer_handshake import (
+    LAST_COPY,
+    OLDER_COPY,
+    OLDER_COPY_WAITS,
+    PeerIdentity,
+    Refusal,
+)
+
+
+class PeerCheck:
+    """The decision whether a node with its disk may be linked with this one."""
+
+    def __init__(self, runtime: ClusterRuntime) -> None:
+        self._runtime = runtime
+        self._member = runtime.member
+        self.refused: dict[str, str] = {}
+        """Nodes that came back without their disk and were refused, each with the reason."""
+
+    def own_disk(self) -> str:
+        """Describe this node's disk for the handshake. A damaged disk describes nothing: what
+        damage has removed would look like an older copy."""
+        if self._runtime.fitness.is_damaged or self._member.context.journal.damaged:
+            return ""
+        return self._member.disk_claim().text()
+
+    def objection(self, peer: PeerIdentity, known: Known) -> Refusal | None:
+        """Return the reason why a node must not be linked. `known`: the positions of disks that
+        this node knew when the connection began."""
+        metadata = self._member.context.metadata
+        info = metadata.nodes.get(peer.node_id) if metadata is not None else None
+        if metadata is None or info is None:
+            return None
+        lost = lost_since(known, peer.node_id, peer.incarnation, peer.disk)
+        if lost or peer.stands_apart:
+            self._runtime.clients.touch()
+            may_begin_anew = self._member.older_copies.may_begin_anew(
+                peer.node_id, peer.process, peer.stands_apart
+            )
+            text = f"the disk of {peer.node_id} is an older copy"
+            text += f": it lacks {lost}" * bool(lost)
+            text += "; it waits until the others are a majority without it" * (not may_begin_anew)
+            return Refusal(OLDER_COPY if may_begin_anew else OLDER_COPY_WAITS, text)
+        if info.incarnation != peer.incarnation:
+            partitions = last_copies(metadata, (peer.node_id,))
+            if partitions:
+                text = empty_disk_text(peer.node_id, partitions)
+                self.refused[peer.node_id] = text
+                return Refusal(LAST_COPY, text)
+        self.refused.pop(peer.node_id, None)
+        return None

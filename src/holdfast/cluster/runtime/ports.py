@@ -1,0 +1,96 @@
+"""What the turns of a cluster node need of their driver."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.broker.runtime import ClientPort, JournalPort, ReadPort
+from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.metadata.requests import Outcome
+from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.cluster.raft.node import Write
+from holdfast.storage.journal.watermarks import Checkpoint
+
+
+class LoopPort(ClientPort, Protocol):
+    """The event loop of a cluster node."""
+
+    def write_watermarks(self, watermarks: Checkpoint) -> None:
+        """Write the high watermarks. Older ones only make a start slower."""
+
+
+class RaftPort(Protocol):
+    """The writer of Raft's files, in the order of submission."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a write waits for space."""
+
+    def submit(self, write: Write) -> None:
+        """Write, then call `ClusterRuntime.raft_written`."""
+
+
+class LinkPort(Protocol):
+    """The links to the other nodes."""
+
+    def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
+        """Queue a frame; returns False if there is no link."""
+
+    def flush(self) -> None:
+        """Send what is queued."""
+
+    def review(self) -> None:
+        """Close the links that the metadata does not allow any more."""
+
+    def isolate(self, text: str) -> None:
+        """Close all links and allow no new ones."""
+
+
+class ReplicaReadPort(ReadPort, Protocol):
+    """The reader of the log, which also reads for other nodes."""
+
+    def read_batches(
+        self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
+    ) -> None:
+        """Read whole batches below the offset `end`."""
+
+
+class ProcessPort(Protocol):
+    """The process of the node, with its directory."""
+
+    def take_nodes(self, metadata: ClusterMetadata) -> None:
+        """Adjust the links, because the cluster's nodes have changed."""
+
+    def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
+        """Pass on the outcomes of proposals that were made for an operator."""
+
+    def save_snapshot(self) -> None:
+        """Write a snapshot of state received from other nodes, unless one is being written."""
+
+    def became_ready(self) -> None:
+        """Begin to serve clients."""
+
+    def relieved(self) -> None:
+        """Continue with the shutdown: this node leads nothing, or no other node is connected."""
+
+    def set_aside(self, *, keep: bool) -> None:
+        """Start again with an empty directory. `keep`: the content is undamaged."""
+
+    def stand_apart(self, text: str) -> None:
+        """Store that this node stands apart for the reason `text`, until it begins anew or is
+        stopped in order."""
+
+    def begin_anew(self) -> None:
+        """Start again as another Raft peer, because the disk is an older copy."""
+
+
+@dataclass(frozen=True)
+class ClusterPorts:
+    """What the turns of a cluster node need of its driver."""
+
+    journal: JournalPort
+    reader: ReplicaReadPort
+    clients: LoopPort
+    raft: RaftPort
+    links: LinkPort
+    process: ProcessPort

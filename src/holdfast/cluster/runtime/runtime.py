@@ -1,0 +1,352 @@
+"""The turn of a cluster node: `broker.runtime` with the frames between nodes, Raft's writes, and
+the rules about a node that is not fit to serve.
+
+| step | why it is where it is |
+|---|---|
+| `_advance`: disk, timers, `ClusterNode.end_turn` | A stall is known before this turn's leaders are asked to do anything. |
+| `_finish` 1: frames | They leave before Raft's writes are submitted, and none of them depends on such a write: those are made by `raft_written`. |
+| `_finish` 2: Raft's writes, reads for other nodes | In the order in which they were produced. |
+| `_finish` 3: news | The links are adjusted first, so that the redirect names the nodes as they are now. Damage comes before readiness, because a damaged node is not ready. |
+| `_finish` 4: damage | After the news, because metadata that has just arrived decides whether other replicas exist. |
+| `_finish` 5: watermarks | Last, because they describe the finished turn. |
+"""  # noqa: E501
+
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.broker.runtime import Runtime
+from holdfast.broker.state import NodeState
+from holdfast.cluster.failure.disk_watch import DiskWatch
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.frame_kinds import HEARTBEAT
+from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.node import ClusterNode
+from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.cluster.runtime.fitness import Fitness
+from holdfast.cluster.runtime.ports import ClusterPorts
+from holdfast.cluster.runtime.replacement import Replacement
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.journal.watermarks import Checkpoint
+
+WATERMARKS_S: Final = 1.0
+"""The interval in seconds at which the high watermarks are written."""
+
+
+class ClusterRuntime(Runtime):
+    """The turns of a cluster node.
+
+    Frames that announce a Raft write as durable are made by `raft_written`, so no frame is ahead of
+    the disk.
+    """
+
+    def __init__(
+        self,
+        member: ClusterNode,
+        ports: ClusterPorts,
+        replacement: Replacement,
+        disk_stall_s: float,
+        memory_flush_s: float = 0.0,
+    ) -> None:
+        """`disk_stall_s`: the longest normal write in seconds."""
+        super().__init__(member.node, ports.journal, ports.reader, ports.clients, memory_flush_s)
+        self.member = member
+        self.replacement = replacement
+        self.disk = DiskWatch(disk_stall_s)
+        self.fitness = Fitness(member, self.disk)
+        self._replica_reader = ports.reader
+        self._raft = ports.raft
+        self._links = ports.links
+        self._process = ports.process
+        self._loop = ports.clients
+        # True if the news of a turn are looked at though there may be none.
+        self._is_watched = True
+        self._has_news = False
+        self._is_leaving = False
+        self._begins_anew = False
+        self._reviewed: ClusterMetadata | None = None
+        # The time at which the cluster's timers are due.
+        self._member_at = 0.0
+        self._watermarks_at = 0.0
+        self._written_watermarks: Checkpoint | None = None
+
+    # The turn
+
+    def begin(self, now: float, wall_us: int) -> None:
+        """Set the clocks. The wall clock follows the cluster's."""
+        super().begin(now, wall_us)
+        state = self.state
+        state.wall_us = self.member.clock.tick(now, wall_us)
+        recorded = self.member.replicated.state
+        recorded.now = now
+        recorded.wall_us = state.wall_us
+        self.member.tick(now)
+
+    def _advance(self) -> None:
+        """Run the checks of the disk and the cluster's timers, and let the cluster end its turn."""
+        member = self.member
+        now = self.state.now
+        disk_at = self.disk.timer()
+        if disk_at is not None and disk_at <= now:
+            self._watch_disk(now)
+        if self._member_at <= now:
+            member.handle_timers(now)
+            self._member_at = member.timer()
+        member.end_turn(now)
+
+    def timer(self) -> float | None:
+        """The time of the next turn if nothing arrives before."""
+        when = super().timer()
+        member = self._member_at = self.member.timer()
+        if when is None or member < when:
+            when = member
+        disk_at = self.disk.timer()
+        return disk_at if disk_at is not None and disk_at < when else when
+
+    def _finish(self) -> None:
+        """Send frames, submit Raft's writes and reads, and act on the turn's news."""
+        member = self.member
+        outgoing = member.context.outgoing
+        if outgoing:
+            member.context.outgoing = []
+            for node, kind, payload in outgoing:
+                self._links.send(node, kind, payload)
+            self._links.flush()
+        if member.persists:
+            persists = member.persists
+            member.persists = []
+            for write in persists:
+                self.disk.metadata.began(self.state.now)
+                self._raft.submit(write)
+        if member.reads:
+            reads = member.reads
+            member.reads = []
+            for read in reads:
+                end = self.state.journal.next_offset[read.partition]
+                self._replica_reader.read_batches(read, end, self._batches_read)
+        if member.meta.diverged and not self.fitness.older_copy:
+            self.report_older_copy(member.meta.diverged, may_begin_anew=False)
+        if (
+            member.nodes_changed
+            or member.outcomes
+            or self._is_watched
+            or self._has_news
+            or member.transfer.wants_save()
+        ):
+            self._has_news = False
+            self._act_on_news()
+        fitness = self.fitness
+        if fitness.is_undecided or (member.has_diverged and not fitness.is_damaged):
+            self.distrust_disk()
+        self._checkpoint()
+
+    def _act_on_news(self) -> None:
+        member = self.member
+        fitness = self.fitness
+        metadata = member.context.metadata
+        if member.nodes_changed:
+            member.nodes_changed = False
+            assert metadata is not None
+            nodes = frozenset(metadata.nodes)
+            member.disk_memory.forget(nodes)
+            member.older_copies.forget(nodes)
+            member.clock.forget(nodes, self.state.now)
+            self._process.take_nodes(metadata)
+        if self._reviewed is not metadata:
+            self._reviewed = metadata
+            self._links.review()
+        self._redirect()
+        if fitness.is_damaged and self.replacement.step(metadata, member.is_dispensable):
+            self._process.set_aside(keep=member.has_diverged)
+        if fitness.may_begin_anew and not self._begins_anew:
+            self._begins_anew = True
+            self._process.begin_anew()
+        outcomes = member.outcomes
+        if outcomes:
+            member.outcomes = []
+            self._process.proposals_done(outcomes)
+        if member.transfer.wants_save():
+            self._process.save_snapshot()
+        if not fitness.is_ready and not fitness.unready_reason(self.state.now):
+            fitness.is_ready = True
+            self._is_watched = False
+            self._process.became_ready()
+            self._redirect()
+        if self._is_leaving and not (any(member.context.leading) and member.context.connected):
+            self._process.relieved()
+
+    def _redirect(self) -> None:
+        """Send clients to other nodes while this node should not serve them."""
+        fitness = self.fitness
+        if self.member.context.metadata is None or not fitness.is_ready:
+            return
+        reason = fitness.redirect_reason()
+        servers = fitness.other_servers() if reason else ""
+        if servers != self.state.redirect:
+            self.clients.touch()
+            self.node.redirect(servers, reason)
+
+    def _checkpoint(self) -> None:
+        now = self.state.now
+        if now < self._watermarks_at + WATERMARKS_S:
+            return
+        self._watermarks_at = now
+        watermarks = self.state.journal.checkpoint()
+        if watermarks != self._written_watermarks:
+            self._written_watermarks = watermarks
+            self._loop.write_watermarks(watermarks)
+
+    # The journal and the disk
+
+    def write_journal(self, at_once: bool) -> None:
+        """As `Runtime.write_journal`. With durability "memory" a pending record is durable."""
+        super().write_journal(at_once)
+        if self.state.memory:
+            self.member.handle_durable(self.state.now)
+
+    def _group_taken(self, group: WriteGroup) -> None:
+        """Replicate the group while the disk writes it."""
+        now = self.state.now
+        self.disk.journal.began(now)
+        self.member.handle_taken(group, now)
+
+    def group_written(self, group: WriteGroup) -> None:
+        """Commit a group locally, and let the cluster acknowledge what is durable."""
+        super().group_written(group)
+        now = self.state.now
+        if self.disk.ended(self.disk.journal, now):
+            self._disk_changed(now)
+        self.member.handle_durable(now)
+
+    def raft_written(self) -> None:
+        """Handle the completion of Raft's oldest submitted write."""
+        self.clients.touch()
+        now = self.state.now
+        if self.disk.ended(self.disk.metadata, now):
+            self._disk_changed(now)
+        self.member.handle_persisted(now)
+
+    def waits_s(self, now: float) -> float:
+        """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
+        return self.member.forwarding.waits_s(now)
+
+    def _watch_disk(self, now: float) -> None:
+        disk = self.disk
+        if self.writer.is_full:
+            disk.journal.waits_for_space(now)
+        if self._raft.is_full:
+            disk.metadata.waits_for_space(now)
+        if disk.handle_timers(now):
+            self._disk_changed(now)
+
+    def _disk_changed(self, now: float) -> None:
+        """Report that the disk stalls, or that it responds again."""
+        is_stalled = self.disk.is_stalled
+        self._has_news = True
+        if is_stalled:
+            self.state.note("error", "disk_stalled", {"stall_s": self.disk.stall_s})
+        else:
+            self.state.note("warning", "disk_goes_on", {})
+        self.member.handle_disk(is_stalled, now)
+
+    def _space_changed(self, *, is_full: bool) -> None:
+        """Report that the disk has only its reserve left, or space again."""
+        self._has_news = True
+        self.member.handle_space(is_full, self.state.now)
+
+    def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
+        if self.believes_disk:
+            self.member.handle_batches(effect.request, batches, self.state.now)
+
+    # The other nodes
+
+    def link_up(self, node: str, presence: Presence, role: str) -> None:
+        """Handle a new link."""
+        self.clients.touch()
+        self.member.handle_connected(node, presence, role, self.state.now)
+
+    def link_down(self, node: str) -> None:
+        """Handle the end of a link."""
+        self.clients.touch()
+        self.member.handle_disconnected(node, self.state.now)
+
+    def link_refused(self, node: str) -> None:
+        """Handle a refused connection: nothing listens at the node's address."""
+        self.clients.touch()
+        self.member.handle_refused(node, self.state.now)
+
+    def frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
+        """Handle a frame at the present time `now`. Raises `BadFrame` when it is malformed.
+
+        The process may have been stopped after the turn began, so the turn's clock may be old.
+        Ownership and heartbeats are judged by the present time.
+        """
+        self.clients.touch()
+        self.member.tick(now)
+        self.member.handle_frame(node, kind, payload, now if kind == HEARTBEAT else self.state.now)
+
+    # Fitness
+
+    def distrust_disk(self) -> None:
+        """Give no read result to anyone any more, if other nodes have replicas of the log.
+
+        Without other replicas the node continues, because the rest of its log is the only copy.
+        """
+        fitness = self.fitness
+        fitness.is_undecided = self.member.context.metadata is None
+        if fitness.is_damaged or not fitness.has_other_replicas():
+            return
+        self.clients.touch()
+        fitness.is_damaged = self._has_news = True
+        self._is_watched = True
+        self.believes_disk = False
+        text = "it gives up what it leads and serves nobody"
+        self.state.note("error", "node_damaged", {"text": text})
+        self.member.handle_damage(self.state.now)
+
+    def report_removed(self) -> None:
+        """Note that the other nodes have removed this one for good."""
+        if not self.fitness.is_removed:
+            self.clients.touch()
+            self.fitness.is_removed = self._has_news = True
+            text = "the others go on without this node: stop it"
+            self.state.note("error", "node_removed", {"text": text})
+
+    def report_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        """Note that this disk has lost something that it had once."""
+        self.clients.touch()
+        fitness = self.fitness
+        self._has_news = True
+        fitness.may_begin_anew = fitness.may_begin_anew or may_begin_anew
+        if not fitness.older_copy:
+            fitness.older_copy = text
+            self.state.note("error", "older_copy", {"text": text})
+            self._process.stand_apart(text)
+            self.member.meta.stand_apart(self.state.now)
+            self.member.replication.set_unfit(stands_apart=True)
+            # The disk has lost votes and acknowledgements, so the node must give no new ones.
+            self._links.isolate("the disk of this node is an older copy")
+
+    # Shutdown
+
+    def leave(self, now: float) -> None:
+        """Let other nodes take over the leaderships; `ProcessPort.relieved` says when."""
+        self.member.detector.leave(now)
+        self._is_leaving = self._is_watched = True
+        self.clients.touch()
+
+    def hand_over(self, now: float) -> str:
+        """Give up Raft's leadership; returns where the clients may go."""
+        self.clients.touch()
+        self.member.meta.hand_over(now)
+        return self.fitness.other_servers()
+
+    # Snapshots
+
+    def recorded_state(self) -> NodeState:
+        """Return the state that the log's committed records define."""
+        return self.member.replicated.state
+
+    def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
+        """Return the offsets at which replay begins after a snapshot of the replicated state that
+        is begun now, and its entries."""
+        return self.member.transfer.offsets(), self.member.replicated.snapshot()

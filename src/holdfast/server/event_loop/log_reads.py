@@ -1,0 +1,109 @@
+"""The reads of the log, in a thread of their own."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar, cast
+
+from holdfast.broker.effects import FetchInflight, ReadLog
+from holdfast.broker.runtime import Found
+from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.server.disk.journal_writer import LogReadPool
+from holdfast.storage.files.filesystem import is_scarce
+from holdfast.storage.reading.cursor import LogReader, ReadResult
+
+logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+
+
+class LogReads:
+    """The `ReplicaReadPort` of a node's turns. Reads are done in the order of their requests."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reader: LogReader,
+        touch: Callable[[], None],
+        on_failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """`touch`: see `Broker.touch`. `on_failed`: called with an event for the log."""
+        self._loop = loop
+        self._reader = reader
+        self._touch = touch
+        self._on_failed = on_failed
+        self._pool = LogReadPool(loop.call_soon_threadsafe)
+
+    def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
+        """Read the records that `effect` asks for."""
+        work = partial(
+            self._reader.read,
+            effect.positions,
+            effect.limits,
+            effect.interests,
+            effect.records_max,
+            effect.bytes_max,
+        )
+        self._submit(work, partial(done, effect))
+
+    def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
+        """Read the records of unfinished deliveries."""
+        self._submit(partial(self._fetched, effect), partial(done, effect))
+
+    def _fetched(self, effect: FetchInflight) -> Found:
+        """Read in the thread."""
+        found: Found = []
+        size_bytes = 0
+        for packet_id, partition, offset in effect.wanted:
+            record = self._reader.fetch(partition, offset)
+            found.append((packet_id, record))
+            if record is not None:
+                size_bytes += len(record.payload) + len(record.properties)
+            if size_bytes >= effect.bytes_max:
+                break
+        return found
+
+    def read_batches(
+        self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
+    ) -> None:
+        """Read whole batches below the offset `end`."""
+        work = partial(
+            self._reader.read_batches, effect.partition, effect.start, end, effect.bytes_max
+        )
+        self._submit(work, partial(done, effect))
+
+    def _submit(self, work: Callable[[], T], handle: Callable[[T], None]) -> None:
+        """Read in the thread and pass the result to `handle` in the loop. A read without a free
+        descriptor is done again, because that says nothing of the disk."""
+
+        def done(result: object, error: BaseException | None) -> None:
+            self._touch()
+            if error is None:
+                handle(cast(T, result))
+            elif is_scarce(error):
+                logger.error("log_read_waits_for_descriptor error=%r", str(error))
+                self._submit(work, handle)
+            else:
+                self._on_failed("log_read_failed", error)
+
+        self._pool.submit(work, done)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread, so that no read runs at the same time."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def done(result: object, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(cast(T, result))
+
+        self._pool.submit(work, done)
+        return await future
+
+    def close(self) -> None:
+        """Finish the submitted reads and stop the thread."""
+        self._pool.close()
