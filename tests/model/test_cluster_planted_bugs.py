@@ -17,13 +17,14 @@ from holdfast.cluster.partitions.progress import LedPartition
 from holdfast.cluster.publish.admission import Admission
 from holdfast.cluster.publish.forwarding import PendingRecord, RecordForwarder
 from holdfast.cluster.publish.leader_sync import LeaderSync
+from holdfast.cluster.runtime import peer_check
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
+from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import Batch, Record
-from tests.sim import process
 from tests.sim.casts import TIMED
 from tests.sim.checks import Checks
 from tests.sim.schedule import Violation
@@ -48,16 +49,14 @@ Plant = Callable[[], AbstractContextManager[object]]
 
 
 def acknowledged_before_the_fsync() -> AbstractContextManager[object]:
-    begin = ProcessDisk.write_journal
+    submit = ProcessDisk.submit
 
-    def count_at_once(disk: ProcessDisk) -> None:
-        was_idle = disk.group is None
-        begin(disk)
-        if was_idle and disk.group is not None:
-            disk._journal.commit(disk.group)
-            disk._member.handle_durable(disk._state.now)
+    def count_at_once(disk: ProcessDisk, group: WriteGroup) -> None:
+        submit(disk, group)
+        disk._journal.commit(group)
+        disk._process.member.handle_durable(disk._process.state.now)
 
-    return patch.object(ProcessDisk, "write_journal", count_at_once)
+    return patch.object(ProcessDisk, "submit", count_at_once)
 
 
 def truncation_to_the_watermark() -> AbstractContextManager[object]:
@@ -240,7 +239,7 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
 
 def an_older_copy_goes_on() -> AbstractContextManager[object]:
     """Nobody compares it with what is remembered."""
-    return patch.object(process, "lost_since", lambda *_: "")
+    return patch.object(peer_check, "lost_since", lambda *_: "")
 
 
 def a_nodes_own_clock_counts() -> AbstractContextManager[object]:
@@ -290,7 +289,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "a node's own clock counts": (
         a_nodes_own_clock_counts,
         settings("wrong-clock", "leave", casts=(TIMED,), skew_s=0.02),
-        1,
+        13,
     ),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
     "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 26),

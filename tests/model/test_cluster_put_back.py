@@ -95,9 +95,10 @@ def test_two_copies_both_wait_for_the_one_that_runs(
     assert all(map(story.is_apart, order))
     assert [story.host(name).incarnations for name in order] == before
     # An operator starts all of them again: nobody remembers then, and n1 has everything.
-    process = story.host("n1").process
-    assert process is not None
-    process.leave()
+    for name in ("n1", *order):
+        process = story.host(name).process
+        assert process is not None
+        process.leave()
     story.run(LATER_S)
     story.stop(*order)
     with patch.object(Checks, "noted", lambda *_: None):

@@ -25,7 +25,7 @@ from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import Batch
 from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, TIMED
 from tests.sim.schedule import Violation
-from tests.sim.storing import ProcessDisk
+from tests.sim.storing import RaftDisk
 from tests.sim.teams import Receipt
 from tests.sim.world import Settings, World
 
@@ -232,23 +232,15 @@ def a_removed_name_is_not_taken_again() -> AbstractContextManager[object]:
 
 def what_hangs_counts_as_written() -> AbstractContextManager[object]:
     """Of the metadata."""
-    begin = ProcessDisk._begin_raft_write
+    begin = RaftDisk._begin
 
-    def pretend(disk: ProcessDisk) -> None:
-        disk.raft_writes.popleft()
-        disk._process.touch()
-        disk.watch.ended(disk.watch.metadata, disk._state.now)
-        disk._member.handle_persisted(disk._state.now)
-        if disk.raft_writes:
-            disk._begin_raft_write()
-
-    def begin_or_pretend(disk: ProcessDisk) -> None:
+    def begin_or_pretend(disk: RaftDisk) -> None:
         if disk._host.hangs_for_s():
-            disk._process.later(0.001, lambda: pretend(disk))
+            disk._process.later(0.001, disk._written)
         else:
             begin(disk)
 
-    return patch.object(ProcessDisk, "_begin_raft_write", begin_or_pretend)
+    return patch.object(RaftDisk, "_begin", begin_or_pretend)
 
 
 def nobody_looks_at_the_disk() -> AbstractContextManager[object]:

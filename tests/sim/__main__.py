@@ -14,7 +14,7 @@ import time
 from functools import partial
 
 from tests.sim.casts import CASTS
-from tests.sim.faults import ALL, HOSTILE
+from tests.sim.faults import ALL, DECAY, HOSTILE
 from tests.sim.running import Result, run
 
 FRESH_SEEDS = 100
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--faults",
         default="",
-        help=f"of {','.join(dict.fromkeys(ALL + HOSTILE))}; none; default: by seed",
+        help=f"of {','.join(dict.fromkeys(ALL + DECAY + HOSTILE))}; none; default: by seed",
     )
     parser.add_argument("--casts", default="", help=f"of {','.join(CASTS)}; default: by seed")
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")

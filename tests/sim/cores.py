@@ -24,6 +24,7 @@ from holdfast.server.disk.storage import Storage
 from holdfast.storage.files.data_directory import create, read_manifest
 from holdfast.storage.files.layout import MANIFEST, DataDirectory, Manifest
 from holdfast.storage.journal.journal import Journal
+from holdfast.storage.reading.scan import Damage
 from tests.sim.watching import WatchedImages
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class Cores:
         state.now = self.state.now
         state.wall_us = self.state.wall_us
         self.images: WatchedImages = WatchedImages(state)
+        self.damage: list[Damage] = []
+        """What was found before the process runs."""
+        self.storage.opened.store.on_damage = self.damage.append
         self.storage.replay_into(self.images)
         self.raft_files: RaftFiles = RaftFiles(
             host.disk, member_id(host.name, self.incarnation), is_new=not manifest.cluster_id

@@ -283,6 +283,15 @@ class SimDisk:
     def free_bytes(self) -> int:
         return self.capacity_bytes - sum(len(each.now) for each in set(self.files.values()))
 
+    def damage(self, name: str, chance: random.Random) -> int:
+        """Change a byte; the position of it."""
+        content = self.files[name]
+        position = chance.randrange(len(content.now))
+        for data in (content.now, content.durable):
+            if position < len(data):
+                data[position] ^= 0xFF
+        return position
+
     def after_crash(self, survival: str, seed: int) -> "SimDisk":
         """See SimContent.surviving; names survive by the same rule."""
         chance = random.Random(seed)

@@ -43,6 +43,8 @@ WRONG_CLOCK: Final = "wrong-clock"
 """Of one node, by hours, years, or never set; it jumps."""
 LEAVE: Final = "leave"
 """A restart in good order."""
+DAMAGE: Final = "damage"
+"""A byte of a log changes, unnoticed until it is read."""
 OPERATE: Final = "operate"
 """No fault: an operator changes the cluster."""
 ALL: Final = (
@@ -53,6 +55,8 @@ PROCESSES: Final = (KILL, POWER, OUTAGE, LEAVE)
 DISKS: Final = (SLOW_DISK, FULL_DISK, HANG_DISK, POWER)
 NETWORK: Final = (ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, LATE)
 
+DECAY: Final = (DAMAGE, KILL, LEAVE, RESET, SLOW_DISK)
+"""A disk loses something while nodes come and go, and clients read old records."""
 HOSTILE: Final = (GO_BACK, WRONG_CLOCK, KILL, ISOLATE, LEAVE, RESET)
 """What operators do without meaning to."""
 
@@ -94,6 +98,7 @@ class Faults:
             GO_BACK: self._go_back,
             WRONG_CLOCK: self._wrong_clock,
             HANG_DISK: self._hang_disk,
+            DAMAGE: self._damage,
             LEAVE: self._leave,
             OPERATE: self._operate,
         }
@@ -315,15 +320,27 @@ class Faults:
 
     def _wipe(self, host: "Host") -> None:
         """Once, and only what the others have, its vote included."""
+        if self._others_have_all():
+            self._wiped = True
+            host.kill(power=True)
+            host.wipe()
+            self._restart(host)
+
+    def _damage(self, host: "Host") -> None:
+        """As `_wipe`: the node gives up the whole disk when it finds it."""
+        if self._others_have_all():
+            self._wiped = host.damage()
+
+    def _others_have_all(self) -> bool:
+        """Any disk may be lost now, and none was before."""
         metadata = self._world.newest_metadata()
-        if self._wiped or metadata is None or not self._world.is_in_sync():
-            return
-        if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
-            return
-        self._wiped = True
-        host.kill(power=True)
-        host.wipe()
-        self._restart(host)
+        return (
+            not self._wiped
+            and metadata is not None
+            and self._world.is_in_sync()
+            and not self._operator.is_busy
+            and len(metadata.voters) == len(self._world.hosts)
+        )
 
 
 def _can_do_without(other: "Host", host: "Host", claim: str) -> bool:

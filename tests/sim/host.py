@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.journal_writer import DiskFullError
+from holdfast.storage.files.layout import JOURNAL
 from tests.sim.disk import Crash, SimDisk
 from tests.sim.mirror import Mirror
 from tests.sim.network import PeerConnection
@@ -47,6 +48,13 @@ class Host:
         self._hung_until = 0.0
         self._boot_s = self.chance.random() * 1000
         self._backlog: deque[Work] = deque()
+        # The process has asked to be started again.
+        self._starts_anew = False
+        self._is_set_aside = False
+        self.aside = ""
+        """The directory that was put aside, until this node has everything again."""
+        self.is_damaged = False
+        """Bytes of the log were changed; the process may not have read them yet."""
         # More is committed than is on the disk here.
         self.mirror_behind = False
 
@@ -108,6 +116,10 @@ class Host:
             self.schedule.after(self.hangs_for_s(), self.start)
             return
         self.is_on = True
+        self._starts_anew = False
+        if self._is_set_aside:
+            self._is_set_aside = False
+            self.wipe()
         self.process_number += 1
         self.schedule.note(self.name, "starts")
         try:
@@ -117,7 +129,7 @@ class Host:
             self.disk.locks.clear()
             self.schedule.after(START_AGAIN_S, self.start)
             return
-        self.mirror.reload(self.process.storage)
+        self.mirror.reload(self.process.cores.storage, is_damaged=self.is_damaged)
 
     def pause(self, duration_s: float) -> None:
         if self.process is None or self.is_paused:
@@ -185,7 +197,9 @@ class Host:
         fault: nobody else starts it again then."""
         older_copy.rejoin(self.disk)
         self.kill(power=False)
-        if self.world.faults.is_over:
+        if self._starts_anew:
+            self.schedule.after(0.05 + self.chance.random() * 0.2, self.start)
+        elif self.world.faults.is_over:
             self.schedule.after(START_AGAIN_S, self.start)
 
     def _break_writes(self, process: Process) -> None:
@@ -198,20 +212,43 @@ class Host:
             pass
         self.disk.crash_at = -1
 
-    def begin_anew(self) -> None:
-        """The others have said that the disk is an older copy."""
-        if self.process is not None:
-            older_copy.mark(self.disk, self.new_incarnation())
-            self.creates_cluster = False
-            self.kill(power=False)
-            self.schedule.after(0.05 + self.chance.random() * 0.2, self.start)
+    def take_new_incarnation(self) -> bool:
+        """The others have said that the disk is an older copy: the next process is another one.
+        False: the disk is full."""
+        if not older_copy.mark(self.disk, f"{self.name}disk{self.incarnations + 1}"):
+            return False
+        self.incarnations += 1
+        self.creates_cluster = False
+        self._starts_anew = True
+        return True
+
+    def set_aside(self) -> None:
+        """The next process begins with an empty directory, and keeps this one for a while."""
+        self.schedule.note(self.name, "sets its directory aside")
+        self.aside = "damaged"
+        self._is_set_aside = self._starts_anew = True
+
+    def damage(self) -> bool:
+        """Change a byte of the log, in a segment that is complete. False: there is none."""
+        segments = [
+            name
+            for name in self.disk.files
+            if name.startswith(f"{JOURNAL}/") and name.endswith(".log")
+        ]
+        if len(segments) < 2:
+            return False
+        name = self.chance.choice(sorted(segments)[:-1])
+        position = self.disk.damage(name, self.chance)
+        self.is_damaged = True
+        self.schedule.note(self.name, f"byte {position} of {name} changes")
+        return True
 
     def wipe(self) -> None:
         """Another disk, and empty."""
         assert self.process is None
         self.schedule.note(self.name, "gets an empty disk")
         self.disk = SimDisk(CAPACITY_BYTES)
-        self.creates_cluster = False
+        self.creates_cluster = self.is_damaged = False
         self.mirror.clear()
 
     # The network's view
@@ -223,7 +260,7 @@ class Host:
         process, host = self.process, self.world.hosts[other]
         if process is None:
             return False
-        return process.finds_older(host) or process.is_isolated or process.has_removed(host)
+        return process.peer_links.shuns(host)
 
     def link_up(self, connection: PeerConnection, other: str) -> None:
         process = self.process
@@ -241,4 +278,4 @@ class Host:
 
     def refused(self, other: str) -> None:
         if self.process is not None:
-            self.process.refused(other)
+            self.process.runtime.link_refused(other)

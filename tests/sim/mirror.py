@@ -55,14 +55,17 @@ class Mirror:
             )
         batches.append(batch)
 
-    def reload(self, storage: Storage) -> None:
-        """After a start, from the disk."""
+    def reload(self, storage: Storage, *, is_damaged: bool) -> None:
+        """After a start, from the disk. The process does not hear of damage by that."""
         self.clear()
+        on_damage, storage.opened.store.on_damage = storage.opened.store.on_damage, None
         journal = storage.journal
         for partition, end in enumerate(journal.next_offset):
             start = journal.start_offsets[partition]
             while start < end:
                 found = storage.reader.read_batches(partition, start, end, READ_BYTES)
+                if not found and is_damaged:
+                    break
                 if not found:
                     self._checks.fail(
                         f"{self.name} cannot read offset {start} of partition {partition},"
@@ -72,6 +75,7 @@ class Mirror:
                     batch = Batch(data)
                     self.batches[partition].append(batch)
                     start = batch.end_offset
+        storage.opened.store.on_damage = on_damage
 
     def end(self, partition: int) -> int:
         batches = self.batches[partition]

@@ -81,7 +81,7 @@ class Operator:
             return
         if command is not None:
             process.touch()
-            process.member.meta.propose(command, process.state.now)
+            process.proposals.add(process.member.meta.propose(command, process.state.now))
 
     def _look(self) -> None:
         self._world.schedule.after(LOOK_S, self._look)
@@ -121,7 +121,7 @@ class Operator:
             return
         self._note(f"remove {host.name}")
         process.touch()
-        process.member.meta.remove(host.name, process.state.now)
+        process.proposals.add(process.member.meta.remove(host.name, process.state.now))
 
     def _join_again(self, host: "Host") -> None:
         self._note(f"{host.name} was removed")

@@ -6,6 +6,8 @@ from typing import Final
 from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
 from tests.sim.faults import (
     ALL,
+    DAMAGE,
+    DECAY,
     DISKS,
     GO_BACK,
     HOSTILE,
@@ -16,11 +18,13 @@ from tests.sim.faults import (
     PAUSE,
     PROCESSES,
     SKEW,
+    WIPE,
 )
 from tests.sim.world import Settings
 
 FAULTS: Final = (
     ALL, ALL, PROCESSES, NETWORK, DISKS, (PAUSE,), ("reset", KILL), (OPERATE, LEAVE, KILL), HOSTILE,
+    DECAY,
 )  # fmt: skip
 PLAYING: Final = ((LOG,), (LOG,), (LOG, QOS0), (TIMED,), (GROUPS,), (LOG, TIMED), CASTS)
 TIMED_SKEW_S: Final = 0.02
@@ -39,7 +43,7 @@ def settings_for(
     count = nodes or chance.choice((3, 3, 3, 5))
     if faults is None:
         faults = chance.choice(FAULTS)
-    is_wiped = "wipe" in faults or GO_BACK in faults
+    is_wiped = WIPE in faults or GO_BACK in faults or DAMAGE in faults
     min_insync = 2 if is_wiped else chance.choice((1, 2))
     mean_s = chance.choice((0.4, 1.0, 2.0))
     turn_s = chance.choice((0.0002, 0.001, 0.004))
@@ -51,6 +55,13 @@ def settings_for(
         casts = chance.choice(PLAYING)
     has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
     loses_one = chance.random() < 0.25
+    if DAMAGE in faults:
+        # The disk of another node may have lost something that nobody has read.
+        loses_one = False
+        segment_bytes = 8 << 10
+        # A start replays everything, and so finds it.
+        snapshot_s = 1000.0
+    reserve_bytes = chance.choice((0, 1500))
     if has_witness and loses_one:
         # One of two is left.
         min_insync = 1
@@ -68,6 +79,7 @@ def settings_for(
         outbox_messages=outbox_messages,
         snapshot_s=snapshot_s,
         segment_bytes=segment_bytes,
+        reserve_bytes=reserve_bytes,
         retention_bytes=retention_bytes,
         skew_s=TIMED_SKEW_S if TIMED in casts and SKEW not in faults else 1.0,
         loses_one=loses_one,

@@ -1,22 +1,28 @@
-"""A node's process: the production cores, driven as server/event_loop/cluster_broker.py and
-server/cluster.py drive them, by the schedule's clock, with the simulated network and disk.
+"""A node's process: the turns of `holdfast.cluster.runtime` over the production cores, by the
+schedule's clock, with the simulated network and disk.
 """
 
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.effects import Effect, FetchInflight, Note, ReadLog, ResumeInput
+from holdfast.broker.effects import Effect, Note, ResumeInput
 from holdfast.broker.session.connection import Connection
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import IMAGE, BadFrame
-from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodePhase
-from holdfast.cluster.partitions.disk_position import lost_since
-from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
+from holdfast.cluster.metadata.requests import Outcome
+from holdfast.cluster.runtime.peer_check import PeerCheck
+from holdfast.cluster.runtime.ports import ClusterPorts
+from holdfast.cluster.runtime.replacement import Replacement
+from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.server.disk import older_copy
-from holdfast.storage.record import Record
+from holdfast.storage.journal.watermarks import Checkpoint
+from holdfast.storage.reading.scan import Damage
 from tests.sim.cores import Cores
+from tests.sim.links import SimLinks
 from tests.sim.network import PeerConnection
+from tests.sim.reads import SimReads
 from tests.sim.storing import ProcessDisk
 
 if TYPE_CHECKING:
@@ -25,12 +31,13 @@ if TYPE_CHECKING:
 
 LEAVE_S: Final = 3.0
 """How long the others have, at a shutdown, to take over what this node leads."""
-READ_S: Final = 0.002
-"""The longest read."""
+LOOK_S: Final = 1.0
+"""As often a node that began with an empty directory looks whether it has everything."""
 
 
 class Process:
-    """`host.world` has the settings. Raises what the cores raise: that is a finding."""
+    """The driver of a `ClusterRuntime`. `host.world` has the settings. Raises what the cores raise:
+    that is a finding."""
 
     def __init__(self, host: "Host", number: int) -> None:
         self.host = host
@@ -40,16 +47,13 @@ class Process:
         self.is_over = False
         self.links: dict[str, PeerConnection] = {}
         self.sockets: dict[Connection, ClientSocket] = {}
-        self.is_ready = False
+        self.proposals: set[int] = set()
+        """Of an operator, without an outcome."""
         self.is_leaving = False
+        self._has_left = False
         self._turn_scheduled = False
         self._timer_at = float("inf")
-        # When the member's timers are due, as it said last.
-        self._member_at = 0.0
         self.cores: Cores = Cores(host, self, number, self.chance)
-        self.is_isolated = False
-        """Others have said that the disk is an older copy."""
-        self.storage = self.cores.storage
         self.journal = self.cores.journal
         self.node = self.cores.node
         self.state = self.cores.state
@@ -58,13 +62,45 @@ class Process:
         self.presence = self.cores.presence
         self.role = WITNESS if host.is_witness else DATA
         self.disk = ProcessDisk(self)
+        self.peer_links = SimLinks(self)
+        self.runtime = ClusterRuntime(
+            self.member,
+            ClusterPorts(self.disk, SimReads(self), self, self.disk.raft, self.peer_links, self),
+            Replacement(host.name, self.state, host.aside),
+            host.world.settings.disk_stall_s,
+        )
+        self.peers = PeerCheck(self.runtime)
         host.world.images_watch.begin(self)
         if host.creates_cluster and self.cores.meta.metadata is None:
             self.cores.create_cluster(host)
         self.touch()
-        if older_copy.reason_apart(host.disk):
-            self.stand_apart()
+        reason = older_copy.reason_apart(host.disk)
+        if reason:
+            self.runtime.report_older_copy(reason, may_begin_anew=False)
+        self.cores.storage.opened.store.on_damage = self._found_damage
+        if self.journal.damaged or self.cores.damage:
+            self._distrust_disk()
         self.disk.begin()
+        if host.aside:
+            self.later(LOOK_S, self._forget_aside)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.runtime.fitness.is_ready
+
+    @property
+    def is_isolated(self) -> bool:
+        """Others have said that the disk is an older copy."""
+        return bool(self.runtime.fitness.older_copy)
+
+    def _found_damage(self, damage: Damage) -> None:
+        self.schedule.note(self.host.name, f"finds damage: {damage}")
+        self.later(0.0, self._distrust_disk)
+
+    def _distrust_disk(self) -> None:
+        # What it has is incomplete, and reaches nobody.
+        self.images.on_applied = None
+        self.runtime.distrust_disk()
 
     # The event loop
 
@@ -85,41 +121,19 @@ class Process:
         """Something has come: the clock is set, and there will be a turn."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
-            self.node.tick(self.host.clock(), self.host.wall_us())
-            self.state.wall_us = self.member.clock.tick(self.state.now, self.state.wall_us)
-            images = self.images.state
-            images.now = self.state.now
-            images.wall_us = self.state.wall_us
-            self.member.tick(self.state.now)
+            self.runtime.begin(self.host.clock(), self.host.wall_us())
             self.later(self.chance.random() * self.host.world.settings.turn_s, self._turn)
 
     def _turn(self) -> None:
         self._turn_scheduled = False
-        node = self.node
-        state = self.state
-        when = node.timer()
-        if when is not None and when <= state.now:
-            node.handle_timers()
-        self._advance()
-        self.disk.write_journal()
-        while state.effects or state.dirty:
-            effects = state.effects
-            state.effects = []
-            for effect in effects:
-                self._carry_out(effect)
-            dirty = state.dirty
-            state.dirty = []
-            for connection in dirty:
-                connection.dirty = False
-                socket = self.sockets.get(connection)
-                if socket is not None:
-                    socket.flush()
-        self._advance()
-        self.disk.write_journal()
-        self._finish_turn()
-        self._member_at = self.member.timer()
-        times = (node.timer(), self._member_at, self.disk.watch.timer())
-        self._arm(min(when for when in times if when is not None))
+        self.runtime.turn()
+        if self.is_over:
+            # The turn has ended the process.
+            return
+        self.host.world.checks.turn_ended(self)
+        when = self.runtime.timer()
+        assert when is not None
+        self._arm(when)
 
     def _arm(self, when: float) -> None:
         """In this process' time."""
@@ -133,155 +147,15 @@ class Process:
             self._timer_at = float("inf")
             self.touch()
 
-    def _advance(self) -> None:
-        member = self.member
-        now = self.state.now
-        disk_at = self.disk.watch.timer()
-        if disk_at is not None and disk_at <= now:
-            self.disk.handle_timers(now)
-        if self._member_at <= now:
-            member.handle_timers(now)
-            self._member_at = member.timer()
-        member.end_turn(now)
+    def flush(self, dirty: list[Connection]) -> None:
+        for connection in dirty:
+            connection.dirty = False
+            socket = self.sockets.get(connection)
+            if socket is not None:
+                socket.flush()
 
-    def _finish_turn(self) -> None:
-        member = self.member
-        outgoing = member.context.outgoing
-        member.context.outgoing = []
-        for other, kind, payload in outgoing:
-            link = self.links.get(other)
-            if link is not None:
-                data = b"".join(payload) if isinstance(payload, list) else payload
-                link.push(other, (kind, data))
-        for write in member.persists:
-            self.disk.write_raft(write)
-        member.persists = []
-        for read in member.reads:
-            self._read_batches(read)
-        member.reads = []
-        member.outcomes = []
-        if member.nodes_changed:
-            member.nodes_changed = False
-            assert member.context.metadata is not None
-            self._take_nodes(member.context.metadata)
-        if member.transfer.wants_save():
-            self.disk.take_snapshot()
-        if not self.is_ready and self._looks_ready():
-            self.is_ready = True
-            self.node.start()
-            self.schedule.note(self.host.name, "ready")
-            self.redirect()
-        self.disk.checkpoint()
-        self.host.world.checks.turn_ended(self)
-
-    # The cluster; see api.clustering
-
-    def _looks_ready(self) -> bool:
-        member = self.member
-        metadata = member.context.metadata
-        if metadata is None or self.host.name not in metadata.nodes:
-            return False
-        if self.host.is_witness:
-            return True
-        for partition, info in enumerate(metadata.partitions):
-            if member.context.leads(partition):
-                continue
-            if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
-                return False
-        return member.context.is_whole and member.meta.has_majority(self.state.now)
-
-    def _take_nodes(self, metadata: ClusterMetadata) -> None:
-        directory = self.cores.directory
-        if directory.manifest.cluster_id != metadata.cluster_id:
-            directory.join_cluster(metadata.cluster_id)
-        for other in list(self.links):
-            if self.host.world.hosts[other].was_removed(metadata):
-                self._close(other)
-        self.redirect()
-
-    def _close(self, other: str) -> None:
-        """The link to it."""
-        connection = self.links[other]
-        self.host.world.network.close(connection, self.host.name, other)
-        self.link_down(connection, other)
-
-    def has_removed(self, other: "Host") -> bool:
-        """It does not talk to it."""
-        metadata = self.member.context.metadata
-        return metadata is not None and other.was_removed(metadata)
-
-    def finds_older(self, other: "Host") -> bool:
-        """The disk there is an older copy: it is told so, and takes part in nothing."""
-        process = other.process
-        metadata = self.member.context.metadata
-        if process is None or other.is_paused or self.host.is_paused or self.is_isolated:
-            return False
-        if metadata is None or other.name not in metadata.nodes:
-            return False
-        claim = process.member.disk_claim().text()
-        known = self.member.disk_memory.known
-        lost = lost_since(known, other.name, process.cores.incarnation, claim)
-        if not lost and not process.is_isolated:
-            return False
-        self.touch()
-        may_begin = self.member.older_copies.may_begin_anew(
-            other.name, str(process.number), process.is_isolated
-        )
-        self.schedule.note(other.name, f"is an older copy, says {self.host.name}")
-        if not process.is_isolated:
-            older_copy.stand_apart(other.disk, "it lacks what was agreed")
-            process.stand_apart()
-        for peer in list(process.links):
-            process._close(peer)
-        if may_begin:
-            other.post(other.begin_anew)
-        return True
-
-    def stand_apart(self) -> None:
-        """Decide, follow and lead nothing more."""
-        self.is_isolated = True
-        self.touch()
-        self.member.meta.stand_apart(self.state.now)
-        self.member.replication.set_unfit(stands_apart=True)
-
-    def redirect(self) -> None:
-        metadata = self.member.context.metadata
-        if metadata is None or not self.is_ready:
-            return
-        info = metadata.nodes.get(self.host.name)
-        is_draining = info is not None and info.state == NodePhase.DRAINING
-        servers = "elsewhere:1" if is_draining or self.disk.watch.is_stalled else ""
-        if servers != self.state.redirect:
-            self.touch()
-            self.node.redirect(servers, "this node is of no use now")
-
-    def leave(self) -> None:
-        """A shutdown in good order."""
-        if self.is_leaving:
-            return
-        self.is_leaving = True
-        self.touch()
-        self.member.detector.leave(self.state.now)
-        self._wait_relieved(self.schedule.now + LEAVE_S)
-
-    def _wait_relieved(self, deadline: float) -> None:
-        context = self.member.context
-        if any(context.leading) and context.connected and self.schedule.now < deadline:
-            self.later(0.01, lambda: self._wait_relieved(deadline))
-            return
-        self.touch()
-        self.member.meta.hand_over(self.state.now)
-        self.node.shut_down("elsewhere:1")
-        self.later(0.1, self.host.has_left)
-
-    # Effects
-
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, ReadLog):
-            self._read_log(effect)
-        elif isinstance(effect, FetchInflight):
-            self._fetch(effect)
-        elif isinstance(effect, ResumeInput):
+    def carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, ResumeInput):
             socket = self.sockets.get(effect.connection)
             if socket is not None:
                 self.node.handle_resumed(effect.connection)
@@ -290,96 +164,108 @@ class Process:
             self.schedule.note(self.host.name, f"{effect.event} {effect.fields}")
             self.host.world.checks.noted(self, effect)
 
-    def _read(self, work: Callable[[], None]) -> None:
-        """Not before the disk answers."""
-        self.disk.later(self.chance.random() * READ_S, work)
+    def write_watermarks(self, watermarks: Checkpoint) -> None:
+        """By the thread that writes the journal."""
+        self.disk.later(0.0, lambda: self.disk.write_watermarks(watermarks))
 
-    def _read_log(self, effect: ReadLog) -> None:
-        written = self.journal.written
-        if any(limit > written[partition] for partition, limit in enumerate(effect.limits)):
-            self.disk.deferred.append(effect)
-            return
-
-        def work() -> None:
-            result = self.storage.reader.read(
-                effect.positions,
-                effect.limits,
-                effect.interests,
-                effect.records_max,
-                effect.bytes_max,
-            )
-            self.touch()
-            self.node.handle_read(
-                effect, result.records, result.positions, result.done, result.lost
-            )
-
-        self._read(work)
-
-    def _fetch(self, effect: FetchInflight) -> None:
-        written = self.journal.written
-        if any(offset >= written[partition] for _, partition, offset in effect.wanted):
-            self.disk.deferred.append(effect)
-            return
-
-        def work() -> None:
-            found: list[tuple[int, Record | None]] = []
-            for packet_id, partition, offset in effect.wanted:
-                found.append((packet_id, self.storage.reader.fetch(partition, offset)))
-                # A driver may leave out the rest.
-                if self.chance.random() < 0.1:
-                    break
-            self.touch()
-            self.node.handle_fetched(effect, found)
-
-        self._read(work)
-
-    def _read_batches(self, effect: ReadBatches) -> None:
-        end = self.journal.next_offset[effect.partition]
-
-        def work() -> None:
-            found = self.storage.reader.read_batches(
-                effect.partition, effect.start, end, effect.bytes_max
-            )
-            self.touch()
-            self.member.handle_batches(effect.request, found, self.state.now)
-
-        self._read(work)
-
-    # The other nodes
+    # The links
 
     def link_up(
         self, connection: PeerConnection, other: str, presence: Presence, role: str
     ) -> None:
-        known = self.links.get(other)
-        if known is not None:
-            self._close(other)
+        if other in self.links:
+            self.close(other)
         self.links[other] = connection
-        self.touch()
         self.schedule.note(self.host.name, f"connected to {other}")
-        self.member.handle_connected(other, presence, role, self.state.now)
+        self.runtime.link_up(other, presence, role)
 
     def link_down(self, connection: PeerConnection, other: str) -> None:
         del self.links[other]
-        self.touch()
         self.schedule.note(self.host.name, f"lost {other}")
-        self.member.handle_disconnected(other, self.state.now)
+        self.runtime.link_down(other)
         if any(node == other for node, _, _ in self.member.context.outgoing):
             # They would leave on the next link, whose other end may be another process.
             checks = self.host.world.checks
             checks.fail(f"{self.host.name} keeps frames of a lost link to {other}")
 
     def frame(self, connection: PeerConnection, other: str, kind: int, data: bytes) -> None:
-        self.touch()
         if kind == IMAGE:
             self.host.world.images_watch.begin(self)
         try:
-            self.member.handle_frame(other, kind, data, self.state.now)
+            self.runtime.frame(other, kind, data, self.host.clock())
         except BadFrame as error:
             self.host.world.checks.fail(f"{self.host.name} got a bad frame of {other}: {error}")
 
-    def refused(self, other: str) -> None:
+    def close(self, other: str) -> None:
+        """The link to it."""
+        connection = self.links[other]
+        self.host.world.network.close(connection, self.host.name, other)
+        self.link_down(connection, other)
+
+    # The process
+
+    def take_nodes(self, metadata: ClusterMetadata) -> None:
+        directory = self.cores.directory
+        if directory.manifest.cluster_id != metadata.cluster_id:
+            directory.join_cluster(metadata.cluster_id)
+        for other in list(self.links):
+            if self.host.world.hosts[other].was_removed(metadata):
+                self.close(other)
+
+    def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
+        for request, outcome in outcomes:
+            self.schedule.note(self.host.name, f"proposal {request}: {outcome}")
+            self.proposals.discard(request)
+
+    def save_snapshot(self) -> None:
+        self.disk.snapshots.take(received=True)
+
+    def became_ready(self) -> None:
+        self.node.start()
+        self.schedule.note(self.host.name, "ready")
+
+    def set_aside(self, *, keep: bool) -> None:
+        self.host.set_aside()
+        self.leave()
+
+    def _forget_aside(self) -> None:
+        replacement = self.runtime.replacement
+        if replacement.has_everything(self.member.context.metadata):
+            self.host.aside = replacement.aside = ""
+        else:
+            self.later(LOOK_S, self._forget_aside)
+
+    def stand_apart(self, text: str) -> None:
+        older_copy.stand_apart(self.host.disk, text)
+
+    def begin_anew(self) -> None:
+        if self.host.take_new_incarnation():
+            self.leave()
+
+    def leave(self) -> None:
+        """A shutdown in good order."""
+        if self.is_leaving:
+            return
+        self.is_leaving = True
         self.touch()
-        self.member.handle_refused(other, self.state.now)
+        if self.member.context.metadata is None:
+            self._shut_down("")
+            return
+        self.runtime.leave(self.state.now)
+        self.later(LEAVE_S, self._hand_over)
+
+    def relieved(self) -> None:
+        self.later(0.0, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if not self._has_left:
+            self._shut_down(self.runtime.hand_over(self.state.now))
+
+    def _shut_down(self, servers: str) -> None:
+        self._has_left = True
+        self.touch()
+        self.node.shut_down(servers)
+        self.later(0.1, self.host.has_left)
 
     # Clients
 

@@ -53,6 +53,8 @@ class Settings:
     segment_bytes: int = 64 << 10
     allocate_bytes: int = 0
     snapshot_s: float = 3.0
+    reserve_bytes: int = 0
+    """Of each disk, below which QoS 1 and 2 are refused."""
     retention_bytes: int = 0
     """Of the log on each disk, looked at after a snapshot; 0: everything stays."""
     outbox_messages: int = 30

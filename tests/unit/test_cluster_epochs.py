@@ -32,12 +32,12 @@ class Leader:
         journal = Journal(1, replicated=True)
         self.state = NodeState(NodeConfig(partitions=1), journal)
         self.state.wall_us = wall_us
-        self.fabric = ClusterContext("n1", journal)
-        self.fabric.connected |= {"n2", "n3"}
-        self.fabric.leading[0] = 2
-        barriers = Barriers(self.state, self.fabric, MetadataReads(lambda now: NOTHING))
+        self.context = ClusterContext("n1", journal)
+        self.context.connected |= {"n2", "n3"}
+        self.context.leading[0] = 2
+        barriers = Barriers(self.state, self.context, MetadataReads(lambda now: NOTHING))
         self.images = ReplicatedState(NodeState(NodeConfig(partitions=1), journal))
-        self.homes = SessionCoordinator(self.state, self.fabric, self.images, barriers)
+        self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
         self.log = log
         self.appended: list[Record] = []
         self.promises: list[Promise] = []
@@ -86,7 +86,7 @@ class Leader:
 
     def given(self) -> list[int]:
         """The epochs in SESSION_OPENED, in order."""
-        payloads = [each for _, kind, each in self.fabric.outgoing if kind == SESSION_OPENED]
+        payloads = [each for _, kind, each in self.context.outgoing if kind == SESSION_OPENED]
         return [json.loads(each)["epoch"] for each in payloads if isinstance(each, bytes)]
 
 
@@ -147,9 +147,9 @@ def test_a_leader_that_is_followed_gives_nothing_under_a_late_reservation() -> N
     leader = Leader([])
     leader.ask()
     leader.homes.stop_leading(0)
-    leader.fabric.leading[0] = 0
+    leader.context.leading[0] = 0
     leader.commit()
-    leader.fabric.leading[0] = 4
+    leader.context.leading[0] = 4
     leader.homes.start_leading(0)
     assert leader.given() == []
     leader.ask()
@@ -162,7 +162,7 @@ def test_clients_connect_though_the_partition_commits_nothing() -> None:
     """With epochs that the next leader leaves out, which can commit."""
     log: list[Record] = []
     first = Leader(log)
-    first.fabric.reaches_majority = lambda now: True
+    first.context.reaches_majority = lambda now: True
     first.ask("c")
     due = first.homes.timer()
     assert due == first.state.now + PATIENCE_S
@@ -190,7 +190,7 @@ def test_a_leader_without_a_majority_gives_nothing_unreserved() -> None:
         leader.wait(PATIENCE_S)
         leader.ask("d")
     assert leader.given() == []
-    leader.fabric.reaches_majority = lambda now: True
+    leader.context.reaches_majority = lambda now: True
     leader.wait(PATIENCE_S)
     assert len(leader.given()) == 4
 

@@ -311,5 +311,5 @@ class Runtime:
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
         """Return the offsets at which replay begins after a snapshot begun now, and its entries:
         see `recovery.snapshot_entries`."""
-        # Later records are not in the state yet (`NodeState.hold`), so they are replayed.
+        # Later records are not in the state yet (`NodeState.promise`), so they are replayed.
         return list(self.state.journal.high_watermark), snapshot_entries(self.state)

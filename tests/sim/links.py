@@ -1,0 +1,80 @@
+"""The links of a process, as `server.peers.links` has them: what leaves, and which handshakes come
+to nothing. `network` says what arrives."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.cluster.partitions.disk_position import Known
+from holdfast.security.peer_handshake import (
+    OLDER_COPY,
+    OLDER_COPY_WAITS,
+    STANDS_APART,
+    PeerIdentity,
+    Refusal,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.host import Host
+    from tests.sim.process import Process
+
+
+class SimLinks:
+    """A `LinkPort`."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+
+    def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
+        link = self._process.links.get(node_id)
+        if link is None:
+            return False
+        data = payload if isinstance(payload, bytes) else b"".join(payload)
+        link.push(node_id, (kind, data))
+        return True
+
+    def flush(self) -> None:
+        """Everything has left already."""
+
+    def review(self) -> None:
+        hosts = self._process.host.world.hosts
+        for other in list(self._process.links):
+            if self._objection(hosts[other], {}) is not None:
+                self._process.close(other)
+
+    def isolate(self, text: str) -> None:
+        for other in list(self._process.links):
+            self._process.close(other)
+
+    def shuns(self, other: "Host") -> bool:
+        """The handshake with this node comes to nothing; the other one hears why."""
+        process = self._process
+        peer = other.process
+        if peer is None:
+            return False
+        metadata = process.member.context.metadata
+        if metadata is not None and other.was_removed(metadata):
+            other.post(peer.runtime.report_removed)
+            return True
+        if process.is_isolated:
+            return True
+        refusal = self._objection(other, process.member.disk_memory.known)
+        if refusal is None:
+            return peer.is_isolated
+        process.schedule.note(other.name, f"is refused by {process.host.name}: {refusal}")
+        if refusal.reason in (OLDER_COPY, OLDER_COPY_WAITS):
+            text, may_begin = refusal.text, refusal.reason == OLDER_COPY
+            other.post(lambda: peer.runtime.report_older_copy(text, may_begin))
+        return True
+
+    def _objection(self, other: "Host", known: Known) -> Refusal | None:
+        peer = other.process
+        if peer is None:
+            return None
+        identity = PeerIdentity(
+            other.name,
+            peer.cores.incarnation,
+            process=str(peer.number),
+            features=STANDS_APART if peer.is_isolated else "",
+            disk=peer.peers.own_disk(),
+        )
+        return self._process.peers.objection(identity, known)
