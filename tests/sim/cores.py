@@ -89,7 +89,6 @@ class Cores:
         self.member: ClusterNode = ClusterNode(
             self.node,
             self.images,
-            self.journal,
             self.meta,
             self.presence,
             ClusterNodeConfig(
@@ -100,7 +99,7 @@ class Cores:
             ),
             chance.random,
             self.state.now,
-            self.storage.lacking(),
+            lacking=self.storage.lacking(),
         )
         self._load_uncommitted()
 

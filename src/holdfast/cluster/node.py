@@ -52,7 +52,6 @@ from holdfast.cluster.raft.node import Write
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, barrier_answer, decode_barrier
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import Batch
 
@@ -73,16 +72,16 @@ class ClusterNode(Parts):
         self,
         node: Node,
         replicated: ReplicatedState,
-        journal: Journal,
         meta: MetaStore,
         presence: Presence,
         config: ClusterNodeConfig,
         random: Callable[[], float],
         now: float,
+        *,
         lacking: Iterable[int] = (),
     ) -> None:
         """The arguments are those of Parts."""
-        super().__init__(node, replicated, journal, meta, presence, config, random, now, lacking)
+        super().__init__(node, replicated, meta, presence, config, random, now, lacking=lacking)
         self.governing = MetadataProposer(self)
         self.leadership = LeadershipChanges(self)
         self.persists: list[Write] = []

@@ -32,7 +32,6 @@ from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import Transfer
 from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 
 
@@ -55,12 +54,12 @@ class Parts:
         self,
         node: Node,
         replicated: ReplicatedState,
-        journal: Journal,
         meta: MetaStore,
         presence: Presence,
         config: ClusterNodeConfig,
         random: Callable[[], float],
         now: float,
+        *,
         lacking: Iterable[int] = (),
     ) -> None:
         """`node`: the broker's core, without sessions. `replicated`: the replicated state,
@@ -74,8 +73,8 @@ class Parts:
         self.clock = ClusterClock(meta.node_id)
         self.presence = presence
         self.config = config
-        self.log = ApplyingLog(journal)
-        self.context = ClusterContext(meta.node_id, journal)
+        self.log = ApplyingLog(node.state.journal)
+        self.context = ClusterContext(meta.node_id, node.state.journal)
         self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
         self.replication = Replication(
             meta.node_id, self.log, replace(config.replication, holds_restarted=True)

@@ -142,13 +142,12 @@ class ClusterMembership:
         return ClusterNode(
             node,
             images,
-            self.storage.journal,
             meta,
             self.presence,
             member_config(config, incarnation),
             random,
             now,
-            self.storage.lacking(),
+            lacking=self.storage.lacking(),
         )
 
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
