@@ -137,3 +137,26 @@ def test_a_node_that_the_others_went_on_without_is_a_finding() -> None:
     process.member.meta.diverged = "the others have another change 33"
     with pytest.raises(Violation, match="n2: the others have another change 33"):
         world.schedule.run(1.0)
+
+
+def test_a_node_with_a_damaged_disk_fetches_everything_anew() -> None:
+    settings = replace(settings_for(1, 3, (), casts=(LOG,)), segment_bytes=8 << 10, snapshot_s=1e3)
+    world = World(1, settings)
+    for host in world.hosts.values():
+        host.start()
+    world._wait(10.0, world._not_ready, "not ready")
+    for party in world.parties:
+        party.is_active = True
+    host = world.hosts["n2"]
+    world._wait(20.0, lambda: "" if host.damage() else "one segment", "no complete segment")
+    for party in world.parties:
+        party.is_active = False
+    world._wait(20.0, world._not_settled, "not settled")
+    # It is read at the next start.
+    host.kill(power=False)
+    host.start()
+    world._wait(10.0, lambda: "" if host.incarnations == 2 else "one disk", "not put aside")
+    assert host.aside
+    world._wait(30.0, world._not_settled, "not settled")
+    world._wait(5.0, lambda: host.aside, "still put aside")
+    world.checks.same_images()
