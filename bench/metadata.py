@@ -110,7 +110,7 @@ class Cluster:
         self.cost.longest_s = max(self.cost.longest_s, took_s)
         for command in commands:
             self.carry_out(command)
-            self.controller.settled(command, self.now)
+            self.controller.note_outcome(command, self.now)
         return len(commands)
 
     def lead(self) -> int:

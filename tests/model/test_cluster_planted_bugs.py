@@ -61,7 +61,7 @@ def acknowledged_before_the_fsync() -> AbstractContextManager[object]:
 
 
 def truncation_to_the_watermark() -> AbstractContextManager[object]:
-    ask = FollowerSide._ask
+    ask = FollowerSide._send_follow
 
     def cut_and_ask(core: FollowerSide, followed: Any, source: Any, now: float) -> None:
         log = core._state.log
@@ -70,7 +70,7 @@ def truncation_to_the_watermark() -> AbstractContextManager[object]:
             log.truncate(followed.partition, watermark)
         ask(core, followed, source, now)
 
-    return patch.object(FollowerSide, "_ask", cut_and_ask)
+    return patch.object(FollowerSide, "_send_follow", cut_and_ask)
 
 
 def no_epoch_check_at_the_follower() -> AbstractContextManager[object]:
@@ -242,7 +242,7 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
 
 def an_older_copy_goes_on() -> AbstractContextManager[object]:
     """Nobody compares it with what is remembered."""
-    return patch.object(peer_check, "lost_since", lambda *_: "")
+    return patch.object(peer_check, "find_loss", lambda *_: "")
 
 
 def a_nodes_own_clock_counts() -> AbstractContextManager[object]:

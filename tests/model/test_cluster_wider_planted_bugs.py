@@ -115,7 +115,7 @@ def a_held_up_node_is_sure() -> AbstractContextManager[object]:
 
 @contextmanager
 def sessions_expire_at_once() -> Iterator[None]:
-    settle = ReplicatedState.settle_one
+    settle = ReplicatedState.arm_timers
 
     def expire(images: ReplicatedState, session: Session) -> bool:
         is_touched = session in images.touched
@@ -125,7 +125,7 @@ def sessions_expire_at_once() -> Iterator[None]:
         return is_there
 
     with (
-        patch.object(ReplicatedState, "settle_one", expire),
+        patch.object(ReplicatedState, "arm_timers", expire),
         # It judges again, and does not let it pass.
         patch.object(Endings, "_is_armed", lambda *_: False),
         patch.object(Endings, "_left_s", lambda *_: 0.0),

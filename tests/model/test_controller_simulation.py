@@ -86,7 +86,7 @@ def test_an_unclean_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return next((node for node in info.replicas if node in standing.willing), "")
 
     def settled(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
-        changed = planning.settled(info, standing, min_insync)
+        changed = planning.repaired(info, standing, min_insync)
         if changed.leader or not (successor := careless(info, standing)):
             return changed
         in_sync = (*changed.in_sync, successor)
@@ -108,7 +108,7 @@ def test_an_epoch_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def trusting(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
-        return planning.settled(info, dataclasses.replace(standing, wiped=frozenset()), min_insync)
+        return planning.repaired(info, dataclasses.replace(standing, wiped=frozenset()), min_insync)
 
     without_guards(monkeypatch)
     monkeypatch.setattr(controller, "settled", trusting)

@@ -54,7 +54,7 @@ def received_counts_as_durable() -> AbstractContextManager[object]:
 
 
 def truncation_to_the_watermark() -> AbstractContextManager[object]:
-    ask = FollowerSide._ask
+    ask = FollowerSide._send_follow
 
     def cut_and_ask(core: FollowerSide, followed: Any, source: Any, now: float) -> None:
         log = core._state.log
@@ -63,7 +63,7 @@ def truncation_to_the_watermark() -> AbstractContextManager[object]:
             log.truncate(followed.partition, watermark)
         ask(core, followed, source, now)
 
-    return changed(FollowerSide, "_ask", cut_and_ask)
+    return changed(FollowerSide, "_send_follow", cut_and_ask)
 
 
 def no_epoch_check_at_the_follower() -> AbstractContextManager[object]:
@@ -112,7 +112,7 @@ def newcomer_counts_when_the_metadata_says_so() -> AbstractContextManager[object
 
 
 def newcomer_needs_the_watermark_alone() -> AbstractContextManager[object]:
-    has_come = InSync.has_come
+    has_come = InSync.has_caught_up
 
     def has_come_early(rules: InSync, led: LedPartition, progress: Progress, now: float) -> bool:
         start, led.start = led.start, 0
@@ -121,7 +121,7 @@ def newcomer_needs_the_watermark_alone() -> AbstractContextManager[object]:
         finally:
             led.start = start
 
-    return changed(InSync, "has_come", has_come_early)
+    return changed(InSync, "has_caught_up", has_come_early)
 
 
 def own_disk_does_not_count() -> AbstractContextManager[object]:

@@ -11,7 +11,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import NodeInfo
-from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions import disk_position
@@ -73,7 +73,7 @@ class Cores:
         self.storage.opened.store.on_damage = self.damage.append
         self.storage.replay_into(self.images)
         self.raft_files: RaftFiles = RaftFiles(
-            host.disk, member_id(host.name, self.incarnation), is_new=not manifest.cluster_id
+            host.disk, peer_id(host.name, self.incarnation), is_new=not manifest.cluster_id
         )
         self.meta: MetaStore = MetaStore(
             host.name,

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cluster.partitions.disk_position import lost_since
+from holdfast.cluster.partitions.disk_position import find_loss
 from tests.sim.host import EPOCH_US
 from tests.sim.operating import Operator
 from tests.sim.process import LEAVE_S
@@ -352,6 +352,6 @@ def _can_do_without(other: "Host", host: "Host", claim: str) -> bool:
     if process is None or its is None:
         return False
     wanted, found = process.member.meta.durable_end, its.member.meta.durable
-    known = its.member.disk_memory.known
+    known = its.member.disk_memory.positions
     has_all = found[0] >= wanted[0] and found[1] >= wanted[1]
-    return has_all and bool(lost_since(known, host.name, process.cores.incarnation, claim))
+    return has_all and bool(find_loss(known, host.name, process.cores.incarnation, claim))

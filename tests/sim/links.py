@@ -57,7 +57,7 @@ class SimLinks:
             return True
         if process.is_isolated:
             return True
-        refusal = self._objection(other, process.member.disk_memory.known)
+        refusal = self._objection(other, process.member.disk_memory.positions)
         if refusal is None:
             return peer.is_isolated
         process.schedule.note(other.name, f"is refused by {process.host.name}: {refusal}")

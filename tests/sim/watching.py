@@ -219,21 +219,21 @@ class OwnersWatch:
                 )
 
     def _look_at_assigned(self, process: "Process") -> None:
-        agent = process.member.groups.shares
-        kept = {(share.key, place) for share, place in agent._kept}
-        for share in agent.shares.values():
+        agent = process.member.groups.agent
+        kept = {(share.key, place) for share, place in agent._session_records}
+        for share in agent.assignments.values():
             tag = tag_of(share.key)
             found = {place for key, place in kept if key == share.key}
             # Denied for the second time: `tidy` returns it.
             found |= share.again.keys()
-            if share.held.keys() <= found:
+            if share.assigned.keys() <= found:
                 continue
             if share.group is not None:
                 aside = itertools.chain.from_iterable(share.group.deferred.values())
                 found |= {_place(each) for each in (*share.group.returned, *aside)}
             for session in process.state.sessions.values():
                 found |= {_place(e) for e in session.inflight.values() if e.group_tag == tag}
-            for place in share.held:
+            for place in share.assigned:
                 if place not in found:
                     self._world.checks.fail(
                         f"{process.host.name} has offset {place[1]} of partition {place[0]} of"

@@ -191,7 +191,7 @@ class ControllerWorld:
                 if is_current:
                     self.commands.append(command)
                     self.check_copies(command)
-                self.propose(command, partial(controller.settled, command))
+                self.propose(command, partial(controller.note_outcome, command))
 
     def propose(
         self,
@@ -270,7 +270,7 @@ class ControllerWorld:
             nodes = self.metadata.nodes
             dead = {
                 node
-                for node in self.health.dead - self.health.ill - set(new.in_sync)
+                for node in self.health.dead - self.health.unhealthy - set(new.in_sync)
                 if node in old.in_sync and nodes[node].state != NodePhase.DRAINING
             }
             if dead and len(new.in_sync) < self.metadata.min_insync:

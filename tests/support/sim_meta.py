@@ -25,7 +25,7 @@ from holdfast.cluster.metadata import store as metastore
 from holdfast.cluster.metadata.commands import ChangePartitions, RemoveNode
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
-from holdfast.cluster.metadata.state_machine import MetaState, member_id
+from holdfast.cluster.metadata.state_machine import MetaState, peer_id
 from holdfast.cluster.metadata.store import MetaStore, Persist, ProposalDone, Send
 from holdfast.cluster.raft import leader as raft_leading
 from holdfast.cluster.raft import node as raft
@@ -113,7 +113,7 @@ class World(VirtualTime):
         self.vote_crash = chance.choice((0.0, 0.0, 0.3))
         """How often a node crashes when it has voted."""
         self.timing = RaftTiming(
-            election_max_s=chance.choice((0.35, 0.6)), gone_step_s=chance.choice((0.0, 0.03))
+            election_max_s=chance.choice((0.35, 0.6)), election_step_s=chance.choice((0.0, 0.03))
         )
         self.compact_entries = chance.choice((8, 30, 1000))
         self.cut: set[tuple[str, str]] = set()
@@ -195,7 +195,7 @@ class World(VirtualTime):
 
     def _start(self, node: Node) -> None:
         node.life += 1
-        member = member_id(node.name, node.incarnation)
+        member = peer_id(node.name, node.incarnation)
         is_new = "raft" not in node.disk.list("")
         node.files = self.files_class(node.disk, member, is_new=is_new)
         node.writes = []
@@ -417,12 +417,12 @@ class World(VirtualTime):
         gone = self.chance.choice(list(self.nodes))
         for node in self.nodes.values():
             if node.name != gone and self.chance.random() < 0.8:
-                self.input(node, lambda store, now: store.leader_gone(gone, now))
+                self.input(node, lambda store, now: store.leader_down(gone, now))
 
     def _hand_over(self) -> None:
         leader = self._leader()
         if leader is not None:
-            self.input(leader, lambda store, now: store.hand_over(now))
+            self.input(leader, lambda store, now: store.transfer_leadership(now))
 
     def _down(self) -> None:
         """The controller takes a node for dead, or for alive again."""
@@ -454,7 +454,7 @@ class World(VirtualTime):
             if store is None or store.raft.durable_index < top or store.raft.commit < top:
                 return
         members = others[0].store.membership if others[0].store is not None else Membership()
-        live = {member_id(other.name, other.incarnation) for other in self.nodes.values()}
+        live = {peer_id(other.name, other.incarnation) for other in self.nodes.values()}
         if not live.issuperset(members.members) or len(members.voters) < 3:
             return
         self._stop(node, "kill")

@@ -83,7 +83,7 @@ class ElectionWorld(VirtualTime):
         self.append_bytes = chance.choice((1, 20, 1 << 20))
         self.compact_entries = chance.choice((7, 1000))
         self.timing = RaftTiming(
-            election_max_s=chance.choice((0.32, 0.6)), gone_step_s=chance.choice((0.0, 0.03))
+            election_max_s=chance.choice((0.32, 0.6)), election_step_s=chance.choice((0.0, 0.03))
         )
         self.cut: set[tuple[str, str]] = set()
         self.is_mended = False
@@ -105,7 +105,7 @@ class ElectionWorld(VirtualTime):
             # Several stand in one term, and voters crash between their requests.
             self.delay_s = 0.02
             self.vote_crash = 0.3
-            self.timing = RaftTiming(election_max_s=0.32, gone_step_s=0.0)
+            self.timing = RaftTiming(election_max_s=0.32, election_step_s=0.0)
             disk_s = (0.001,)
         elif self.kind == "members":
             # Voters come and go under leaders that are cut off.
@@ -332,7 +332,7 @@ class ElectionWorld(VirtualTime):
     def _tell_gone(self) -> None:
         for member in self.members.values():
             if member.node is not None and self.chance.random() < 0.8:
-                member.node.leader_gone(self.now)
+                member.node.leader_down(self.now)
                 self._drain(member)
 
     def _propose(self) -> None:
@@ -370,14 +370,14 @@ class ElectionWorld(VirtualTime):
 
     def _check_leader(self, node: RaftNode) -> None:
         known = self.leaders.get(node.term)
-        if known == node.member:
+        if known == node.peer:
             return
         if known is not None:
-            raise Wrong(f"term {node.term} has two leaders, {known} and {node.member}")
-        self.note(f"{node.member} leads term {node.term}")
-        self.leaders[node.term] = node.member
+            raise Wrong(f"term {node.term} has two leaders, {known} and {node.peer}")
+        self.note(f"{node.peer} leads term {node.term}")
+        self.leaders[node.term] = node.peer
         if not self.is_mended and self.chance.random() < self.leader_crash:
-            member = self.members[node.member]
+            member = self.members[node.peer]
             self.after(
                 self.chance.random() * self.leader_crash_s,
                 lambda: self._crash_for_one_election(member),
@@ -385,7 +385,7 @@ class ElectionWorld(VirtualTime):
         log = node._raft.log
         for index, entry in self.agreed.items():
             if index > log.base_index and log.term_at(index) != entry.term:
-                raise Wrong(f"leader {node.member} of term {node.term} lacks entry {index}")
+                raise Wrong(f"leader {node.peer} of term {node.term} lacks entry {index}")
 
 
 def _pack(state: tuple[bytes, ...]) -> bytes:

@@ -71,8 +71,8 @@ class World(VirtualTime):
         self.faults = faults
         self.trace: list[str] = []
         self.config = ReplicationConfig(
-            ask_again_s=0.3,
-            propose_again_s=0.3,
+            follow_retry_s=0.3,
+            proposal_retry_s=0.3,
             silent_s=self.random.choice((0.2, 1.0)),
             read_bytes=self.random.choice((200, 2000)),
             recent_bytes_max=self.random.choice((0, 1000, 100_000)),

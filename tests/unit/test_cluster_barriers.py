@@ -11,8 +11,8 @@ from holdfast.cluster.reads.read_barrier import (
     ASKING_MAX,
     WAIT_S,
     Barriers,
-    barrier_answer,
     decode_barrier,
+    encode_log_ends,
 )
 from holdfast.cluster.reads.read_index import ASK_AGAIN_S as READ_AGAIN_S
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
@@ -83,7 +83,7 @@ def test_it_waits_for_the_metadata_and_for_what_the_leaders_have() -> None:
     barrier = bench.barriers.begin(is_patient=True)
     assert bench.barriers.begin(is_patient=True) == barrier
     assert bench.turn() == [("n2", 1)]
-    bench.barriers.answered(1, [(0, 1, 5), (1, 1, 0)])
+    bench.barriers.handle_reply(1, [(0, 1, 5), (1, 1, 0)])
     bench.apply(5, 0)
     bench.turn()
     assert not bench.barriers.has_passed(barrier)
@@ -103,7 +103,7 @@ def test_a_leader_that_was_deposed_is_not_believed() -> None:
     bench = Bench()
     barrier = bench.barriers.begin(is_patient=True)
     bench.turn()
-    bench.barriers.answered(1, [(0, 1, 5), (1, 1, 0)])
+    bench.barriers.handle_reply(1, [(0, 1, 5), (1, 1, 0)])
     bench.apply(5, 0)
     for _ in range(100):
         bench.turn(WAIT_S)
@@ -114,7 +114,7 @@ def test_a_leader_that_was_deposed_is_not_believed() -> None:
     bench.read()
     assert bench.turn(ASK_AGAIN_S)[0][0] == "n3"
     assert not bench.barriers.has_passed(barrier)
-    bench.barriers.answered(200, [(0, 2, 6)])
+    bench.barriers.handle_reply(200, [(0, 2, 6)])
     bench.turn()
     assert not bench.barriers.has_passed(barrier)
     bench.apply(6, 0)
@@ -127,8 +127,8 @@ def test_a_leader_that_is_not_known_here_yet_is_believed() -> None:
     barrier = bench.barriers.begin(is_patient=True)
     bench.turn()
     bench.read()
-    bench.barriers.answered(1, [(0, 2, 6), (1, 1, 0)])
-    bench.barriers.answered(1, [(0, 1, 5)])
+    bench.barriers.handle_reply(1, [(0, 2, 6), (1, 1, 0)])
+    bench.barriers.handle_reply(1, [(0, 1, 5)])
     bench.apply(5, 0)
     bench.turn()
     assert not bench.barriers.has_passed(barrier)
@@ -142,13 +142,13 @@ def test_what_the_next_leader_does_not_have_is_not_waited_for() -> None:
     barrier = bench.barriers.begin(is_patient=True)
     bench.turn()
     bench.read()
-    bench.barriers.answered(1, [(0, 1, 9), (1, 1, 0)])
+    bench.barriers.handle_reply(1, [(0, 1, 9), (1, 1, 0)])
     bench.apply(5, 0)
     bench.turn()
     bench.context.leaders[0] = "n3"
     bench.context.epochs[0] = 2
     assert bench.turn(ASK_AGAIN_S) == [("n3", 2)]
-    bench.barriers.answered(2, [(0, 2, 5)])
+    bench.barriers.handle_reply(2, [(0, 2, 5)])
     bench.turn()
     assert bench.barriers.has_passed(barrier)
 
@@ -160,12 +160,12 @@ def test_answers_and_reads_from_before_it_began_do_not_count() -> None:
     second = bench.barriers.begin(is_patient=True)
     assert second != first
     assert bench.turn() == [("n2", 2)]
-    bench.barriers.answered(1, [(0, 1, 0), (1, 1, 0)])
+    bench.barriers.handle_reply(1, [(0, 1, 0), (1, 1, 0)])
     bench.read()
     bench.turn()
     assert bench.barriers.has_passed(first)
     assert not bench.barriers.has_passed(second)
-    bench.barriers.answered(2, [(0, 1, 0), (1, 1, 0)])
+    bench.barriers.handle_reply(2, [(0, 1, 0), (1, 1, 0)])
     bench.turn()
     assert not bench.barriers.has_passed(second)
     bench.read()
@@ -181,14 +181,14 @@ def test_partitions_that_this_node_leads() -> None:
     barrier = bench.barriers.begin(is_patient=True)
     bench.turn()
     bench.read()
-    bench.barriers.answered(1, [(1, 1, 0)])
+    bench.barriers.handle_reply(1, [(1, 1, 0)])
     bench.turn()
     assert not bench.barriers.has_passed(barrier)
     bench.apply(1, 0)
     bench.turn()
     assert bench.barriers.has_passed(barrier)
     # The same is what it answers others.
-    answer = barrier_answer(bench.context, bytes(8))
+    answer = encode_log_ends(bench.context, bytes(8))
     assert decode_barrier(answer) == (0, [(0, 3, 1)])
 
 
@@ -199,7 +199,7 @@ def test_a_patient_one_does_not_pass_without_a_leader_and_another_one_does() -> 
     other = bench.barriers.begin()
     assert other != patient
     bench.turn()
-    bench.barriers.answered(1, [(1, 1, 0)])
+    bench.barriers.handle_reply(1, [(1, 1, 0)])
     bench.turn(WAIT_S)
     bench.read()
     bench.turn()
@@ -226,7 +226,7 @@ def test_the_metadata_is_read_again_until_it_is_known() -> None:
     bench.has_leader = False
     barrier = bench.barriers.begin(is_patient=True)
     bench.turn()
-    bench.barriers.answered(1, [(0, 1, 0), (1, 1, 0)])
+    bench.barriers.handle_reply(1, [(0, 1, 0), (1, 1, 0)])
     bench.turn()
     assert bench.proposed == 0
     assert bench.reads.timer() is None

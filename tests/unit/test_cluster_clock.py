@@ -39,11 +39,11 @@ class Nodes:
         for sender, receiver in itertools.permutations(names, 2):
             mono = self.mono(sender)
             wall, agreed = self.clocks[sender].own_us(mono), self.clocks[sender].agreed_us(mono)
-            self.clocks[receiver].heard(sender, wall, agreed, self.mono(receiver))
+            self.clocks[receiver].add_sample(sender, wall, agreed, self.mono(receiver))
 
     def settle(self) -> None:
         for clock in self.clocks.values():
-            clock.is_settled = True
+            clock.has_agreed = True
 
     def restart(self, name: str) -> None:
         self.clocks[name] = ClusterClock(name)
@@ -84,7 +84,7 @@ def test_a_jump_moves_nothing(count: int) -> None:
 
 def test_who_has_just_started_believes_the_one_that_runs() -> None:
     nodes = Nodes("n1", "n3")
-    nodes.clocks["n3"].is_settled = True
+    nodes.clocks["n3"].has_agreed = True
     nodes.off_us["n1"] = 2 * DAY_US
     for _ in range(3):
         nodes.meet("n1", "n3")
@@ -121,8 +121,8 @@ def test_what_was_under_way_for_long_is_no_sign_of_a_wrong_clock() -> None:
     clock = nodes.clocks["n1"]
     for number in range(30):
         for name in ("n2", "n3"):
-            clock.heard(name, TRUE_US + number * 100_000, 0, 3.0)
-    assert clock.take_changes() == []
+            clock.add_sample(name, TRUE_US + number * 100_000, 0, 3.0)
+    assert clock.pop_changes() == []
     nodes.now = 3.0
     assert nodes.error_s("n1") == 0
 
@@ -135,10 +135,10 @@ def test_it_is_told_once_when_it_begins_and_when_it_ends() -> None:
         nodes.off_us["n2"] = int(off_s * 1e6)
         nodes.now += SAMPLE_S + 1
         nodes.meet("n1", "n2", "n3")
-        told += clock.take_changes()
+        told += clock.pop_changes()
     assert told == [("n2", SKEW_S + 1, True), ("n2", 0.0, False)]
     nodes.off_us["n1"] = -DAY_US
     nodes.meet("n1", "n2", "n3")
-    assert clock.take_changes() == [("n1", -86_400, True)]
+    assert clock.pop_changes() == [("n1", -86_400, True)]
     clock.forget({"n1", "n3"}, nodes.mono("n1"))
     assert set(clock.skews_s()) == {"n1", "n3"}

@@ -78,7 +78,7 @@ class Bench:
                 payload=payload,
             )
         )
-        if not self.replica.settle_one(self.session):
+        if not self.replica.arm_timers(self.session):
             self.endings.due(self.session, SESSION_EXPIRY)
 
     def run(self, until: float) -> None:
@@ -233,7 +233,7 @@ def test_a_timer_that_was_armed_meanwhile_gives_way_to_the_next_one() -> None:
     bench.session.disconnected_us = 999 * 1_000_000
     bench.replica.touched.add(bench.session)
     bench.endings.due(bench.session, SESSION_EXPIRY)
-    assert bench.replica.settle_one(bench.session)
+    assert bench.replica.arm_timers(bench.session)
     assert bench.armed() == [bench.session.expiry_timer]
 
 

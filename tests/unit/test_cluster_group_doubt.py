@@ -10,7 +10,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
-from holdfast.cluster.shared_groups.control_frames import Tell
+from holdfast.cluster.shared_groups.control_frames import FullReport
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
@@ -29,7 +29,7 @@ class Node:
         images = ReplicatedState(NodeState(config, journal))
         context = LedHere("n1", journal)
         self.reports: list[AgentReport] = []
-        self.tells: list[Tell] = []
+        self.tells: list[FullReport] = []
         self.shares = NodeAgent(
             self.state,
             context,
@@ -42,7 +42,7 @@ class Node:
         self.session = self.join("c", qos)
         self.home = partition_of(self.group.key.encode(), PARTITIONS)
         self.shares.flush()
-        self.shares.heard("n1", self.tells[-1].number, self.tells[-1].homes)
+        self.shares.handle_report_ack("n1", self.tells[-1].number, self.tells[-1].homes)
         self.shares.flush()
 
     def join(self, client_id: str, qos: int) -> Session:

@@ -17,7 +17,7 @@ from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, Partition
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.cluster.shared_groups.codec import Assign
-from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place, Tell
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -100,10 +100,10 @@ class Bench:
 
     def tell(self, node: str, *held: Place) -> None:
         stock = NodeCapacity(KEY, 1, 1, 10, list(held), [], [0])
-        self.coordinator.tell(node, Tell(1, [(0, 1)], [stock]))
+        self.coordinator.handle_full_report(node, FullReport(1, [(0, 1)], [stock]))
 
-    def stock(self, *held: Place) -> Tell:
-        return Tell(1, [(0, 2)], [NodeCapacity(KEY, 1, 1, 10, list(held), [], [0])])
+    def stock(self, *held: Place) -> FullReport:
+        return FullReport(1, [(0, 2)], [NodeCapacity(KEY, 1, 1, 10, list(held), [], [0])])
 
     def log_group(self, positions: list[Place], epoch: int) -> None:
         """By the coordinator of that epoch."""
@@ -143,7 +143,7 @@ class Bench:
 def test_it_goes_to_another_one_once_the_session_is_closed() -> None:
     bench = Bench()
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time(1.0)
     assert not bench.is_given_again()
     bench.close()
@@ -154,7 +154,7 @@ def test_it_goes_to_another_one_once_the_session_is_closed() -> None:
 def test_it_stays_with_a_session_that_tells_late() -> None:
     bench = Bench()
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time()
     bench.keep()
     bench.close()
@@ -166,7 +166,7 @@ def test_it_stays_with_a_session_that_tells_late() -> None:
 def test_what_is_told_behind_the_end_does_not_count() -> None:
     bench = Bench()
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.close()
     bench.pass_time()
     assert bench.is_given_again()
@@ -189,7 +189,7 @@ def test_of_what_it_had_before_a_lost_node_has_the_last_word() -> None:
 def test_a_node_that_is_back_tells_itself() -> None:
     bench = Bench()
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time()
     bench.tell("n2", PLACE)
     bench.pass_time()
@@ -201,7 +201,7 @@ def test_a_node_that_is_back_tells_itself() -> None:
 def test_one_that_is_back_without_it_never_had_it() -> None:
     bench = Bench()
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time()
     bench.tell("n2")
     bench.pass_time()
@@ -212,7 +212,7 @@ def test_one_that_is_back_without_it_never_had_it() -> None:
 def test_with_qos_1_nobody_waits(qos: int) -> None:
     bench = Bench(qos)
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time()
     assert bench.is_given_again() == (qos == 1)
 
@@ -221,7 +221,7 @@ def test_nothing_is_known_before_the_barrier() -> None:
     bench = Bench(qos=1)
     bench.give_to_n2()
     bench.gate.is_open = False
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time()
     assert not bench.is_given_again()
     bench.gate.is_open = True
@@ -253,7 +253,7 @@ def test_the_next_coordinator_waits_likewise(is_back: bool) -> None:
 def test_a_home_is_left_while_groups_wait() -> None:
     bench = Bench()
     bench.give_to_n2()
-    bench.coordinator.node_gone("n2")
+    bench.coordinator.node_down("n2")
     bench.pass_time()
     bench.coordinator.stop_leading(0)
     bench.pass_time()
@@ -269,14 +269,14 @@ def test_a_node_that_was_seen_down_late_is_asked_again() -> None:
     coordinator = bench.coordinator
     coordinator.start_leading(0, 1)
     for node in ("n1", "n2"):
-        coordinator.tell(node, Tell(1, [(0, 1)], []))
+        coordinator.handle_full_report(node, FullReport(1, [(0, 1)], []))
     coordinator.tidy()
     assert bench.asked == []
     bench.context.connected.add("n2")
-    coordinator.node_gone("n2")
+    coordinator.node_down("n2")
     coordinator.tidy()
     assert bench.asked == [("n2", [(0, 1)])]
-    coordinator.tell("n2", Tell(2, [(0, 1)], []))
+    coordinator.handle_full_report("n2", FullReport(2, [(0, 1)], []))
     coordinator.tidy()
     assert len(bench.asked) == 1
 
@@ -292,14 +292,14 @@ def test_what_is_finished_is_not_claimed() -> None:
         if tells_before:
             # The records of the coordinator before are applied after it.
             bench.images.groups.drop(KEY)
-            bench.coordinator.tell("n2", bench.stock((0, 4), (0, 12)))
+            bench.coordinator.handle_full_report("n2", bench.stock((0, 4), (0, 12)))
             bench.log_group([(0, 10)], 1)
         else:
-            bench.coordinator.tell("n2", bench.stock((0, 4), (0, 12)))
+            bench.coordinator.handle_full_report("n2", bench.stock((0, 4), (0, 12)))
         bench.pass_time(10.0)
         coordination = bench.coordinator.homes[0].groups[KEY]
         assert coordination.is_open
-        assert list(coordination.given) == [(0, 12)]
+        assert list(coordination.assigned) == [(0, 12)]
         assert coordination.stakes["n2"].count == 1
         assert coordination.positions() == [10]
 

@@ -22,15 +22,15 @@ from holdfast.cluster.shared_groups.codec import (
     encode_report,
 )
 from holdfast.cluster.shared_groups.control_frames import (
+    FullReport,
     NodeCapacity,
     Place,
-    Tell,
-    decode_ask,
-    decode_heard,
-    decode_tell,
-    encode_ask,
-    encode_heard,
-    encode_tell,
+    decode_full_report,
+    decode_report_ack,
+    decode_report_request,
+    encode_full_report,
+    encode_report_ack,
+    encode_report_request,
 )
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.mqtt.encode import encode_ack
@@ -378,7 +378,7 @@ def test_a_node_without_a_link_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch
     stage.until(lambda: all(stage.team.received[text] for text in texts))
     stage.run(1.0)
     assert stage.team.received == Counter(stage.world.checks.stored)
-    assert coordinator.taken_back == 0
+    assert coordinator.reclaimed == 0
 
 
 def test_what_the_coordinators_own_node_had_is_in_the_log(
@@ -416,17 +416,17 @@ def test_nothing_is_taken_from_before_the_last_tell(monkeypatch: pytest.MonkeyPa
     stage = Stage(monkeypatch, "a")
     process = stage.world.hosts[stage.names["a"]].process
     assert process is not None
-    shares = process.member.groups.shares
+    shares = process.member.groups.agent
     home = partition_of(FILTER.encode(), 4)
-    leader, epoch, number = shares._told[home]
+    leader, epoch, number = shares._reported[home]
     message = StoredMessage(b"t/0", b"x", 1, False, b"", -1, 0, b"pub")
     message.partition, message.offset = 0, 99
     for wrong in ((epoch, number - 1), (epoch - 1, number)):
         shares.assigned(leader, Assign(home, *wrong, FILTER, [message]))
     shares.assigned(stage.names["b"], Assign(home, epoch, number, FILTER, [message]))
-    assert not shares.shares[FILTER].held
+    assert not shares.assignments[FILTER].assigned
     shares.assigned(leader, Assign(home, epoch, number, FILTER, [message]))
-    assert list(shares.shares[FILTER].held) == [(0, 99)]
+    assert list(shares.assignments[FILTER].assigned) == [(0, 99)]
 
 
 def test_what_no_record_of_its_session_tells_is_given_back(
@@ -436,12 +436,12 @@ def test_what_no_record_of_its_session_tells_is_given_back(
     stage = Stage(monkeypatch, "a", 2, clean=False)
     process = stage.world.hosts[stage.names["a"]].process
     assert process is not None
-    shares = process.member.groups.shares
-    share = shares.shares[FILTER]
-    share.held[(0, 99)] = None
-    shares.kept(FILTER, process.state.sessions["m0"], (0, 99))
+    shares = process.member.groups.agent
+    share = shares.assignments[FILTER]
+    share.assigned[(0, 99)] = None
+    shares.note_session_record(FILTER, process.state.sessions["m0"], (0, 99))
     stage.run(0.1)
-    assert (0, 99) not in share.held
+    assert (0, 99) not in share.assigned
     assert (0, 99) not in share.finished
 
 
@@ -488,9 +488,9 @@ def stored(text: bytes, partition: int, offset: int) -> StoredMessage:
 
 def test_frames_between_nodes() -> None:
     stock = NodeCapacity("$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 1 << 40)], [5, 6])
-    tell = Tell(7, [(4, 5)], [stock, NodeCapacity("$share/b/#", 0, 0, 0)])
-    assert decode_tell(encode_tell(tell)) == tell
-    assert decode_heard(encode_heard(7, [(4, 5)])) == (7, [(4, 5)])
+    tell = FullReport(7, [(4, 5)], [stock, NodeCapacity("$share/b/#", 0, 0, 0)])
+    assert decode_full_report(encode_full_report(tell)) == tell
+    assert decode_report_ack(encode_report_ack(7, [(4, 5)])) == (7, [(4, 5)])
     report = AgentReport(4, 5, 7, "$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 4), (3, 5)], [5, 6])
     assert decode_report(encode_report(report)) == report
     messages = [stored(b"x", 1, 2), stored(b"", 3, 1 << 40)]
@@ -505,21 +505,21 @@ def test_frames_between_nodes() -> None:
 def test_frames_in_the_bytes_of_earlier_versions() -> None:
     """The bytes are those of the encoder that commit 704ebb7 has."""
     stock = NodeCapacity("$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 1 << 40)], [5, 6])
-    tell = Tell(7, [(4, 5)], [stock, NodeCapacity("$share/b/#", 0, 0, 0)])
+    tell = FullReport(7, [(4, 5)], [stock, NodeCapacity("$share/b/#", 0, 0, 0)])
     written = (
         b'\x01{"number":7,"homes":[[4,5]],"groups":[{"key":"$share/\xc3\xa4/#","members":3,'
         b'"durable":1,"limit":100,"held":[[1,2]],"finished":[[3,1099511627776]],"start":[5,6]},'
         b'{"key":"$share/b/#","members":0,"durable":0,"limit":0,"held":[],"finished":[],'
         b'"start":null}]}'
     )
-    assert encode_tell(tell) == written
-    assert decode_tell(written) == tell
+    assert encode_full_report(tell) == written
+    assert decode_full_report(written) == tell
     written = b'\x02{"number": 7, "homes": [[4, 5], [6, 7]]}'
-    assert decode_heard(written) == (7, [(4, 5), (6, 7)])
-    assert json.loads(encode_heard(7, [(4, 5), (6, 7)])[1:]) == json.loads(written[1:])
+    assert decode_report_ack(written) == (7, [(4, 5), (6, 7)])
+    assert json.loads(encode_report_ack(7, [(4, 5), (6, 7)])[1:]) == json.loads(written[1:])
     written = b'\x05{"homes": [[4, 5], [6, 7]]}'
-    assert decode_ask(written) == [(4, 5), (6, 7)]
-    assert json.loads(encode_ask([(4, 5), (6, 7)])[1:]) == json.loads(written[1:])
+    assert decode_report_request(written) == [(4, 5), (6, 7)]
+    assert json.loads(encode_report_request([(4, 5), (6, 7)])[1:]) == json.loads(written[1:])
 
 
 @pytest.mark.parametrize("length", range(0, 60, 7))
@@ -528,8 +528,8 @@ def test_frames_that_are_none(length: int) -> None:
     report = AgentReport(4, 5, 7, "$share/a/#", 3, 1, 100, [(1, 2)], [(3, 4)], [5, 6])
     assign = Assign(4, 5, 7, "$share/a/#", [stored(b"x", 1, 2)])
     frames: list[tuple[Callable[[bytes], object], bytes]] = [
-        (decode_tell, encode_tell(Tell(7, [(4, 5)], [stock]))),
-        (decode_heard, encode_heard(7, [(4, 5)])),
+        (decode_full_report, encode_full_report(FullReport(7, [(4, 5)], [stock]))),
+        (decode_report_ack, encode_report_ack(7, [(4, 5)])),
         (decode_report, encode_report(report)),
         (decode_assign, encode_assign(assign)),
     ]
@@ -546,7 +546,7 @@ def test_places_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = NodeCapacity(FILTER, 1, 0, 9, [(4, 0)])
     assign = Assign(0, 1, 1, FILTER, [stored(b"x", 4, 0)])
     for frame in (
-        encode_tell(Tell(1, [(0, 1)], [stock])),
+        encode_full_report(FullReport(1, [(0, 1)], [stock])),
         encode_assign(assign),
         b"",
         b"\x09",

@@ -175,16 +175,16 @@ def test_a_log_that_begins_where_the_images_are_needs_none() -> None:
     pair.restart(1, 10)
     pair.run()
     pair.b.transfer.saved(pair.b.transfer.begin_save())
-    pair.b.transfer.take_released()
+    pair.b.transfer.pop_released()
     pair.restart(1, 15)
     assert pair.b.transfer.missing == set()
     covered = pair.b.transfer.begin_save()
     assert list(covered) == [1]
     pair.restart(1, 15)
     pair.b.transfer.saved(covered)
-    assert pair.b.transfer.take_released() == [], "the log has begun anew since"
+    assert pair.b.transfer.pop_released() == [], "the log has begun anew since"
     pair.b.transfer.saved(pair.b.transfer.begin_save())
-    assert pair.b.transfer.take_released() == [1]
+    assert pair.b.transfer.pop_released() == [1]
 
 
 def test_a_lost_link_begins_it_anew() -> None:
@@ -230,7 +230,7 @@ def test_who_has_not_applied_enough_is_asked_again() -> None:
     assert pair.b.transfer.missing == {1}
     for number in range(5):
         pair.retain(1, f"t/1/late-{number}", 10)
-    assert not pair.b.transfer.wants_save()
+    assert not pair.b.transfer.needs_save()
     pair.turn(ASK_AGAIN_S)
     pair.run()
     assert pair.b.applier.starts[1] == 20
@@ -244,8 +244,8 @@ def test_who_lacks_them_gives_none() -> None:
     for _ in range(60):
         pair.turn()
     assert pair.b.transfer.missing == {1}
-    assert pair.b.transfer.wants_save(), "what has come does not wait for what cannot be had"
-    pair.a.transfer.give_up(1)
+    assert pair.b.transfer.needs_save(), "what has come does not wait for what cannot be had"
+    pair.a.transfer.abandon(1)
     pair.turn(ASK_AGAIN_S)
     pair.run()
 

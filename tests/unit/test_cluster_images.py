@@ -153,7 +153,7 @@ def _position_after_a_look(look_before: int) -> list[int] | None:
     for number, apply in enumerate(records):
         apply()
         if number == look_before:
-            bench.images.settle_some(10)
+            bench.images.arm_some_timers(10)
             bench.restart()
     return bench.session().positions
 

@@ -39,7 +39,7 @@ class Bench:
         self.shares = NodeAgent(
             self.state, self.context, self.forwarding, self.images, lambda *_: None, lambda *_: None
         )
-        self.share = self.shares._share(KEY)
+        self.share = self.shares._assignments(KEY)
         self.session = Session("c", b"c")
         self.session.epoch = 1
         self.session.expiry_s = 3600
@@ -56,8 +56,8 @@ class Bench:
         home = partition_of(session.key, PARTITIONS)
         self.forwarding.append(Record(home, CURSOR, client_id=session.key, sequence=1))
         self.newest = max(self.forwarding.pending)
-        self.share.held[PLACE] = None
-        self.shares.kept(KEY, session, PLACE)
+        self.share.assigned[PLACE] = None
+        self.shares.note_session_record(KEY, session, PLACE)
 
     def has_inflight(self) -> None:
         """By the log."""
@@ -76,10 +76,10 @@ class Bench:
 def test_it_waits_for_the_leader_of_the_home_for_a_bounded_time() -> None:
     bench = Bench()
     bench.pass_time(KEPT_WAIT_S - 1)
-    assert PLACE in bench.share.held
+    assert PLACE in bench.share.assigned
     bench.pass_time(1)
     assert bench.share.returned == [PLACE]
-    assert not bench.share.held
+    assert not bench.share.assigned
 
 
 def test_it_stays_with_the_session_if_the_log_says_so() -> None:
@@ -87,7 +87,7 @@ def test_it_stays_with_the_session_if_the_log_says_so() -> None:
     bench.has_inflight()
     bench.pass_time(KEPT_WAIT_S)
     assert bench.share.done == [PLACE]
-    assert not bench.share.held
+    assert not bench.share.assigned
 
 
 @pytest.mark.parametrize("seconds", [KEPT_WAIT_S, 10 * KEPT_WAIT_S])
@@ -95,7 +95,7 @@ def test_with_a_leader_it_waits_for_the_record(seconds: float) -> None:
     bench = Bench()
     bench.lead("n2")
     bench.pass_time(seconds)
-    assert PLACE in bench.share.held
+    assert PLACE in bench.share.assigned
     bench.has_inflight()
     bench.forwarding.settle(bench.newest, HOME, b"c")
     assert bench.share.done == [PLACE]
@@ -105,11 +105,11 @@ def test_a_record_that_comes_late_takes_nothing_from_the_next_member() -> None:
     bench = Bench()
     bench.pass_time(KEPT_WAIT_S)
     late = bench.newest
-    bench.share.held[PLACE] = None
+    bench.share.assigned[PLACE] = None
     bench.forwarding.settle(late, HOME, b"c")
-    assert PLACE in bench.share.held
+    assert PLACE in bench.share.assigned
     other = Session("d", b"d")
     other.expiry_s = 3600
     bench.keep(other)
     bench.forwarding.settle(bench.newest, partition_of(b"d", PARTITIONS), b"d")
-    assert PLACE not in bench.share.held
+    assert PLACE not in bench.share.assigned

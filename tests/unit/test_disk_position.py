@@ -16,7 +16,7 @@ from holdfast.cluster.partitions.disk_position import (
     decode_position,
     decode_report,
     encode_report,
-    lost_since,
+    find_loss,
 )
 from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
 from holdfast.cluster.raft.node import Write
@@ -46,7 +46,7 @@ KNOWN = DiskPosition(term=5, index=40, records=900)
 def test_a_disk_that_went_back(claimed: DiskPosition, lost: str) -> None:
     memory = DiskMemory()
     memory.note("n3", "disk1", KNOWN)
-    assert lost_since(memory.known, "n3", "disk1", claimed.text()) == lost
+    assert find_loss(memory.positions, "n3", "disk1", claimed.text()) == lost
 
 
 def test_a_copy_may_begin_anew_once_a_change_has_come_back_that_it_had_no_part_in() -> None:
@@ -63,24 +63,24 @@ def test_a_copy_may_begin_anew_once_a_change_has_come_back_that_it_had_no_part_i
     copies = OlderCopies(reads)
     earlier = reads.begin()
     reads.advance(0.0)
-    assert not copies.may_begin_anew("n3", "first", stands_apart=False)
-    assert not copies.may_begin_anew("n3", "first", stands_apart=True)
+    assert not copies.may_restart("n3", "first", stands_apart=False)
+    assert not copies.may_restart("n3", "first", stands_apart=True)
     come_back()
     # It was under way when n3 had not said that it stands apart.
     assert reads.has_passed(earlier)
-    assert not copies.may_begin_anew("n3", "first", stands_apart=True)
+    assert not copies.may_restart("n3", "first", stands_apart=True)
     reads.advance(1.0)
     # Started again meanwhile, it may have confirmed that one.
-    assert not copies.may_begin_anew("n3", "second", stands_apart=False)
-    assert not copies.may_begin_anew("n3", "second", stands_apart=True)
+    assert not copies.may_restart("n3", "second", stands_apart=False)
+    assert not copies.may_restart("n3", "second", stands_apart=True)
     come_back()
-    assert not copies.may_begin_anew("n3", "second", stands_apart=True)
+    assert not copies.may_restart("n3", "second", stands_apart=True)
     reads.advance(2.0)
     come_back()
-    assert copies.may_begin_anew("n3", "second", stands_apart=True)
-    assert not copies.may_begin_anew("n2", "second", stands_apart=True)
+    assert copies.may_restart("n3", "second", stands_apart=True)
+    assert not copies.may_restart("n2", "second", stands_apart=True)
     copies.forget(frozenset({"n1", "n2"}))
-    assert not copies.may_begin_anew("n3", "second", stands_apart=True)
+    assert not copies.may_restart("n3", "second", stands_apart=True)
 
 
 def test_another_disk_and_older_versions_claim_nothing() -> None:
@@ -94,18 +94,18 @@ def test_another_disk_and_older_versions_claim_nothing() -> None:
         ("n3", "disk1", "1.2.-3"),
         ("n3", "disk1", "9" * 40 + ".1.1"),
     ]:
-        assert lost_since(memory.known, node, incarnation, claimed) == ""
+        assert find_loss(memory.positions, node, incarnation, claimed) == ""
 
 
 def test_nothing_that_was_known_is_forgotten_by_what_comes_late() -> None:
     memory = DiskMemory()
     memory.note("n3", "disk1", KNOWN)
     memory.note("n3", "disk1", DiskPosition(1, 50, 1))
-    assert memory.known["n3"] == ("disk1", DiskPosition(5, 50, 900))
+    assert memory.positions["n3"] == ("disk1", DiskPosition(5, 50, 900))
     memory.note("n3", "disk2", DiskPosition(1, 1, 1))
-    assert memory.known["n3"] == ("disk2", DiskPosition(1, 1, 1))
+    assert memory.positions["n3"] == ("disk2", DiskPosition(1, 1, 1))
     memory.forget(frozenset({"n1"}))
-    assert not memory.known
+    assert not memory.positions
 
 
 def test_texts_and_frames() -> None:

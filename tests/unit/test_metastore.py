@@ -15,7 +15,7 @@ from holdfast.cluster.metadata.requests import (
     RequestRefused,
     Unknown,
 )
-from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import (
     UNWRITTEN_MAX,
     LeaderChanged,
@@ -202,7 +202,7 @@ def test_a_proposal_outlives_its_leader() -> None:
     nodes.run(0.1)
     assert nodes.outcome("n2", request) is None
     for name in ("n2", "n3"):
-        nodes.stores[name].leader_gone("n1", nodes.now)
+        nodes.stores[name].leader_down("n1", nodes.now)
     nodes.run(0.2)
     assert isinstance(nodes.outcome("n2", request), Accepted)
     assert LeaderChanged("n2", True) in nodes.seen["n2"]
@@ -300,7 +300,7 @@ def test_a_voter_is_removed_after_it_has_stopped_voting() -> None:
     nodes.run(1.0)
     assert isinstance(nodes.outcome("n2", request), Accepted)
     assert nodes.voters() == ("n1",)
-    assert member_id("n3", "i") not in nodes.leader().membership.members
+    assert peer_id("n3", "i") not in nodes.leader().membership.members
 
 
 def test_the_leader_is_removed_and_another_leads() -> None:
@@ -332,10 +332,10 @@ def test_a_node_that_holds_data_is_not_removed() -> None:
 
 def test_a_leader_hands_over_before_it_stops() -> None:
     nodes = founded()
-    assert nodes.stores["n1"].hand_over(nodes.now)
+    assert nodes.stores["n1"].transfer_leadership(nodes.now)
     nodes.run(0.05)
     assert nodes.leader().node_id != "n1"
-    assert not nodes.stores["n1"].hand_over(nodes.now)
+    assert not nodes.stores["n1"].transfer_leadership(nodes.now)
 
 
 def test_a_leader_whose_disk_hangs_lets_another_one_lead() -> None:
@@ -427,7 +427,7 @@ def test_frames_that_are_none_are_refused() -> None:
     nodes = founded()
     one = nodes.stores["n1"]
     two = nodes.stores["n2"]
-    two.leader_gone("n1", nodes.now)
+    two.leader_down("n1", nodes.now)
     nodes.now += 1.0
     two.handle_timers(nodes.now)
     frame = next(each for each in two.effects if isinstance(each, Send) and each.kind == RAFT)
@@ -500,17 +500,17 @@ def steps(
         role = WITNESS if name in witness else "data"
         nodes[name] = NodeInfo(name, "i", "", "", "", role, state)
     membership = Membership(
-        tuple(member_id(name, "i") for name in voters),
-        tuple(member_id(name, "i") for name in learners),
+        tuple(peer_id(name, "i") for name in voters),
+        tuple(peer_id(name, "i") for name in learners),
     )
-    dead_members = {member_id(name, "i") for name in dead}
+    dead_members = {peer_id(name, "i") for name in dead}
     return plan("a.i", membership, nodes, leaving, lambda member: member not in dead_members)
 
 
 def names(step: Membership | HandOver | None) -> str:
     """Voters, a bar, learners."""
     if isinstance(step, HandOver):
-        return f"> {step.member[0]}"
+        return f"> {step.peer[0]}"
     if step is None:
         return ""
     return "".join(m[0] for m in step.voters) + "|" + "".join(m[0] for m in step.learners)

@@ -193,7 +193,7 @@ def test_a_dead_leader_is_replaced_without_waiting() -> None:
     group.run(0.2)
     del group.nodes["a"]
     for node in group.nodes.values():
-        node.leader_gone(group.now)
+        node.leader_down(group.now)
     group.run(0.05)
     assert group.leader() == "b"
 
@@ -202,7 +202,7 @@ def test_who_alone_takes_the_leader_for_dead_is_not_elected() -> None:
     group = elected()
     group.run(0.2)
     term = group.nodes["a"].term
-    group.nodes["b"].leader_gone(group.now)
+    group.nodes["b"].leader_down(group.now)
     group.run(0.2)
     assert group.leader() == "a"
     assert group.nodes["b"].term == term

@@ -105,7 +105,7 @@ def test_what_was_refused_is_decided_anew() -> None:
         shrunk = replace(info, in_sync=info.in_sync[:2])
     world.carry_out(ChangePartitions(((0, info.version, shrunk),)))
     assert apply(world.metadata, command).error
-    controller.settled(command, world.now)
+    controller.note_outcome(command, world.now)
     at = controller.timer()
     assert at is not None
     assert at <= world.now + CONFIG.retry_s

@@ -319,7 +319,7 @@ def test_a_node_says_that_its_disk_is_full() -> None:
     mesh.run(0.02)
     for node in "abc":
         health = mesh.detectors[node].health(mesh.now)
-        assert health.full == health.ill == {"c"}
+        assert health.full == health.unhealthy == {"c"}
         assert not health.dead
     mesh.detectors["c"].set_full(False, mesh.now)
     mesh.run(0.02)

@@ -130,7 +130,7 @@ def test_the_watermark_moves_before_anybody_comes_back() -> None:
     assert cores.proposed("a") == [(0, ("a", "b"))]
     cores.change(in_sync=("a", "b"))
     # This node was held up itself: nobody counts as silent for now.
-    cores["a"].core._leading._in_sync.forgive(cores.now)
+    cores["a"].core._leading._in_sync.restart_silences(cores.now)
     cores.tell("a")
     assert cores.watermark("a") == 1
     assert cores.proposed("a") == []
@@ -141,11 +141,11 @@ def test_nobody_comes_back_that_is_not_heard() -> None:
     cores = Cores()
     cores.write("a", 1)
     core = cores["a"].core
-    core.handle_ill(frozenset({"b"}), cores.now)
+    core.handle_unhealthy(frozenset({"b"}), cores.now)
     cores.change(in_sync=("a", "c"))
     cores.tell("a")
     cores.wait(5)
     assert cores.proposed("a") == []
-    core.handle_ill(frozenset(), cores.now)
+    core.handle_unhealthy(frozenset(), cores.now)
     cores["a"].collect()
     assert cores.proposed("a") == [(0, ("a", "c", "b"))]

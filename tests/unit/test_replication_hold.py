@@ -15,7 +15,7 @@ from holdfast.cluster.partitions.effects import (
 )
 from tests.support.replica_cores import Cores
 
-HOLDS = ReplicationConfig(holds_restarted=True)
+HOLDS = ReplicationConfig(suspends_restarted=True)
 
 
 def resume(cores: Cores, name: str) -> None:
@@ -63,7 +63,7 @@ def test_a_log_that_has_moved_on_meanwhile_begins_anew_again() -> None:
 def test_who_is_held_leaves_the_in_sync_set() -> None:
     cores = Cores(min_insync=1)
     cores.restart("c")
-    cores["c"].core.hold(0)
+    cores["c"].core.suspend(0)
     cores["c"].core.handle_current(cores.now)
     cores.connect("ac", "bc")
     cores.append("a", 1)
@@ -99,7 +99,7 @@ def test_who_is_held_hands_its_leadership_on(
         cores.metadata = replace(cores.metadata, nodes=nodes)
     cores.restart("a")
     core = cores["a"].core
-    core.hold(0)
+    core.suspend(0)
     core.handle_current(cores.now)
     cores.wait(1.1)
     proposed = cores["a"].of(ProposeInSync)
@@ -116,7 +116,7 @@ def test_the_only_one_in_sync_leads_with_what_it_has() -> None:
     cores.change(in_sync=("a",))
     cores.restart("a")
     core = cores["a"].core
-    core.hold(0)
+    core.suspend(0)
     core.handle_current(cores.now)
     cores["a"].collect()
     assert len(cores["a"].of(GivenUp)) == 1

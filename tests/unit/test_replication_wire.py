@@ -19,7 +19,7 @@ from holdfast.cluster.partitions.codec import (
     decode_replicate,
     encode_ack,
     encode_follow,
-    place,
+    range_of,
     replicate_parts,
 )
 from holdfast.storage.record import MESSAGE, BatchBuilder, Record
@@ -53,7 +53,7 @@ def test_what_is_encoded_comes_back() -> None:
     assert (first_epoch, second_epoch) == (5, 7)
     assert (first.partition, first.base_offset, first.end_offset, first.epoch) == (3, 10, 12, 4)
     assert second.data[second.start : second.start + second.length] == SECOND
-    assert place(SECOND) == (65535, 0, 5, 7)
+    assert range_of(SECOND) == (65535, 0, 5, 7)
 
 
 DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [

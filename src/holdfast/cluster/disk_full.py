@@ -26,25 +26,25 @@ class DiskSpace:
         self._replication = replication
         self._transfer = transfer
         self._is_full = False
-        self.held: frozenset[int] = frozenset()
+        self.suspended: frozenset[int] = frozenset()
         """The partitions whose replication is suspended for lack of space."""
 
     def set_full(self, is_full: bool, now: float) -> None:
         """Notes whether the disk is full, and resumes replication when it is not."""
         self._is_full = is_full
-        held = self.held
+        held = self.suspended
         if not is_full and held:
-            self.held = frozenset()
+            self.suspended = frozenset()
             for partition in held - self._transfer.missing - self._transfer.unsaved.keys():
                 self._replication.resume(partition, now)
 
     def advance(self) -> None:
         """Suspends replication if the disk is full and no commit waits for this node, at the end of
         a turn."""
-        if self._is_full and not self.held and self._is_superfluous():
-            self.held = frozenset(range(self._context.journal.partitions))
-            for partition in self.held:
-                self._replication.hold(partition)
+        if self._is_full and not self.suspended and self._is_superfluous():
+            self.suspended = frozenset(range(self._context.journal.partitions))
+            for partition in self.suspended:
+                self._replication.suspend(partition)
 
     def _is_superfluous(self) -> bool:
         """True if this node is in no in-sync set and leads no partition."""

@@ -57,7 +57,7 @@ class LeadershipChanges:
         self._context.metadata = metadata
         moved = self._moved(before, metadata, changed)
         for partition in moved:
-            self._groups.shares.lose(partition)
+            self._groups.agent.lose(partition)
             if metadata.partitions[partition].leader != self._node_id and not self._is_witness:
                 self._alignment.lose(partition)
         if not self._is_witness:
@@ -94,12 +94,12 @@ class LeadershipChanges:
         for node in metadata.nodes if before is None else before.nodes:
             if self._context.is_gone(node):
                 self._homes.node_gone(node)
-                self._groups.coordinator.node_gone(node)
+                self._groups.coordinator.node_down(node)
         own = metadata.nodes.get(self._node_id)
         if before is None or before.nodes.get(self._node_id) != own:
             # A node that was marked down has no assigned records in any group until it reports them
             # again.
-            self._groups.shares.lose_all()
+            self._groups.agent.lose_all()
         self._interest.release()
 
     def tell_owned(self, node: str) -> None:

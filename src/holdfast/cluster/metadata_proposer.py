@@ -134,6 +134,6 @@ class MetadataProposer:
                 self._propose(ChangePartitions((change,)), now)
         self._gathered.discard(done.request)
         if self.controller is not None:
-            self.controller.settled(command, now)
+            self.controller.note_outcome(command, now)
             self.is_changed = True
         return True

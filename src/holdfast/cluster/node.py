@@ -22,7 +22,7 @@ from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.leadership_changes import LeadershipChanges
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata
 from holdfast.cluster.metadata.requests import Outcome
-from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import (
     LeaderChanged,
     MetadataChanged,
@@ -49,7 +49,7 @@ from holdfast.cluster.parts import ClusterNodeConfig, Parts
 from holdfast.cluster.placement.planning import useless
 from holdfast.cluster.publish.forwarding import decode_forward, decode_result
 from holdfast.cluster.raft.node import Write
-from holdfast.cluster.reads.read_barrier import ALIGNMENT, barrier_answer, decode_barrier
+from holdfast.cluster.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.journal.segment import WriteGroup
@@ -143,7 +143,7 @@ class ClusterNode(Parts):
         if role == DATA:
             self.leadership.tell_owned(node)
             self.homes.connected(node)
-            self.groups.shares.lose_node(node)
+            self.groups.agent.lose_node(node)
         self.governing.connected(node, presence, role, now)
         self._run()
 
@@ -171,7 +171,7 @@ class ClusterNode(Parts):
         """Handles a refused connection: nothing listens at the address of `node`. A crash is then
         seen without waiting for `suspect_s`."""
         self.detector.closed(node, True, now)
-        self.meta.leader_gone(node, now)
+        self.meta.leader_down(node, now)
         self._run()
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
@@ -184,7 +184,7 @@ class ClusterNode(Parts):
             self.governing.is_changed = True
             self._run()
             return
-        self.detector.heard(node, now)
+        self.detector.note_frame(node, now)
         if kind == kinds.POSITION:
             self._handle_position(node, payload, now)
             return
@@ -201,13 +201,13 @@ class ClusterNode(Parts):
         elif kind == kinds.QOS0:
             self.interest.handle_qos0(payload)
         elif kind == kinds.BARRIER:
-            self.context.send(node, kinds.BARRIER_RESULT, barrier_answer(self.context, payload))
+            self.context.send(node, kinds.BARRIER_RESULT, encode_log_ends(self.context, payload))
         elif kind == kinds.BARRIER_RESULT:
             question, entries = decode_barrier(payload)
             if question == ALIGNMENT:
                 self.alignment.answered(node, entries)
             else:
-                self.barriers.answered(question, entries)
+                self.barriers.handle_reply(question, entries)
         else:
             self._handle_session_frame(node, kind, payload)
         self._run()
@@ -218,7 +218,7 @@ class ClusterNode(Parts):
         metadata = self.context.metadata
         if incarnation is not None and metadata is not None and node in metadata.nodes:
             self.disk_memory.note(node, incarnation, position)
-            self.clock.heard(node, wall_us, agreed_us, now)
+            self.clock.add_sample(node, wall_us, agreed_us, now)
 
     def _report(self, now: float) -> bytes:
         clock = self.clock
@@ -312,7 +312,7 @@ class ClusterNode(Parts):
     def handle_damage(self, now: float) -> None:
         """Handles lost or changed records in the log here. The node leads nothing and counts for
         nothing from now on. The driver calls it once."""
-        self.transfer.may_give = False
+        self.transfer.may_serve = False
         self.replication.set_unfit()
         self.detector.set_damaged(now)
         self._look_at_itself(now)
@@ -332,9 +332,7 @@ class ClusterNode(Parts):
         own = self.meta.node_id
         membership = self.meta.membership
         others = {
-            member_id(node, presence.incarnation)
-            for node, presence in present.items()
-            if node != own
+            peer_id(node, presence.incarnation) for node, presence in present.items() if node != own
         }
         return (
             self._is_current
@@ -356,7 +354,7 @@ class ClusterNode(Parts):
         self.opener.take_local()
         if not self._is_current and self.metadata_reads.has_passed(self._first_read):
             self._is_current = True
-            self.clock.is_settled = True
+            self.clock.has_agreed = True
             self.replication.handle_current(now)
         self.doubt.ask()
         is_passed = self.barriers.advance()
@@ -411,7 +409,7 @@ class ClusterNode(Parts):
     def handle_timers(self, now: float) -> None:
         self.detector.handle_timers(now)
         health = self.detector.health(now)
-        self.replication.handle_ill(health.suspected | health.ill, now)
+        self.replication.handle_unhealthy(health.suspected | health.unhealthy, now)
         self.meta.handle_timers(now)
         self.replication.handle_timers(now)
         self.homes.handle_timers()
@@ -425,7 +423,7 @@ class ClusterNode(Parts):
             self.context.has_majority(now)
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
-            for session in self.replicated.settle_some(SETTLE_SESSIONS):
+            for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
                 self.homes.endings.due(session, SESSION_EXPIRY)
             self.governing.admit_all(now)
             self._note_clocks()
@@ -435,7 +433,7 @@ class ClusterNode(Parts):
     # Internal steps
 
     def _note_clocks(self) -> None:
-        for node, skew_s, begins in self.clock.take_changes():
+        for node, skew_s, begins in self.clock.pop_changes():
             event = "clock_skewed" if begins else "clock_agrees"
             self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
 
@@ -544,7 +542,7 @@ class ClusterNode(Parts):
             self._restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):
             self.state.note("error", "images_given_up", {"partition": effect.partition})
-            self.transfer.give_up(effect.partition)
+            self.transfer.abandon(effect.partition)
 
     def _carry_out_detector(self, effect: object) -> None:
         if isinstance(effect, Beat):
@@ -577,7 +575,7 @@ class ClusterNode(Parts):
 
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)
-        for partition in self.transfer.take_released():
+        for partition in self.transfer.pop_released():
             self.replication.resume(partition, now)
         self.context.is_whole = self.transfer.is_whole
 

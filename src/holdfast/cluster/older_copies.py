@@ -26,7 +26,7 @@ class OlderCopies:
         self._asked: dict[str, tuple[str, int]] = {}
         """Per node the process that stands apart, and the read that began after its report."""
 
-    def may_begin_anew(self, node: str, process: str, stands_apart: bool) -> bool:
+    def may_restart(self, node: str, process: str, stands_apart: bool) -> bool:
         """True if the process may restart as a new Raft peer. The node repeats its request until
         then."""
         if not stands_apart:

@@ -77,7 +77,7 @@ class Parts:
         self.context = ClusterContext(meta.node_id, node.state.journal)
         self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
         self.replication = Replication(
-            meta.node_id, self.log, replace(config.replication, holds_restarted=True)
+            meta.node_id, self.log, replace(config.replication, suspends_restarted=True)
         )
         self.detector = Detector(meta.node_id, presence, config.detector, now)
         may_append = self.replication.may_append
@@ -121,12 +121,12 @@ class Parts:
         node.state.producers = replicated.state.producers
         replicated.state.delivered = node.state.delivered
         for partition in lacking:
-            self.replication.hold(partition)
+            self.replication.suspend(partition)
             self.transfer.missing.add(partition)
         self.context.is_whole = self.transfer.is_whole
         self.forwarding.begin_at(int(random() * (1 << 31)))
-        self.opener.begin_at(int(random() * (1 << 52)))
-        self.barriers.begin_at(int(random() * (1 << 52)))
+        self.opener.seed_ids_at(int(random() * (1 << 52)))
+        self.barriers.seed_ids_at(int(random() * (1 << 52)))
 
     def _propose_nothing(self, now: float) -> int:
         return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING

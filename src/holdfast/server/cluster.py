@@ -17,7 +17,7 @@ from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
 from holdfast.cluster.metadata.requests import Outcome
-from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions import disk_position
@@ -302,7 +302,7 @@ def _open_raft(storage: Storage) -> RaftFiles:
     try:
         return RaftFiles(
             storage.directory.files,
-            member_id(manifest.node_id, manifest.incarnation),
+            peer_id(manifest.node_id, manifest.incarnation),
             is_new=not manifest.cluster_id,
         )
     except DamagedRaft as error:

@@ -49,7 +49,7 @@ class ClusterClock:
         self._own_us = 0
         # The agreed clock as an offset from our monotonic clock; None without samples.
         self._base_us: int | None = None
-        self.is_settled = False
+        self.has_agreed = False
         """This node has taken part in the cluster, so its clock need not give way at the start."""
         self._skewed: set[str] = set()
 
@@ -68,12 +68,12 @@ class ClusterClock:
 
     def agreed_us(self, now: float) -> int:
         """The clock that this node uses, for the others; 0 if it has just started."""
-        if not self.is_settled:
+        if not self.has_agreed:
             return 0
         base_us = self._base_us
         return int(now * 1e6) + (self._own_us if base_us is None else base_us)
 
-    def heard(self, node: str, wall_us: int, agreed_us: int, now: float) -> None:
+    def add_sample(self, node: str, wall_us: int, agreed_us: int, now: float) -> None:
         """Take a sample of another node's clock."""
         now_us = int(now * 1e6)
         offset_us = wall_us - now_us
@@ -99,7 +99,7 @@ class ClusterClock:
         low, high = clocks[(len(clocks) - 1) // 2], clocks[len(clocks) // 2]
         base_us = self._base_us
         if base_us is None:
-            if self.is_settled:
+            if self.has_agreed:
                 base_us = self._own_us
             elif told_us is not None:
                 base_us = told_us
@@ -121,7 +121,7 @@ class ClusterClock:
         skews[self._node_id] = (self._own_us - base_us) / 1e6
         return skews
 
-    def take_changes(self) -> list[tuple[str, float, bool]]:
+    def pop_changes(self) -> list[tuple[str, float, bool]]:
         """(node, skew, True) of each clock that became wrong since the last call, and (node, skew,
         False) of each that is right again."""
         changes = []

@@ -82,7 +82,7 @@ class _Peer:
     """The time since which we expect it."""
     presence: Presence | None = None
     """Its part of the handshake; None: it is not connected."""
-    heard_at: float = NEVER
+    received_at: float = NEVER
     is_refused: bool = False
     is_leaving: bool = False
     is_stalled: bool = False
@@ -145,7 +145,7 @@ class Detector:
         peer.is_full = False
         peer.sequence = -1
         peer.suspects = frozenset()
-        self.heard(node, now)
+        self.note_frame(node, now)
 
     def closed(self, node: str, refused: bool, now: float) -> None:
         """Note that the link ended. With `refused` the address refused a new one. That may be
@@ -161,12 +161,12 @@ class Detector:
         if refused and self._is_expected(peer, now):
             self._suspect(node, peer, "nobody listens at its address", now)
 
-    def heard(self, node: str, now: float) -> None:
+    def note_frame(self, node: str, now: float) -> None:
         """Note a frame of any kind, because bulk data may delay heartbeats."""
         peer = self._peers.get(node)
         if peer is None or peer.presence is None:
             return
-        peer.heard_at = max(peer.heard_at, now)
+        peer.received_at = max(peer.received_at, now)
         if peer.is_suspected:
             peer.is_suspected = False
             self.effects.append(HeardAgain(node))
@@ -177,7 +177,7 @@ class Detector:
         Raises `BadFrame` if the payload is invalid.
         """
         beat = decode_heartbeat(payload)
-        self.heard(node, now)
+        self.note_frame(node, now)
         peer = self._peers.get(node)
         if peer is None or peer.presence is None or beat.sequence <= peer.sequence:
             return
@@ -188,7 +188,7 @@ class Detector:
         peer.is_full = beat.is_full
         peer.is_well = beat.is_well
         peer.suspects = beat.suspected
-        age = self._sequence - beat.heard.get(self._node_id, 0)
+        age = self._sequence - beat.received.get(self._node_id, 0)
         if 0 <= age < len(self._sent_at):
             sent_at = self._sent_at[-1 - age]
             peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
@@ -207,8 +207,8 @@ class Detector:
         self._well_at = now + self._config.well_after_s
         for peer in self._peers.values():
             # Frames that arrived during the pause may be unread, so the silence counts from now.
-            if not peer.is_suspected and peer.heard_at != NEVER:
-                peer.heard_at = now
+            if not peer.is_suspected and peer.received_at != NEVER:
+                peer.received_at = now
 
     def leave(self, now: float) -> None:
         """Announce that this node stops in good order and asks to be relieved of its
@@ -289,7 +289,7 @@ class Detector:
         return peer
 
     def _is_expected(self, peer: _Peer, now: float) -> bool:
-        return peer.heard_at != NEVER or now >= peer.since + self._config.first_contact_s
+        return peer.received_at != NEVER or now >= peer.since + self._config.first_contact_s
 
     def _find_silent(self, now: float) -> None:
         """Suspect the nodes that are silent for too long, and set the time of the next check."""
@@ -298,14 +298,14 @@ class Detector:
             peer = self._peers[node]
             if peer.is_suspected:
                 continue
-            if peer.heard_at == NEVER:
+            if peer.received_at == NEVER:
                 due = peer.since + self._config.first_contact_s
             else:
-                due = max(peer.heard_at + self._config.suspect_s, self._well_at)
+                due = max(peer.received_at + self._config.suspect_s, self._well_at)
             if now >= due:
                 never = "never heard"
-                silent = f"silent for {now - peer.heard_at:.2f} s"
-                self._suspect(node, peer, never if peer.heard_at == NEVER else silent, now)
+                silent = f"silent for {now - peer.received_at:.2f} s"
+                self._suspect(node, peer, never if peer.received_at == NEVER else silent, now)
             else:
                 self._silence_at = min(self._silence_at, due)
 

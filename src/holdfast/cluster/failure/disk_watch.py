@@ -69,7 +69,7 @@ class DiskWatch:
         due = self._overdue_at()
         was_stalled = self.is_stalled
         if due is not None and not was_stalled and now > due + LATE_S:
-            self._forgive(now - due + LATE_S)
+            self._extend_deadlines(now - due + LATE_S)
             due = self._overdue_at()
         if due is not None and now >= due:
             self.is_stalled = True
@@ -83,7 +83,7 @@ class DiskWatch:
         since = [clock.since for clock in (self.journal, self.metadata) if clock.under_way]
         return min(since) + self.stall_s if since else None
 
-    def _forgive(self, late_s: float) -> None:
+    def _extend_deadlines(self, late_s: float) -> None:
         """Extend the writes under way, so that reports waiting behind the late timer arrive
         first."""
         for clock in (self.journal, self.metadata):

@@ -36,6 +36,6 @@ class Health:
     """Present nodes whose disk has no room for more of the log."""
 
     @property
-    def ill(self) -> frozenset[str]:
+    def unhealthy(self) -> frozenset[str]:
         """Nodes whose disk cannot be relied on."""
         return self.stalled | self.damaged | self.full

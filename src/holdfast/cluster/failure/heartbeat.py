@@ -42,7 +42,7 @@ class Heartbeat:
     """The sender's disk has not finished a write for too long."""
     is_damaged: bool = False
     """The sender's log is damaged."""
-    heard: Mapping[str, int] = field(default_factory=dict)
+    received: Mapping[str, int] = field(default_factory=dict)
     """The newest heartbeat of each node that came over the present link."""
     is_full: bool = False
     """The sender's disk has no room for more of the log."""
@@ -54,8 +54,8 @@ def encode_heartbeat(beat: Heartbeat) -> bytes:
     flags |= _STALLED * beat.is_stalled | _DAMAGED * beat.is_damaged
     flags |= _FULL * beat.is_full
     head = _HEAD.pack(beat.sequence, lag_ms, flags, len(beat.suspected))
-    heard = [_COUNT.pack(len(beat.heard))]
-    for name, sequence in beat.heard.items():
+    heard = [_COUNT.pack(len(beat.received))]
+    for name, sequence in beat.received.items():
         heard.append(_encode_names((name,)) + _SEQUENCE.pack(sequence))
     return head + _encode_names(beat.suspected) + b"".join(heard)
 
@@ -78,7 +78,7 @@ def decode_heartbeat(payload: bytes) -> Heartbeat:
     for _ in range(count):
         name, position = _decode_name(payload, position)
         names.add(name)
-    heard, position = _decode_heard(payload, position)
+    heard, position = _decode_received(payload, position)
     if position != len(payload):
         raise BadFrame(f"heartbeat with {len(payload) - position} bytes too many")
     is_leaving = bool(flags & _LEAVING)
@@ -109,7 +109,7 @@ def _decode_name(payload: bytes, position: int) -> tuple[str, int]:
     return name, end
 
 
-def _decode_heard(payload: bytes, position: int) -> tuple[dict[str, int], int]:
+def _decode_received(payload: bytes, position: int) -> tuple[dict[str, int], int]:
     """The heard nodes at `position`, and the position after them."""
     if len(payload) < position + _COUNT.size:
         raise BadFrame("heartbeat that does not say whom the sender hears")

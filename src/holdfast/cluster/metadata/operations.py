@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.cluster.metadata.commands import ChangePartitions, Command, RemoveNode
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
-from holdfast.cluster.placement.planning import is_led_by_another, last_copies, led_by
+from holdfast.cluster.placement.planning import is_led_by_another, last_copies, with_leader
 
 
 class OperationError(Exception):
@@ -95,7 +95,7 @@ def rebalance(metadata: ClusterMetadata) -> Command | None:
     if all of those lead already."""
     up = {node for node, info in metadata.nodes.items() if info.state == NodePhase.UP}
     changes = tuple(
-        (number, info.version, led_by(info, info.replicas[0]))
+        (number, info.version, with_leader(info, info.replicas[0]))
         for number, info in enumerate(metadata.partitions)
         if is_led_by_another(info) and info.replicas[0] in up
     )
@@ -170,7 +170,7 @@ def unsafe_recover(
         if node not in replicas:
             replicas = (*replicas, node)
         made = replace(partition, replicas=replicas, adding=adding, in_sync=(node,))
-        changes.append((number, partition.version, led_by(made, node)))
+        changes.append((number, partition.version, with_leader(made, node)))
     if not changes:
         raise OperationError(f"{node} holds no partition that has no leader")
     return ChangePartitions(tuple(changes), accept_loss=True)

@@ -86,19 +86,19 @@ class Proposals:
     def request_ids(self) -> list[str]:
         return list(self._pending)
 
-    def take(self, request_id: str) -> int | None:
+    def finish(self, request_id: str) -> int | None:
         """Remove a finished request and return its number; None if it is no longer under way."""
         pending = self._pending.pop(request_id, None)
         return None if pending is None else pending.request
 
-    def take_expired(self, now: float) -> list[int]:
+    def pop_expired(self, now: float) -> list[int]:
         """Remove the expired requests and return their numbers."""
         expired = [pending for pending in self._pending.values() if now >= pending.until]
         for pending in expired:
             del self._pending[pending.request_id]
         return [pending.request for pending in expired]
 
-    def take_due(self, now: float) -> list[PendingProposal]:
+    def pop_due(self, now: float) -> list[PendingProposal]:
         """The requests to send now; each is due again after RETRY_S."""
         due = [pending for pending in self._pending.values() if now >= pending.retry_at]
         for pending in due:

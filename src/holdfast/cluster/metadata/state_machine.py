@@ -23,7 +23,7 @@ arrive in that time."""
 MEMBER_SEPARATOR: Final = "."
 
 
-def member_id(node_id: str, incarnation: str) -> str:
+def peer_id(node_id: str, incarnation: str) -> str:
     """The Raft peer id of a node with this disk. Another disk is another peer, because the old
     one's votes and entries are lost."""
     return f"{node_id}{MEMBER_SEPARATOR}{incarnation}"

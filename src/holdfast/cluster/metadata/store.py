@@ -25,8 +25,8 @@ from holdfast.cluster.metadata.state_machine import (
     changed_since,
     decode_request,
     encode_request,
-    member_id,
     node_of,
+    peer_id,
 )
 from holdfast.cluster.metadata.voters import HandOver, plan
 from holdfast.cluster.raft.codec import decode_message, encode_message
@@ -111,7 +111,7 @@ class MetaStore:
         random text that differs for each start of the process."""
         self.node_id = node_id
         self.effects: list[MetaEffect] = []
-        self._raft = RaftNode(member_id(node_id, incarnation), state, random, now, timing)
+        self._raft = RaftNode(peer_id(node_id, incarnation), state, random, now, timing)
         self._state = MetaState()
         if state.snapshot is not None:
             self._state = _restored(state.snapshot.data)
@@ -123,7 +123,7 @@ class MetaStore:
         """The requests in the log that are not applied yet, while this node leads."""
         self._removals: dict[str, Removal] = {}
         """The unapplied removals by node, while this node leads."""
-        self._told = LeaderChanged("", False)
+        self._reported_leader = LeaderChanged("", False)
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
         self._due = now
@@ -198,7 +198,7 @@ class MetaStore:
             self.effects.append(ProposalDone(request, RequestRefused(error)))
             return request
         self._proposals.add(request, encode_command(command), now)
-        (pending,) = self._proposals.take_due(now)
+        (pending,) = self._proposals.pop_due(now)
         self._raft.bootstrap(encode_request(pending.request_id, pending.command), now)
         self._raft.handle_timers(now)
         self._drain(now)
@@ -234,10 +234,10 @@ class MetaStore:
         known = self.metadata.nodes.get(node_id) if self.metadata is not None else None
         return self.propose(RemoveNode(node_id, known.version if known else 0), now)
 
-    def hand_over(self, now: float) -> bool:
+    def transfer_leadership(self, now: float) -> bool:
         """Let another voter lead before this node stops. Returns False if that is impossible."""
         raft = self._raft
-        others = [voter for voter in raft.membership.voters if voter != raft.member]
+        others = [voter for voter in raft.membership.voters if voter != raft.peer]
         live = [voter for voter in others if raft.is_caught_up(voter, now)]
         done = bool(live) and raft.transfer(live[self._handed_over % len(live)], now)
         self._handed_over += done
@@ -250,17 +250,17 @@ class MetaStore:
         self._is_stalled = is_stalled
         self._raft.set_may_lead(not is_stalled)
         if is_stalled:
-            self.hand_over(now)
+            self.transfer_leadership(now)
 
     def stand_apart(self, now: float) -> None:
         """Decide nothing more. The only voter of a cluster would agree with itself alone."""
         self._raft.resign(now)
         self._drain(now)
 
-    def leader_gone(self, node_id: str, now: float) -> None:
+    def leader_down(self, node_id: str, now: float) -> None:
         """Elect early: that node's process is dead, because its address refuses connections."""
         if node_id == self.leader_id and not self.is_leader:
-            self._raft.leader_gone(now)
+            self._raft.leader_down(now)
             self._drain(now)
 
     def handle_frame(self, node_id: str, kind: int, payload: bytes, now: float) -> None:
@@ -269,7 +269,7 @@ class MetaStore:
             sender, receiver, message = decode_message(payload)
             if node_of(sender) != node_id:
                 raise BadFrame(f"a Raft message of {sender} from node {node_id}")
-            if receiver == self._raft.member and len(self._unwritten) < UNWRITTEN_MAX:
+            if receiver == self._raft.peer and len(self._unwritten) < UNWRITTEN_MAX:
                 try:
                     self._raft.handle_message(sender, message, now)
                 except RaftDiverged as error:
@@ -277,7 +277,7 @@ class MetaStore:
                     self._raft.resign(now)
         elif kind == PROPOSAL:
             request_id, command = decode_request(payload)
-            if not self._take_request(request_id, command, now):
+            if not self._append_request(request_id, command, now):
                 self.effects.append(Send(node_id, PROPOSAL_RESULT, request_id.encode()))
         elif kind == PROPOSAL_RESULT:
             # The receiver does not lead, or could not take the request.
@@ -290,9 +290,9 @@ class MetaStore:
         if now >= self._raft.timer():
             self._raft.handle_timers(now)
             if self._is_stalled:
-                self.hand_over(now)
-            self._tend_members(now)
-        for request in self._proposals.take_expired(now):
+                self.transfer_leadership(now)
+            self._maintain_voters(now)
+        for request in self._proposals.pop_expired(now):
             unknown = Unknown("no majority of the cluster has confirmed the change in time")
             self.effects.append(ProposalDone(request, unknown))
         self._send_due(now)
@@ -317,14 +317,14 @@ class MetaStore:
         if not leader:
             # The requests are sent when a leader is known; see _tell_leader.
             return
-        for pending in self._proposals.take_due(now):
+        for pending in self._proposals.pop_due(now):
             if not self.is_leader:
                 payload = encode_request(pending.request_id, pending.command)
                 self.effects.append(Send(leader, PROPOSAL, payload))
-            elif not self._take_request(pending.request_id, pending.command, now):
+            elif not self._append_request(pending.request_id, pending.command, now):
                 self._proposals.retry_soon(pending.request_id, now)
 
-    def _take_request(self, request_id: str, encoded: bytes, now: float) -> bool:
+    def _append_request(self, request_id: str, encoded: bytes, now: float) -> bool:
         """Append the request as the leader. Returns False if this node cannot."""
         command = decode_command(encoded)
         if not self.is_leader:
@@ -344,17 +344,17 @@ class MetaStore:
     def _votes(self, node_id: str) -> bool:
         return any(node_of(voter) == node_id for voter in self._raft.membership.voters)
 
-    def _tend_members(self, now: float) -> None:
+    def _maintain_voters(self, now: float) -> None:
         raft, metadata = self._raft, self.metadata
         if metadata is None or not raft.may_change_members or raft.is_transferring:
             return
         for node_id, removal in self._removals.items():
             if not removal.is_in_log and not self._votes(node_id):
-                removal.is_in_log = self._take_request(removal.request_id, removal.command, now)
+                removal.is_in_log = self._append_request(removal.request_id, removal.command, now)
         is_live = partial(raft.is_caught_up, now=now)
-        step = plan(raft.member, raft.membership, metadata.nodes, self._removals, is_live)
+        step = plan(raft.peer, raft.membership, metadata.nodes, self._removals, is_live)
         if isinstance(step, HandOver):
-            raft.transfer(step.member, now)
+            raft.transfer(step.peer, now)
         elif step is not None:
             raft.change_members(step, now)
 
@@ -377,8 +377,8 @@ class MetaStore:
             else:
                 self._send_messages(ready.messages_after)
             self._compact()
-        self._tell_metadata()
-        self._tell_leader(now)
+        self._report_metadata()
+        self._report_leader(now)
         # Every input ends here, and timers are read far more often, so the time is kept.
         proposals = self._proposals
         when = proposals.timer() if self._raft.leader else proposals.expiry()
@@ -386,7 +386,7 @@ class MetaStore:
 
     def _send_messages(self, messages: tuple[Addressed, ...]) -> None:
         for member, message in messages:
-            payload = encode_message(self._raft.member, member, message)
+            payload = encode_message(self._raft.peer, member, message)
             self.effects.append(Send(node_of(member), RAFT, payload))
 
     def _apply(self, entry: LogEntry) -> None:
@@ -413,7 +413,7 @@ class MetaStore:
     def _finish(self, request_id: str) -> None:
         outcome = self._state.outcome(request_id)
         if outcome is not None:
-            request = self._proposals.take(request_id)
+            request = self._proposals.finish(request_id)
             if request is not None:
                 self._done.append(ProposalDone(request, outcome))
 
@@ -425,7 +425,7 @@ class MetaStore:
             self._entries_since_snapshot = self._bytes_since_snapshot = 0
             self._raft.compact(self._state.encode())
 
-    def _tell_metadata(self) -> None:
+    def _report_metadata(self) -> None:
         metadata = self._state.metadata
         if metadata is not None and metadata is not self._known:
             self.effects.append(MetadataChanged(metadata, changed_since(self._known, metadata)))
@@ -434,11 +434,11 @@ class MetaStore:
         self.effects += self._done
         self._done = []
 
-    def _tell_leader(self, now: float) -> None:
+    def _report_leader(self, now: float) -> None:
         told = LeaderChanged(self.leader_id, self.is_leader)
-        if told == self._told:
+        if told == self._reported_leader:
             return
-        self._told = told
+        self._reported_leader = told
         self._in_log.clear()
         self._removals.clear()
         self.effects.append(told)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.cluster.metadata.model import VOTERS_MAX, WITNESS, NodeInfo, NodePhase
-from holdfast.cluster.metadata.state_machine import member_id, node_of
+from holdfast.cluster.metadata.state_machine import node_of, peer_id
 from holdfast.cluster.raft.log import Membership
 
 
@@ -18,7 +18,7 @@ from holdfast.cluster.raft.log import Membership
 class HandOver:
     """The decision that another peer shall lead."""
 
-    member: str
+    peer: str
 
 
 def plan(
@@ -33,7 +33,7 @@ def plan(
     `own` is the leader's peer id. `leaving` are nodes to be removed, which must stop voting even
     without a replacement. `is_live` is true for a peer that replies and has every committed entry.
     """
-    wanted = {member_id(node.node_id, node.incarnation): node for node in nodes.values()}
+    wanted = {peer_id(node.node_id, node.incarnation): node for node in nodes.values()}
     membership_now = _with_learners(membership, wanted)
     if membership_now != membership:
         return membership_now

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from holdfast.cluster.frame_kinds import REPLICATE
-from holdfast.cluster.partitions.codec import place, replicate_parts
+from holdfast.cluster.partitions.codec import range_of, replicate_parts
 from holdfast.cluster.partitions.effects import ReadBatches, Send
 from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, LedPartition, Peer, Progress
 from holdfast.cluster.partitions.state import ReplicaState
@@ -124,7 +124,7 @@ class CatchUp:
         peer = progress.peer
         start = progress.sent
         for batch in batches:
-            _, base, end, _ = place(batch)
+            _, base, end, _ = range_of(batch)
             # A gap in a read means that the batch is damaged, or was deleted meanwhile.
             if base != progress.sent or not base < end <= led.end:
                 break
@@ -163,9 +163,9 @@ class RecentBatches:
         self._order: deque[LedPartition] = deque()
         self.size_bytes = 0
 
-    def keep(self, led: LedPartition, base: int, batch: bytes) -> None:
+    def add(self, led: LedPartition, base: int, batch: bytes) -> None:
         """Keep a batch, and drop the oldest ones above the limit."""
-        led.keep(base, batch)
+        led.add_recent(base, batch)
         self._order.append(led)
         self.size_bytes += len(batch)
         durable = self._state.log.durable_offset

@@ -135,7 +135,7 @@ def decode_replicate(payload: bytes) -> list[tuple[int, Batch]]:
     return found
 
 
-def place(batch: bytes) -> tuple[int, int, int, int]:
+def range_of(batch: bytes) -> tuple[int, int, int, int]:
     """The partition, base offset, end offset and epoch of an encoded batch.
 
     Raises `BadFrame` if the header is incomplete.

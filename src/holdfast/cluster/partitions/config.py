@@ -10,17 +10,17 @@ class ReplicationConfig:
     incarnation: str = ""
     """The name of the life of this node's disk. A node leads only while the metadata has the same
     name for it."""
-    holds_restarted: bool = False
-    """True: after Restarted, or `hold`, the node suspends the partition until `resume`."""
+    suspends_restarted: bool = False
+    """True: after Restarted, or `suspend`, the node suspends the partition until `resume`."""
     silent_s: float = 1.0
     """The seconds after which a replica that is behind and acknowledges nothing leaves the in-sync
     set."""
     lag_s: float = 0.2
     """The delay of our own timer, in seconds, above which this node itself was stalled. It then
     counts no other node as silent."""
-    ask_again_s: float = 1.0
+    follow_retry_s: float = 1.0
     """The seconds after which an unanswered FOLLOW is sent again."""
-    propose_again_s: float = 1.0
+    proposal_retry_s: float = 1.0
     """The seconds after which a proposal is made again if the metadata shows no effect of it."""
     catch_up_bytes_per_s: int = 64 << 20
     """The most bytes per second read from the disk for all followers together that no commit waits

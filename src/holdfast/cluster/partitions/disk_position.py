@@ -89,25 +89,25 @@ class DiskMemory:
     """The furthest positions that this node has received of the others since it started."""
 
     def __init__(self) -> None:
-        self.known: dict[str, tuple[str, DiskPosition]] = {}
+        self.positions: dict[str, tuple[str, DiskPosition]] = {}
 
     def note(self, node: str, incarnation: str, position: DiskPosition) -> None:
         """Remember a position. Under another incarnation it replaces the old one."""
-        before = self.known.get(node)
+        before = self.positions.get(node)
         if before is not None and before[0] == incarnation:
             position = position.reached(before[1])
-        self.known[node] = (incarnation, position)
+        self.positions[node] = (incarnation, position)
 
     def forget(self, nodes: frozenset[str]) -> None:
         """Drop every node except these."""
-        for node in self.known.keys() - nodes:
-            del self.known[node]
+        for node in self.positions.keys() - nodes:
+            del self.positions[node]
 
 
-def lost_since(known: Known, node: str, incarnation: str, claimed: str) -> str:
-    """The loss of a node that connects, as text; "" if there is none. `known` dates from when the
-    connection was opened. `claimed` must be later, or a node that just made progress would seem to
-    lack it."""
+def find_loss(known: Known, node: str, incarnation: str, claimed: str) -> str:
+    """The loss of a node that connects, as text; "" if there is none. `positions` dates from when
+    the connection was opened. `claimed` must be later, or a node that just made progress would seem
+    to lack it."""
     before = known.get(node)
     position = decode_position(claimed)
     if before is None or before[0] != incarnation or position is None:

@@ -60,7 +60,7 @@ class Truncated(ReplicationEffect):
 class Restarted(ReplicationEffect):
     """The partition now begins at `offset`, because the leader no longer has the records below it.
     The replicated state from those records must come from another node; see
-    ReplicationConfig.holds_restarted."""
+    ReplicationConfig.suspends_restarted."""
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition = partition

@@ -86,7 +86,7 @@ class FollowerSide:
         self._sources: dict[str, LeaderLink] = {}
         self._requests = 0
         self._asking: dict[int, FollowedPartition] = {}
-        self._ask_again_at = 0.0
+        self._retry_at = 0.0
         self._dirty: list[FollowedPartition] = []
 
     def follow(self, partition: int, leader: str, epoch: int, now: float) -> None:
@@ -103,21 +103,21 @@ class FollowerSide:
         followed.leader_watermark = 0
         self._begin(followed, now)
 
-    def hold(self, partition: int) -> None:
+    def suspend(self, partition: int) -> None:
         """Suspend the partition until `resume`."""
-        self._state.held.add(partition)
+        self._state.suspended.add(partition)
         self._wait(self._partitions[partition])
 
     def resume(self, partition: int, now: float) -> None:
-        self._state.held.discard(partition)
+        self._state.suspended.discard(partition)
         followed = self._partitions[partition]
         if followed.state == WAITING:
             self._begin(followed, now)
 
     def _begin(self, followed: FollowedPartition, now: float) -> None:
         source = self._sources.get(followed.leader)
-        if source is not None and followed.partition not in self._state.held:
-            self._ask(followed, source, now)
+        if source is not None and followed.partition not in self._state.suspended:
+            self._send_follow(followed, source, now)
 
     def stop(self, partition: int) -> None:
         """Stop following, because this node leads the partition or knows no leader."""
@@ -152,11 +152,11 @@ class FollowerSide:
                 continue
             if action == ASK:
                 if followed.state == FOLLOWING:
-                    self._ask(followed, source, now)
+                    self._send_follow(followed, source, now)
             elif followed.state == ASKING and followed.request == request:
-                self._answered(followed, source, action, cut_epoch, offset, watermark, now)
+                self._handle_reply(followed, source, action, cut_epoch, offset, watermark, now)
 
-    def _answered(
+    def _handle_reply(
         self,
         followed: FollowedPartition,
         source: LeaderLink,
@@ -180,7 +180,7 @@ class FollowerSide:
         if followed.state != ASKING:
             return
         if action != GO_ON:
-            self._ask(followed, source, now)
+            self._send_follow(followed, source, now)
             return
         del self._asking[partition]
         followed.state = FOLLOWING
@@ -211,8 +211,8 @@ class FollowerSide:
             return
         log.reset(partition, offset)
         self._state.effects.append(Restarted(partition, offset))
-        if self._state.config.holds_restarted:
-            self.hold(partition)
+        if self._state.config.suspends_restarted:
+            self.suspend(partition)
 
     def _diverged(self, followed: FollowedPartition, what: str) -> None:
         """Report a leader that lacks records it had acknowledged, restored from an older copy.
@@ -262,7 +262,7 @@ class FollowerSide:
             ):
                 source.has_ignored = True
             elif batch.base_offset > log.next_offset[partition]:
-                self._ask(followed, source, now)
+                self._send_follow(followed, source, now)
             elif batch.epoch < log.last_epoch(partition):
                 raise BadFrame(
                     f"partition {partition}: a batch of epoch {batch.epoch} "
@@ -314,7 +314,7 @@ class FollowerSide:
             if durable < log.next_offset[partition]:
                 self._mark(followed)
 
-    def learn(self, partition: int, epoch: int) -> None:
+    def await_epoch(self, partition: int, epoch: int) -> None:
         """Follow no leader until the metadata has this newer epoch."""
         followed = self._partitions[partition]
         if epoch > followed.epoch:
@@ -335,13 +335,13 @@ class FollowerSide:
                 self._state.effects.append(Send(source.node, FOLLOW, payload))
 
     def timer(self) -> float | None:
-        return self._ask_again_at if self._asking else None
+        return self._retry_at if self._asking else None
 
     def handle_timers(self, now: float) -> None:
-        if self._asking and now >= self._ask_again_at:
+        if self._asking and now >= self._retry_at:
             asking, self._asking = self._asking, {}
             for followed in asking.values():
-                self._ask(followed, self._sources[followed.leader], now)
+                self._send_follow(followed, self._sources[followed.leader], now)
 
     def followed_epoch(self, partition: int) -> int:
         followed = self._partitions[partition]
@@ -363,9 +363,9 @@ class FollowerSide:
             if source is not None:
                 source.has_ignored = True
 
-    def _ask(self, followed: FollowedPartition, source: LeaderLink, now: float) -> None:
+    def _send_follow(self, followed: FollowedPartition, source: LeaderLink, now: float) -> None:
         if not self._asking:
-            self._ask_again_at = now + self._state.config.ask_again_s
+            self._retry_at = now + self._state.config.follow_retry_s
         partition = followed.partition
         self._asking[partition] = followed
         self._requests = (self._requests + 1) & 0xFFFFFFFF

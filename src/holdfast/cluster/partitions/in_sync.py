@@ -7,7 +7,7 @@
   then on, until the metadata moves on without it.
 - A set is not shrunk below `min_insync`. The watermark could not move either way, and every replica
   that stays in the set may lead after this node.
-- There is one proposal at a time for a version of the partition. After `propose_again_s` without
+- There is one proposal at a time for a version of the partition. After `proposal_retry_s` without
   effect the leader makes another. If nothing else, that one makes the first one void.
 """
 
@@ -29,7 +29,7 @@ class InSync:
         # anything.
         self._judged_from = 0.0
 
-    def forgive(self, now: float) -> None:
+    def restart_silences(self, now: float) -> None:
         """Restart all silences now, because this node was stalled itself."""
         self._judged_from = now
 
@@ -39,18 +39,18 @@ class InSync:
         for progress in led.counted:
             if progress.peer.node not in led.info.in_sync:
                 continue
-            progress.is_silent = self._says_nothing(led, progress, now)
+            progress.is_silent = self._makes_no_progress(led, progress, now)
             alive += not progress.is_silent
         led.alive = alive
         self.propose(led, now)
 
-    def _says_nothing(self, led: LedPartition, progress: Progress, now: float) -> bool:
+    def _makes_no_progress(self, led: LedPartition, progress: Progress, now: float) -> bool:
         """True if the follower is behind and has made no progress for `silent_s`."""
         is_behind = progress.state == IDLE or progress.matched < led.end
-        heard_at = max(progress.heard_at, self._judged_from)
+        heard_at = max(progress.acknowledged_at, self._judged_from)
         return is_behind and now - heard_at > self._silent_s
 
-    def is_settled(self, led: LedPartition) -> bool:
+    def is_stable(self, led: LedPartition) -> bool:
         """True if time alone changes nothing in this partition."""
         if led.proposal is not None:
             return False
@@ -64,9 +64,9 @@ class InSync:
         metadata = self._state.metadata
         assert metadata is not None
         is_pending = led.proposal is not None
-        if is_pending and now - led.proposed_at < self._state.config.propose_again_s:
+        if is_pending and now - led.proposed_at < self._state.config.proposal_retry_s:
             return
-        wanted = self._wanted(led, metadata, now)
+        wanted = self._target(led, metadata, now)
         if not is_pending and len(wanted) == len(led.info.in_sync) and wanted == led.info.in_sync:
             return
         led.proposal = wanted
@@ -81,12 +81,12 @@ class InSync:
             ProposeInSync(led.partition, led.info.version, replace(led.info, in_sync=wanted))
         )
 
-    def _wanted(self, led: LedPartition, metadata: ClusterMetadata, now: float) -> tuple[str, ...]:
+    def _target(self, led: LedPartition, metadata: ClusterMetadata, now: float) -> tuple[str, ...]:
         info = led.info
         lost = set()
         silent = set()
         for progress in led.counted:
-            if self._has_lost(progress, metadata):
+            if self._has_lost_disk(progress, metadata):
                 lost.add(progress.peer.node)
             elif progress.is_silent:
                 silent.add(progress.peer.node)
@@ -99,25 +99,25 @@ class InSync:
             if (
                 node not in info.in_sync
                 and follower is not None
-                and self.has_come(led, follower, now)
+                and self.has_caught_up(led, follower, now)
             ):
                 grown.append(node)
         return (*kept, *grown)
 
-    def _has_lost(self, progress: Progress, metadata: ClusterMetadata) -> bool:
+    def _has_lost_disk(self, progress: Progress, metadata: ClusterMetadata) -> bool:
         """True if the follower's disk is not the one that was in sync."""
         return progress.is_lost or (progress.state != IDLE and not is_genuine(progress, metadata))
 
-    def has_come(self, led: LedPartition, progress: Progress, now: float) -> bool:
+    def has_caught_up(self, led: LedPartition, progress: Progress, now: float) -> bool:
         """True if the follower has everything that can be committed, so commits may wait for it. A
         follower that makes no progress does not qualify: it would be added and removed for ever."""
         metadata = self._state.metadata
         return (
             progress.state != IDLE
-            and not self._says_nothing(led, progress, now)
+            and not self._makes_no_progress(led, progress, now)
             # The controller would remove an unhealthy node at once, and this leader would add it
             # again.
-            and progress.peer.node not in self._state.ill
+            and progress.peer.node not in self._state.unhealthy
             and progress.matched >= led.start
             and progress.matched >= self._state.log.high_watermark[led.partition]
             and progress.peer.node in led.info.members

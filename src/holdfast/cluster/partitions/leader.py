@@ -71,7 +71,7 @@ class LeaderSide:
         self._mark(led)
         self._advance(led)
 
-    def answer_early(self, now: float) -> None:
+    def reply_early(self, now: float) -> None:
         """Reply to followers that learned of this node's leadership before this node did."""
         for node, waiting in self._early.items():
             entries = []
@@ -172,7 +172,7 @@ class LeaderSide:
                 continue
             if progress.state != IDLE:
                 if progress.matched == led.end:
-                    progress.heard_at = now
+                    progress.acknowledged_at = now
                 progress.stop()
                 self._watch(led, now)
 
@@ -190,7 +190,7 @@ class LeaderSide:
         answers: list[bytes] = []
         for entry in entries:
             partition, epoch, request = entry[0], entry[1], entry[2]
-            led = self._led(partition)
+            led = self._led_partition(partition)
             known = self._state.epochs[partition]
             if epoch < known:
                 answers.append(FOLLOW_FROM_ENTRY.pack(partition, known, request, NEWER, 0, 0, 0))
@@ -218,14 +218,14 @@ class LeaderSide:
             if progress.is_lost:
                 self._watch(led, now)
             if progress.state != IDLE:
-                progress.heard_at = now
+                progress.acknowledged_at = now
                 answered.append(progress)
         if not answers:
             return
         self._state.effects.append(Send(peer.node, FOLLOW_FROM, b"".join(answers)))
         for progress in answered:
             led = progress.led
-            self._got_on(led, progress, now)
+            self._on_progress(led, progress, now)
             self._catch_up.enqueue_if_behind(progress)
         self._catch_up.pump(peer, now)
 
@@ -244,7 +244,7 @@ class LeaderSide:
         peer.received_bytes = received_bytes
         newer = []
         for partition, epoch, end in entries:
-            led = self._led(partition)
+            led = self._led_partition(partition)
             if epoch > self._state.epochs[partition]:
                 newer.append((partition, epoch))
             elif led is not None and led.epoch == epoch:
@@ -261,15 +261,15 @@ class LeaderSide:
             )
         if end > progress.matched:
             progress.matched = end
-            progress.heard_at = now
-            self._got_on(led, progress, now)
+            progress.acknowledged_at = now
+            self._on_progress(led, progress, now)
 
-    def _got_on(self, led: LedPartition, progress: Progress, now: float) -> None:
+    def _on_progress(self, led: LedPartition, progress: Progress, now: float) -> None:
         if progress.is_counted:
             if progress.is_silent:
                 self._in_sync.judge(led, now)
             self._advance(led)
-        elif self._in_sync.has_come(led, progress, now):
+        elif self._in_sync.has_caught_up(led, progress, now):
             self._in_sync.propose(led, now)
             self._watch(led, now)
 
@@ -282,7 +282,7 @@ class LeaderSide:
             if base != led.end:
                 raise ValueError(f"partition {partition}: a batch from {base} after {led.end}")
             led.end = end
-            self._recent.keep(led, base, batch)
+            self._recent.add(led, base, batch)
             self._push(led, base, batch, now)
             self._mark(led)
             if led.counted:
@@ -296,7 +296,7 @@ class LeaderSide:
             if progress.state == IDLE:
                 continue
             if progress.matched == base:
-                progress.heard_at = now
+                progress.acknowledged_at = now
             if progress.state != LIVE:
                 continue
             peer = progress.peer
@@ -375,14 +375,14 @@ class LeaderSide:
             return
         config = self._state.config
         if now - self._watch_at > config.lag_s:
-            self._in_sync.forgive(now)
+            self._in_sync.restart_silences(now)
         self._watch_at = now + config.silent_s / 4
         for led in list(self._watched.values()):
             self._in_sync.judge(led, now)
-            if self._in_sync.is_settled(led):
+            if self._in_sync.is_stable(led):
                 del self._watched[led.partition]
 
-    def _led(self, partition: int) -> LedPartition | None:
+    def _led_partition(self, partition: int) -> LedPartition | None:
         if partition >= len(self.led):
             raise BadFrame(f"partition {partition}, there are {len(self.led)}")
         return self.led[partition]

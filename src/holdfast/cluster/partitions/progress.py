@@ -70,7 +70,7 @@ class Progress:
         # The high watermark waits for this follower: it is in sync, or was proposed.
         self.is_counted = False
         # When it last made progress, or began to be behind.
-        self.heard_at = now
+        self.acknowledged_at = now
         # It is in sync and has been behind for too long.
         self.is_silent = False
         # It is in sync and lacks committed records: its disk was lost.
@@ -113,7 +113,7 @@ class LedPartition:
         # because a `del` for each would move the whole list.
         self._dropped = 0
 
-    def keep(self, base: int, batch: bytes) -> None:
+    def add_recent(self, base: int, batch: bytes) -> None:
         """Keep a batch in memory for followers that are slightly behind."""
         self._recent.append(batch)
         self._bases.append(base)

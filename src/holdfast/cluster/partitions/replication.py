@@ -86,10 +86,10 @@ class Replication:
             and led.alive >= metadata.min_insync
         )
 
-    def hold(self, partition: int) -> None:
+    def suspend(self, partition: int) -> None:
         """Suspend the partition until `resume`: neither follow nor lead it. If the metadata names
         this node as the leader, another in-sync replica gets it. Without one, GivenUp follows."""
-        self._following.hold(partition)
+        self._following.suspend(partition)
 
     def set_unfit(self, *, stands_apart: bool = False) -> None:
         """Stop following, and take no new leadership, because the log here is damaged or an older
@@ -97,13 +97,13 @@ class Replication:
         A node that stands apart ends them itself, because it receives no metadata."""
         self._is_fit = False
         for partition in range(len(self._state.epochs)):
-            self._following.hold(partition)
+            self._following.suspend(partition)
             if stands_apart:
                 self._leading.stop(partition)
 
     def resume(self, partition: int, now: float) -> None:
-        """End a suspension by `hold`, or after Restarted (see
-        ReplicationConfig.holds_restarted)."""
+        """End a suspension by `suspend`, or after Restarted (see
+        ReplicationConfig.suspends_restarted)."""
         if not self._is_fit:
             return
         self._following.resume(partition, now)
@@ -124,8 +124,8 @@ class Replication:
             return
         self._state.metadata = metadata
         for partition in range(len(metadata.partitions)) if before is None else changed:
-            self._place(partition, metadata.partitions[partition], now)
-        self._leading.answer_early(now)
+            self._assign_role(partition, metadata.partitions[partition], now)
+        self._leading.reply_early(now)
         if before is not None and before.nodes is not metadata.nodes:
             self._leading.handle_nodes(now)
         self._finish()
@@ -140,7 +140,7 @@ class Replication:
         self._renew(now)
         self._finish()
 
-    def _place(self, partition: int, info: PartitionInfo, now: float) -> None:
+    def _assign_role(self, partition: int, info: PartitionInfo, now: float) -> None:
         epochs = self._state.epochs
         if info.epoch > epochs[partition]:
             epochs[partition] = info.epoch
@@ -166,7 +166,7 @@ class Replication:
             self._is_current
             and self._is_fit
             and self._is_known()
-            and partition not in self._state.held
+            and partition not in self._state.suspended
             and info.epoch != self._unled.get(partition, -1)
         )
 
@@ -179,14 +179,14 @@ class Replication:
     def _renew(self, now: float) -> None:
         """Propose new epochs for partitions that this node leads by an epoch that it must not
         use."""
-        self._renew_at = now + self._state.config.propose_again_s
+        self._renew_at = now + self._state.config.proposal_retry_s
         if not self._unled or not self._is_current or not self._is_known() or not self._is_fit:
             return
         for partition, epoch in self._unled.items():
             info = self._state.info(partition)
             assert info is not None
             renewed = replace(info, epoch=epoch + 1)
-            if partition in self._state.held:
+            if partition in self._state.suspended:
                 renewed = self._handed_over(partition, renewed)
             self._state.effects.append(ProposeInSync(partition, info.version, renewed))
 
@@ -197,7 +197,7 @@ class Replication:
         assert metadata is not None
         others = tuple(node for node in info.in_sync if node != self._state.node_id)
         if not others:
-            self._state.held.discard(partition)
+            self._state.suspended.discard(partition)
             self._state.effects.append(GivenUp(partition))
             return info
         able = [
@@ -207,7 +207,7 @@ class Replication:
         ]
         return replace(info, leader=able[0] if able else "", in_sync=others)
 
-    def _learn(self, newer: list[tuple[int, int]]) -> None:
+    def _note_epochs(self, newer: list[tuple[int, int]]) -> None:
         """Stop leading and following under epochs older than these."""
         epochs = self._state.epochs
         for partition, epoch in newer:
@@ -215,13 +215,13 @@ class Replication:
                 epochs[partition] = epoch
                 self._unled.pop(partition, None)
                 self._leading.stop(partition)
-                self._following.learn(partition, epoch)
+                self._following.await_epoch(partition, epoch)
 
-    def handle_ill(self, nodes: frozenset[str], now: float) -> None:
+    def handle_unhealthy(self, nodes: frozenset[str], now: float) -> None:
         """Keep these nodes from entering an in-sync set. They are silent here, or report an
         untrustworthy disk."""
-        if nodes != self._state.ill:
-            self._state.ill = nodes
+        if nodes != self._state.unhealthy:
+            self._state.unhealthy = nodes
             self._leading.handle_nodes(now)
             self._finish()
 
@@ -245,15 +245,15 @@ class Replication:
             self._following.handle_replicate(node, decode_replicate(payload), now)
         elif kind == REPLICATE_ACK:
             received, acks = decode_ack(payload)
-            self._learn(self._leading.handle_ack(node, received, acks, now))
+            self._note_epochs(self._leading.handle_ack(node, received, acks, now))
         elif kind == COMMIT:
             self._following.handle_commit(node, decode_offsets("COMMIT", payload))
         elif kind == FOLLOW:
             incarnation, questions = decode_follow(payload)
-            self._learn(self._leading.handle_follow(node, incarnation, questions, now))
+            self._note_epochs(self._leading.handle_follow(node, incarnation, questions, now))
         elif kind == FOLLOW_FROM:
             answers = decode_follow_from(payload)
-            self._learn([(entry[0], entry[1]) for entry in answers if entry[3] == NEWER])
+            self._note_epochs([(entry[0], entry[1]) for entry in answers if entry[3] == NEWER])
             self._following.handle_follow_from(node, answers, now)
             self._following.handle_durable()
         else:

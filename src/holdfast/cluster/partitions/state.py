@@ -23,9 +23,9 @@ class ReplicaState:
         self.epochs = [log.last_epoch(partition) for partition in range(partitions)]
         # Partitions whose replicated state is incomplete here, because the records that define it
         # were deleted. This node neither follows nor leads them.
-        self.held: set[int] = set()
+        self.suspended: set[int] = set()
         # Nodes that are silent here, or that report an untrustworthy disk.
-        self.ill: frozenset[str] = frozenset()
+        self.unhealthy: frozenset[str] = frozenset()
 
     def info(self, partition: int) -> PartitionInfo | None:
         """The metadata of the partition, or None while this node has none."""

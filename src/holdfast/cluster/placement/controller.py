@@ -28,16 +28,16 @@ from holdfast.cluster.metadata.model import (
 from holdfast.cluster.placement.planning import (
     NodeConditions,
     advanced,
-    begun,
+    conditions_of,
     is_led_by_another,
     lacks_replica,
     last_copies,
-    led_by,
     relieved,
-    settled,
-    standing_of,
+    repaired,
     useless,
     wanted_replicas,
+    with_leader,
+    with_new_replicas,
 )
 from holdfast.cluster.placement.ring import Assignment
 
@@ -89,7 +89,7 @@ class Controller:
         self._config = config
         self._metadata: ClusterMetadata | None = None
         self._health: Health | None = None
-        self._looked_at = -FOREVER
+        self._reviewed_at = -FOREVER
         self._next_at = FOREVER
         self._down_since: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
@@ -106,17 +106,17 @@ class Controller:
     def step(self, metadata: ClusterMetadata, health: Health, now: float) -> list[Command]:
         """The commands to propose now, all at once; they do not depend on one another."""
         if metadata is not self._metadata:
-            self._wake(self._looked_at + self._config.pace_s)
+            self._wake(self._reviewed_at + self._config.pace_s)
         if health is self._health and now < self._next_at:
             return []
         self._metadata = metadata
-        self._looked_at = now
+        self._reviewed_at = now
         self._health = health
         self._next_at = FOREVER
         self._forget_pending(metadata, now)
         self._note_states(metadata, now)
         nodes = self._node_changes(metadata, health)
-        standing = standing_of(metadata, nodes, health)
+        standing = conditions_of(metadata, nodes, health)
         wanted = self._wanted_replicas(metadata, now)
         urgent, ordinary, free = self._changes(metadata, wanted, standing)
         if free:
@@ -126,7 +126,7 @@ class Controller:
             ordinary += self._prefer_leaders(metadata, standing, free, now)
         return self._commands(nodes, urgent, ordinary, standing, now)
 
-    def settled(self, command: Command, now: float) -> None:
+    def note_outcome(self, command: Command, now: float) -> None:
         """Note that a command was accepted or refused. Changes that are still needed may be
         proposed again after `retry_s`."""
         if not isinstance(command, ChangePartitions):
@@ -258,7 +258,7 @@ class Controller:
                 continue
             if number in pending:
                 continue
-            changed = settled(info, standing, min_insync)
+            changed = repaired(info, standing, min_insync)
             if changed is not info:
                 urgent.append((number, info.version, changed))
                 continue
@@ -291,7 +291,7 @@ class Controller:
             (
                 number,
                 partitions[number].version,
-                begun(partitions[number], wanted[number], standing),
+                with_new_replicas(partitions[number], wanted[number], standing),
             )
             for _, number in waiting[:room]
         ]
@@ -320,7 +320,7 @@ class Controller:
         moves = []
         for number in movable[: self._config.leader_moves_max]:
             info = metadata.partitions[number]
-            moves.append((number, info.version, led_by(info, info.replicas[0])))
+            moves.append((number, info.version, with_leader(info, info.replicas[0])))
         return moves
 
     def _steady(self, standing: NodeConditions, now: float) -> set[str]:

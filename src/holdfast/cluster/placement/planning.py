@@ -41,7 +41,7 @@ class NodeConditions:
     lead."""
 
 
-def standing_of(
+def conditions_of(
     metadata: ClusterMetadata, changes: Mapping[str, NodeInfo], health: Health
 ) -> NodeConditions:
     """The conditions of the nodes. `changes` are the node changes of the same command."""
@@ -83,7 +83,7 @@ def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
     """Nodes whose log is damaged. Nodes whose disk does not respond or is full are added only if
     another data node's disk is well. Otherwise no node could take over, and waiting is the only
     option."""
-    ill = health.ill
+    ill = health.unhealthy
     for node, info in metadata.nodes.items():
         if info.role == DATA and node in health.present and node not in ill:
             return ill
@@ -122,7 +122,7 @@ def is_led_by_another(info: PartitionInfo) -> bool:
     return info.leader not in ("", preferred) and preferred in info.in_sync
 
 
-def settled(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
+def repaired(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
     """The entry after a failure or a return: the remaining in-sync set, and its leader.
 
     If all in-sync replicas are dead, they all stay in the set, because each has every committed
@@ -153,7 +153,7 @@ def settled(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> P
     if not successor and (changed := _with_arrived(changed, standing)) is not info:
         successor = next_leader(changed, standing)
     if successor:
-        return led_by(changed, successor)
+        return with_leader(changed, successor)
     if not leader and in_sync is info.in_sync:
         return info
     return replace(info, in_sync=in_sync, leader="")
@@ -184,7 +184,7 @@ def next_leader(info: PartitionInfo, standing: NodeConditions) -> str:
     return next((node for node in able if node in standing.willing), able[0] if able else "")
 
 
-def led_by(info: PartitionInfo, node: str) -> PartitionInfo:
+def with_leader(info: PartitionInfo, node: str) -> PartitionInfo:
     """The entry with this leader, under a new epoch."""
     return replace(info, leader=node, epoch=info.epoch + 1)
 
@@ -194,7 +194,7 @@ def relieved(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
     if info.leader not in standing.retiring:
         return info
     successor = next_leader(info, standing)
-    return led_by(info, successor) if successor in standing.willing else info
+    return with_leader(info, successor) if successor in standing.willing else info
 
 
 def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> bool:
@@ -208,7 +208,9 @@ def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: NodeCond
     )
 
 
-def begun(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> PartitionInfo:
+def with_new_replicas(
+    info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions
+) -> PartitionInfo:
     """The entry with the missing replicas being added."""
     members = info.members
     missing = [node for node in wanted if node not in members and node in standing.willing]
@@ -258,4 +260,4 @@ def _without_unwanted_replicas(
     if info.leader in kept:
         return changed
     successor = next_leader(replace(changed, leader=""), standing)
-    return led_by(changed, successor) if successor else info
+    return with_leader(changed, successor) if successor else info

@@ -100,26 +100,26 @@ class _Placing:
         self._ring = Ring(nodes, partitions)
         self._copies = min(replication_factor, len(nodes))
         self._share = -(-partitions * self._copies // len(nodes))
-        self._held: dict[str, set[int]] = {node: set() for node in nodes}
+        self._assigned: dict[str, set[int]] = {node: set() for node in nodes}
         self._replicas: list[list[str]] = [[] for _ in range(partitions)]
         for partition, replicas in enumerate(current):
             for node in replicas:
-                if node in self._held:
+                if node in self._assigned:
                     self._add(partition, node)
 
     def _add(self, partition: int, node: str) -> None:
         self._replicas[partition].append(node)
-        self._held[node].add(partition)
+        self._assigned[node].add(partition)
 
     def _remove(self, partition: int, node: str) -> None:
         self._replicas[partition].remove(node)
-        self._held[node].remove(partition)
+        self._assigned[node].remove(partition)
 
     def _most_loaded(self, partition: int) -> str:
         """The most loaded replica; the last of equals, so that the preferred leader stays in
         place."""
         replicas = reversed(self._replicas[partition])
-        return max(replicas, key=lambda node: len(self._held[node]))
+        return max(replicas, key=lambda node: len(self._assigned[node]))
 
     def drop(self) -> None:
         """Drop the most loaded replicas where there are too many, because one is being moved."""
@@ -133,18 +133,18 @@ class _Placing:
             if len(replicas) == self._copies:
                 continue
             for node in self._ring.walk(partition):
-                if len(self._held[node]) < self._share and node not in replicas:
+                if len(self._assigned[node]) < self._share and node not in replicas:
                     self._add(partition, node)
                     if len(replicas) == self._copies:
                         break
             while len(replicas) < self._copies:
                 # All nodes with room are replicas of this partition already.
-                others = [node for node in self._held if node not in replicas]
-                self._add(partition, min(others, key=lambda node: len(self._held[node])))
+                others = [node for node in self._assigned if node not in replicas]
+                self._add(partition, min(others, key=lambda node: len(self._assigned[node])))
 
     def even_out(self) -> None:
         """Move replicas to nodes with too few, first from nodes with too many."""
-        held = self._held
+        held = self._assigned
         enough = sum(map(len, held.values())) // len(held)
         for keep in (self._share, enough):
             for node in held:
@@ -163,7 +163,7 @@ class _Placing:
     def _raise(self, low: str, enough: int, keep: int) -> None:
         """Give `low` the nearest partitions until it has enough; other nodes keep at least
         `keep`."""
-        held = self._held
+        held = self._assigned
         others = set(range(len(self._replicas))) - held[low]
         for partition in self._nearest(others, low):
             high = self._most_loaded(partition)
@@ -188,7 +188,7 @@ class _Placing:
             sorted(replicas, key=lambda node: (self._ring.distance(partition, node), node))
             for partition, replicas in enumerate(self._replicas)
         ]
-        leadership = Leadership(list(self._held), clockwise)
+        leadership = Leadership(list(self._assigned), clockwise)
         for partition, before in enumerate(current):
             if before and before[0] in clockwise[partition]:
                 leadership.assign(partition, before[0])

@@ -19,10 +19,12 @@ def start_trial(raft: Raft, now: float) -> None:
         return
     raft.role = TRIAL
     raft.granted = set()
-    _count(raft, raft.member, now)
+    _count(raft, raft.peer, now)
     if raft.role != TRIAL:
         return
-    _ask(raft, VoteRequest(raft.term + 1, raft.log.last_index, raft.log.last_term, is_trial=True))
+    _request_votes(
+        raft, VoteRequest(raft.term + 1, raft.log.last_index, raft.log.last_term, is_trial=True)
+    )
 
 
 def start_election(raft: Raft, now: float, is_transfer: bool = False) -> None:
@@ -33,37 +35,35 @@ def start_election(raft: Raft, now: float, is_transfer: bool = False) -> None:
     raft.role = CANDIDATE
     raft.leader = ""
     raft.term += 1
-    raft.vote = raft.member
+    raft.vote = raft.peer
     raft.granted = set()
     raft.is_transfer = is_transfer
     request = VoteRequest(
         raft.term, raft.log.last_index, raft.log.last_term, is_transfer=is_transfer
     )
-    _ask(raft, request)
+    _request_votes(raft, request)
 
 
-def _ask(raft: Raft, request: VoteRequest) -> None:
+def _request_votes(raft: Raft, request: VoteRequest) -> None:
     messages = raft.messages if request.is_trial else raft.messages_after
-    messages.extend(
-        (voter, request) for voter in raft.log.membership.voters if voter != raft.member
-    )
+    messages.extend((voter, request) for voter in raft.log.membership.voters if voter != raft.peer)
 
 
-def lost_leader(raft: Raft, now: float) -> None:
+def stand_soon(raft: Raft, now: float) -> None:
     """Stand for election soon, because the leader is known to be down. The delay grows with the
     number of voters that come before this one."""
     timing = raft.timing
     others = [voter for voter in raft.log.membership.voters if voter != raft.leader]
-    rank = others.index(raft.member) if raft.member in others else len(others)
+    rank = others.index(raft.peer) if raft.peer in others else len(others)
     raft.leader = ""
-    raft.heard = NEVER
-    delay_s = timing.gone_step_s * (rank + 0.3 * raft.random() * (rank > 0))
+    raft.leader_seen_at = NEVER
+    delay_s = timing.election_step_s * (rank + 0.3 * raft.random() * (rank > 0))
     raft.election_at = min(raft.election_at, now + delay_s)
 
 
 def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: float) -> None:
     """Grant or deny a vote, or the promise of one."""
-    if not request.is_transfer and raft.hears_leader(now):
+    if not request.is_transfer and raft.has_live_leader(now):
         # Its term is not adopted either: that would depose a working leader.
         if request.is_trial or request.term <= raft.term:
             _reply(raft, sender, VoteReply(raft.term, False, request.is_trial))
@@ -106,7 +106,7 @@ def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> 
 def own_vote_is_durable(raft: Raft, now: float) -> None:
     """Count this candidate's vote for itself."""
     if raft.role == CANDIDATE:
-        _count(raft, raft.member, now)
+        _count(raft, raft.peer, now)
 
 
 def _count(raft: Raft, voter: str, now: float) -> None:
@@ -116,7 +116,7 @@ def _count(raft: Raft, voter: str, now: float) -> None:
     # The own vote must be durable. Smallest counter-example: A wins term 2 with B's vote and sends
     # entry 1, crashes before its vote is on disk, and forgets it. A can win term 2 again and put
     # another entry at place 1.
-    if votes < membership.majority or raft.member not in raft.granted:
+    if votes < membership.majority or raft.peer not in raft.granted:
         return
     if raft.role == TRIAL:
         start_election(raft, now)

@@ -61,6 +61,6 @@ def _follow(raft: Raft, sender: str, term: int, now: float) -> bool:
     if raft.leader not in ("", sender) and term == raft.term:
         raise RaftFailure(f"term {term} has two leaders, {raft.leader} and {sender}")
     raft.become_follower(term, sender, now)
-    raft.heard = now
+    raft.leader_seen_at = now
     raft.arm_election(now)
     return True

@@ -54,25 +54,25 @@ class Followers:
     """The progress of all other peers, by peer id."""
 
     def __init__(self, member: str, membership: Membership, last_index: int, now: float) -> None:
-        self.member = member
+        self.peer = member
         self.membership = membership
-        self.by_member: dict[str, Follower] = {}
+        self.by_peer: dict[str, Follower] = {}
         self.set_membership(membership, last_index, now)
 
     def set_membership(self, membership: Membership, last_index: int, now: float) -> None:
         """Track exactly the peers of this membership."""
         self.membership = membership
-        self.by_member = {
-            member: self.by_member.get(member) or Follower(last_index + 1, now)
+        self.by_peer = {
+            member: self.by_peer.get(member) or Follower(last_index + 1, now)
             for member in membership.members
-            if member != self.member
+            if member != self.peer
         }
 
     def committed(self, durable_index: int) -> int:
         """The last entry that a majority of the voters has on disk. This peer counts up to
         `durable_index`."""
         matches = [
-            durable_index if voter == self.member else self.by_member[voter].match
+            durable_index if voter == self.peer else self.by_peer[voter].match
             for voter in self.membership.voters
         ]
         matches.sort(reverse=True)
@@ -81,7 +81,7 @@ class Followers:
     def majority_contact(self, now: float) -> float:
         """The time since which the replies, with this peer, no longer make a majority."""
         contacts = [
-            now if voter == self.member else self.by_member[voter].contact
+            now if voter == self.peer else self.by_peer[voter].contact
             for voter in self.membership.voters
         ]
         contacts.sort(reverse=True)

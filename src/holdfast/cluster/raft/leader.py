@@ -21,12 +21,12 @@ INSTALL_RETRY_S: Final = 1.0
 def become_leader(raft: Raft, now: float) -> None:
     """Lead the current term."""
     raft.role = LEADER
-    raft.leader = raft.member
+    raft.leader = raft.peer
     raft.granted = set()
     raft.heartbeat_at = now
     raft.transfer_to = ""
     membership = raft.log.membership
-    raft.followers = Followers(raft.member, membership, raft.log.last_index, now)
+    raft.followers = Followers(raft.peer, membership, raft.log.last_index, now)
     # Entries of earlier terms are committed with one of this term, never alone (Raft paper, section
     # 5.4.2). An entry of term 2 on a majority can still be overwritten by a leader of term 3 that
     # never had it.
@@ -66,7 +66,7 @@ def advance_commit(raft: Raft, now: float) -> None:
         return
     raft.commit_to(index)
     if not raft.is_voter and raft.log.membership_index <= index:
-        for follower in followers.by_member.values():
+        for follower in followers.by_peer.values():
             follower.is_due = True
         send_appends(raft, now)
         raft.become_follower(raft.term, "", now)
@@ -77,7 +77,7 @@ def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float)
     followers = raft.followers
     if followers is None or reply.term != raft.term:
         return
-    follower = followers.by_member.get(sender)
+    follower = followers.by_peer.get(sender)
     if follower is None:
         return
     follower.contact = now
@@ -95,7 +95,7 @@ def start_transfer(raft: Raft, target: str, now: float) -> None:
     assert raft.followers is not None
     raft.transfer_to = target
     raft.transfer_until = now + raft.timing.election_max_s
-    follower = raft.followers.by_member[target]
+    follower = raft.followers.by_peer[target]
     follower.is_due = True
     _finish_transfer(raft, target, follower)
 
@@ -116,7 +116,7 @@ def handle_leader_timers(raft: Raft, now: float) -> None:
         return
     if now >= raft.heartbeat_at:
         raft.heartbeat_at = now + raft.timing.heartbeat_s
-        for follower in followers.by_member.values():
+        for follower in followers.by_peer.values():
             follower.is_due = True
 
 
@@ -125,7 +125,7 @@ def send_appends(raft: Raft, now: float) -> None:
     followers = raft.followers
     if followers is None:
         return
-    for member, follower in followers.by_member.items():
+    for member, follower in followers.by_peer.items():
         has_news = follower.next <= raft.log.last_index or follower.commit_sent < raft.commit
         if follower.is_due or (has_news and not follower.awaited):
             _send_append(raft, member, follower, now)

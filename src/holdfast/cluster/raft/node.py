@@ -23,8 +23,8 @@ from typing import Final
 from holdfast.cluster.raft.election import (
     handle_vote_reply,
     handle_vote_request,
-    lost_leader,
     own_vote_is_durable,
+    stand_soon,
     start_election,
     start_trial,
 )
@@ -77,8 +77,8 @@ class RaftNode:
     # What it is
 
     @property
-    def member(self) -> str:
-        return self._raft.member
+    def peer(self) -> str:
+        return self._raft.peer
 
     @property
     def term(self) -> int:
@@ -138,14 +138,14 @@ class RaftNode:
         raft = self._raft
         if raft.followers is not None:
             return now - raft.followers.majority_contact(now) < raft.timing.election_max_s
-        return raft.leader != "" and now - raft.heard < raft.timing.election_max_s
+        return raft.leader != "" and now - raft.leader_seen_at < raft.timing.election_max_s
 
     def is_caught_up(self, member: str, now: float) -> bool:
         """True if this is the leader and the peer has every committed entry and replies."""
         raft = self._raft
         if raft.followers is None:
             return False
-        follower = raft.followers.by_member.get(member)
+        follower = raft.followers.by_peer.get(member)
         return (
             follower is not None
             and follower.match >= raft.commit
@@ -164,7 +164,7 @@ class RaftNode:
         raft = self._raft
         raft.term = 1
         raft.append(EntryKind.COMMAND, command)
-        raft.append(EntryKind.MEMBERS, Membership((raft.member,)).encode())
+        raft.append(EntryKind.MEMBERS, Membership((raft.peer,)).encode())
         raft.election_at = now
 
     def handle_message(self, sender: str, message: Message, now: float) -> None:
@@ -221,14 +221,14 @@ class RaftNode:
         if not may_change_members(raft) or raft.transfer_to:
             return None
         voters = set(membership.voters)
-        if len(voters ^ set(raft.log.membership.voters)) > 1 or raft.member not in voters:
+        if len(voters ^ set(raft.log.membership.voters)) > 1 or raft.peer not in voters:
             return None
         return append_membership(raft, membership, now)
 
     def transfer(self, member: str, now: float) -> bool:
         """Hand over to another voter. Returns False if that is not possible now."""
         raft = self._raft
-        if raft.role != LEADER or raft.transfer_to or member == raft.member:
+        if raft.role != LEADER or raft.transfer_to or member == raft.peer:
             return False
         if member not in raft.log.membership.voters:
             return False
@@ -246,11 +246,11 @@ class RaftNode:
         if raft.role == LEADER:
             raft.become_follower(raft.term, "", now)
 
-    def leader_gone(self, now: float) -> None:
+    def leader_down(self, now: float) -> None:
         """Start the election early, because the leader's process is known to be dead."""
         raft = self._raft
         if raft.role != LEADER and raft.leader:
-            lost_leader(raft, now)
+            stand_soon(raft, now)
 
     def compact(self, data: bytes) -> None:
         """Take a snapshot: `data` is the state that all entries handed out so far define."""
@@ -267,7 +267,7 @@ class RaftNode:
         if write is None:
             return
         raft.note_written(write)
-        if write.term == raft.term and write.vote == raft.member:
+        if write.term == raft.term and write.vote == raft.peer:
             own_vote_is_durable(raft, now)
         advance_commit(raft, now)
 

@@ -41,7 +41,7 @@ class RaftTiming:
     """A follower that received a message of its leader within this time elects no other."""
     election_max_s: float = 0.6
     """A leader steps down if it has not heard from a majority for this time."""
-    gone_step_s: float = 0.03
+    election_step_s: float = 0.03
     """When the leader is known to be down, each voter waits this long for each voter before it. The
     steps keep the voters from splitting the vote."""
 
@@ -88,7 +88,7 @@ class Raft:
     def __init__(
         self, member: str, state: RaftState, timing: RaftTiming, random: Callable[[], float]
     ) -> None:
-        self.member = member
+        self.peer = member
         self.timing = timing
         self.random = random
         self.log = RaftLog(state)
@@ -105,7 +105,7 @@ class Raft:
         """The last entry of the log in memory that is on the disk."""
         self.durable_term = state.term
 
-        self.heard = NEVER
+        self.leader_seen_at = NEVER
         """The time of the leader's last message."""
         self.election_at = NEVER
         """The time of the next election, unless a leader sends a message before."""
@@ -136,7 +136,7 @@ class Raft:
     @property
     def is_voter(self) -> bool:
         """True if this peer votes under the membership in force, committed or not."""
-        return self.member in self.log.membership.voters
+        return self.peer in self.log.membership.voters
 
     @property
     def may_stand(self) -> bool:
@@ -148,7 +148,7 @@ class Raft:
         """
         if not self.may_lead or self.has_resigned:
             return False
-        return self.is_voter or self.member in self.log.membership_at(self.commit).voters
+        return self.is_voter or self.peer in self.log.membership_at(self.commit).voters
 
     def arm_election(self, now: float) -> None:
         timing = self.timing
@@ -168,10 +168,10 @@ class Raft:
             self.granted = set()
             self.arm_election(now)
 
-    def hears_leader(self, now: float) -> bool:
+    def has_live_leader(self, now: float) -> bool:
         """True if this peer has no reason to elect another leader."""
         return self.leader != "" and (
-            self.role == LEADER or now - self.heard < self.timing.election_min_s
+            self.role == LEADER or now - self.leader_seen_at < self.timing.election_min_s
         )
 
     def append(self, kind: int, data: bytes) -> LogEntry:

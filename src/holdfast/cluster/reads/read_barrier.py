@@ -48,7 +48,7 @@ class Barrier:
         self.epochs = [0] * partitions
         self.ends = [-1] * partitions
 
-    def answer(self, partition: int, epoch: int, end: int) -> None:
+    def add_log_end(self, partition: int, epoch: int, end: int) -> None:
         """Takes a reported log end, unless one of a higher epoch is known."""
         if self.ends[partition] < 0 or epoch > self.epochs[partition]:
             self.epochs[partition] = epoch
@@ -69,11 +69,11 @@ class Barriers:
         self._reads = reads
         self._number = 0
         self._question = ALIGNMENT
-        self._asked_at = 0.0
+        self._sent_at = 0.0
         # The barriers that are not passed, oldest first.
         self._waiting: dict[int, Barrier] = {}
 
-    def begin_at(self, question: int) -> None:
+    def seed_ids_at(self, question: int) -> None:
         """Numbers the questions from `question` + 1.
 
         The caller passes a random number. A reply to an earlier process of this node then does not
@@ -107,21 +107,21 @@ class Barriers:
         barrier = self._waiting.get(number)
         if barrier is None or barrier.read == NOTHING or not self._reads.has_passed(barrier.read):
             return set()
-        return {each for each in range(len(barrier.ends)) if not self._has_come(barrier, each)}
+        return {each for each in range(len(barrier.ends)) if not self._is_reached(barrier, each)}
 
-    def answered(self, question: int, entries: list[tuple[int, int, int]]) -> None:
+    def handle_reply(self, question: int, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends in a reply to `question`."""
         for barrier in self._waiting.values():
             if NOTHING != barrier.question <= question:
                 for partition, epoch, end in entries:
                     if partition < len(barrier.ends):
-                        barrier.answer(partition, epoch, end)
+                        barrier.add_log_end(partition, epoch, end)
 
     def advance(self) -> bool:
         """Sends due requests at the end of a turn. Returns True if a barrier was passed."""
         if not self._waiting:
             return False
-        self._ask()
+        self._send_question()
         passed = False
         for barrier in list(self._waiting.values()):
             if self._is_passed(barrier):
@@ -138,10 +138,10 @@ class Barriers:
             elif barrier.deadline <= self._state.now:
                 return True
         return self._context.is_whole and all(
-            self._has_come(barrier, partition) for partition in range(len(barrier.ends))
+            self._is_reached(barrier, partition) for partition in range(len(barrier.ends))
         )
 
-    def _has_come(self, barrier: Barrier, partition: int) -> bool:
+    def _is_reached(self, barrier: Barrier, partition: int) -> bool:
         reached = self._state.delivered[partition]
         return 0 <= barrier.ends[partition] <= reached and not self._is_outdated(barrier, partition)
 
@@ -149,14 +149,14 @@ class Barriers:
         """True if the reply came from a leader with a lower epoch than the metadata has."""
         return barrier.epochs[partition] < self._context.epoch(partition)
 
-    def _ask(self) -> None:
+    def _send_question(self) -> None:
         """Sends one question for all barriers: at once for new ones, repeated every
         `ASK_AGAIN_S`."""
         asking = list(self._waiting.values())[:ASKING_MAX]
         is_begun = asking[-1].question == NOTHING
-        if not is_begun and self._state.now < self._asked_at + ASK_AGAIN_S:
+        if not is_begun and self._state.now < self._sent_at + ASK_AGAIN_S:
             return
-        self._asked_at = self._state.now
+        self._sent_at = self._state.now
         self._question += 1
         leaders: dict[str, None] = {}
         for barrier in asking:
@@ -165,27 +165,27 @@ class Barriers:
                 barrier.read = self._reads.begin()
             for partition, end in enumerate(barrier.ends):
                 if end < 0 or self._is_outdated(barrier, partition):
-                    self._ask_leader(barrier, partition, leaders)
+                    self._question_leader(barrier, partition, leaders)
         for leader in leaders:
             self._context.send(leader, BARRIER, barrier_request(self._question))
 
-    def _ask_leader(self, barrier: Barrier, partition: int, leaders: dict[str, None]) -> None:
+    def _question_leader(self, barrier: Barrier, partition: int, leaders: dict[str, None]) -> None:
         if self._context.leads(partition):
             end = self._context.journal.next_offset[partition]
-            barrier.answer(partition, self._context.leading[partition], end)
+            barrier.add_log_end(partition, self._context.leading[partition], end)
         else:
             leaders[self._context.leader(partition)] = None
 
     def timer(self) -> float | None:
         """Returns the time of the next request, or None if no barrier waits."""
-        return self._asked_at + ASK_AGAIN_S if self._waiting else None
+        return self._sent_at + ASK_AGAIN_S if self._waiting else None
 
 
 def barrier_request(question: int) -> bytes:
     return _REQUEST.pack(question)
 
 
-def barrier_answer(context: ClusterContext, payload: bytes) -> bytes:
+def encode_log_ends(context: ClusterContext, payload: bytes) -> bytes:
     """Encodes the log ends of the partitions that this node leads. Raises BadFrame when the request
     is malformed."""
     if len(payload) != _REQUEST.size:

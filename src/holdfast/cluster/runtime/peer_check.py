@@ -1,7 +1,7 @@
 """The check of another node's disk and of this one's, for the handshake of two nodes."""
 
 from holdfast.cluster.metadata.operations import empty_disk_text
-from holdfast.cluster.partitions.disk_position import Known, lost_since
+from holdfast.cluster.partitions.disk_position import Known, find_loss
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.security.peer_handshake import (
@@ -36,10 +36,10 @@ class PeerCheck:
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None
         if metadata is None or info is None:
             return None
-        lost = lost_since(known, peer.node_id, peer.incarnation, peer.disk)
+        lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk)
         if lost or peer.stands_apart:
             self._runtime.clients.touch()
-            may_begin_anew = self._member.older_copies.may_begin_anew(
+            may_begin_anew = self._member.older_copies.may_restart(
                 peer.node_id, peer.process, peer.stands_apart
             )
             text = f"the disk of {peer.node_id} is an older copy"

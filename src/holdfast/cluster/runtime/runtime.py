@@ -130,7 +130,7 @@ class ClusterRuntime(Runtime):
             or member.outcomes
             or self._is_watched
             or self._has_news
-            or member.transfer.wants_save()
+            or member.transfer.needs_save()
         ):
             self._has_news = False
             self._act_on_news()
@@ -164,7 +164,7 @@ class ClusterRuntime(Runtime):
         if outcomes:
             member.outcomes = []
             self._process.proposals_done(outcomes)
-        if member.transfer.wants_save():
+        if member.transfer.needs_save():
             self._process.save_snapshot()
         if not fitness.is_ready and not fitness.unready_reason(self.state.now):
             fitness.is_ready = True
@@ -337,7 +337,7 @@ class ClusterRuntime(Runtime):
     def hand_over(self, now: float) -> str:
         """Give up Raft's leadership; returns where the clients may go."""
         self.clients.touch()
-        self.member.meta.hand_over(now)
+        self.member.meta.transfer_leadership(now)
         return self.fitness.other_servers()
 
     # Snapshots

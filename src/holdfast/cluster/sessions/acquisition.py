@@ -66,13 +66,13 @@ class SessionAcquisition:
         self,
         state: NodeState,
         context: ClusterContext,
-        homes: SessionCoordinator,
+        coordinator: SessionCoordinator,
         barriers: Barriers,
     ) -> None:
         self._state = state
         self._barriers = barriers
         self._context = context
-        self._homes = homes
+        self._coordinator = coordinator
         self._number = 0
         self.asking: dict[int, PendingOpen] = {}
         # The same entries by client id, in the order of their CONNECTs.
@@ -80,7 +80,7 @@ class SessionAcquisition:
         # Per home partition: the highest epoch of a leader that has requested a report, and when.
         self._reported_in: dict[int, tuple[int, float]] = {}
 
-    def begin_at(self, number: int) -> None:
+    def seed_ids_at(self, number: int) -> None:
         """Numbers the requests from `number` + 1.
 
         The caller passes a random number. A reply to an earlier process of this node then does not
@@ -99,7 +99,7 @@ class SessionAcquisition:
             return
         self._number += 1
         asking = PendingOpen(self._number, connection, client_id, opening)
-        asking.ask_at = self._state.now + ASK_AFTER_S
+        asking.send_at = self._state.now + ASK_AFTER_S
         asking.refused_at = self._state.now + REFUSED_AFTER_S
         self.asking[asking.number] = asking
         of_client = self._of_clients.setdefault(client_id, [])
@@ -115,9 +115,9 @@ class SessionAcquisition:
         if asking.connection.state == OPENING:
             text = "another connection uses this client id"
             refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
-        if not asking.is_asked:
+        if not asking.is_sent:
             self._done(asking)
-        elif asking.answer is not None:
+        elif asking.reply is not None:
             self._finish_if_ready(asking)
 
     def _done(self, asking: PendingOpen) -> None:
@@ -125,12 +125,12 @@ class SessionAcquisition:
         of_client = self._of_clients[asking.client_id]
         of_client.remove(asking)
         if of_client:
-            of_client[0].ask_at = min(of_client[0].ask_at, self._state.now + ASK_AFTER_S)
+            of_client[0].send_at = min(of_client[0].send_at, self._state.now + ASK_AFTER_S)
         else:
             del self._of_clients[asking.client_id]
 
-    def _ask(self, asking: PendingOpen) -> None:
-        asking.ask_at = self._state.now + ASK_AGAIN_S
+    def _send_request(self, asking: PendingOpen) -> None:
+        asking.send_at = self._state.now + ASK_AGAIN_S
         if self._of_clients[asking.client_id][0] is not asking:
             # An earlier CONNECT of the same client is first. Its repeated request would take the
             # session from this one.
@@ -152,11 +152,11 @@ class SessionAcquisition:
             fields["gone"] = True
         if opening.will is not None:
             fields["will"] = will_fields(opening.will)
-        home = self._homes.home(asking.client_id)
+        home = self._coordinator.home(asking.client_id)
         leader = self._context.leader(home)
-        asking.is_asked = asking.is_asked or leader != ""
+        asking.is_sent = asking.is_sent or leader != ""
         if leader == self._context.node_id:
-            self._homes.open(leader, fields)
+            self._coordinator.open(leader, fields)
         elif leader:
             self._context.send_fields(leader, SESSION_OPEN, fields)
 
@@ -172,25 +172,25 @@ class SessionAcquisition:
         """
         asking = self.asking.get(number_of(fields, "request"))
         client_id = text_of(fields, "client")
-        home = self._homes.home(client_id)
+        home = self._coordinator.home(client_id)
         if node != self._context.leader(home) or self._is_led_anew(home):
             return
-        if asking is None or asking.client_id != client_id or asking.answer is not None:
+        if asking is None or asking.client_id != client_id or asking.reply is not None:
             # The request was sent twice and got two replies. Both epochs are this node's; the
             # higher one counts.
             if not fields["lost"]:
                 self._renew(client_id, number_of(fields, "epoch"))
             return
-        asking.answer = fields
+        asking.reply = fields
         if fields.get("denied"):
             self._done(asking)
             if asking.connection.state == OPENING:
                 refuse_other_user(self._state, asking.connection)
             return
         if fields["lost"]:
-            self._give_up(asking)
+            self._refuse(asking)
             return
-        asking.ask_at = NEVER
+        asking.send_at = NEVER
         if fields["present"]:
             asking.positions = positions_of(fields["session"])
         if fields["present"] or not self._is_in_log(asking):
@@ -212,7 +212,7 @@ class SessionAcquisition:
         opening = asking.opening
         return opening.clean_start or opening.expiry_s > 0 or opening.will is not None
 
-    def _give_up(self, asking: PendingOpen) -> None:
+    def _refuse(self, asking: PendingOpen) -> None:
         """Refuses the CONNECT: the other nodes counted this node as down and closed the new
         session."""
         self._done(asking)
@@ -226,16 +226,16 @@ class SessionAcquisition:
             session.epoch = epoch
             return
         for asking in self.asking.values():
-            if asking.client_id == client_id and asking.answer is not None:
-                asking.answer["epoch"] = max(epoch, number_of(asking.answer, "epoch"))
+            if asking.client_id == client_id and asking.reply is not None:
+                asking.reply["epoch"] = max(epoch, number_of(asking.reply, "epoch"))
                 return
         if session is None:
-            self._tell_closed(client_id, epoch)
+            self._report_closed(client_id, epoch)
 
     def applied(self) -> None:
         """Begins the sessions that waited for applied records or for a barrier."""
         for asking in list(self.asking.values()):
-            if asking.answer is not None:
+            if asking.reply is not None:
                 self._finish_if_ready(asking)
 
     def doubt_is_over(self) -> None:
@@ -244,7 +244,7 @@ class SessionAcquisition:
         While this node was unsure of its ownership, other nodes may have closed or reassigned them.
         """
         for asking in self.asking.values():
-            if asking.answer is not None and asking.is_recorded:
+            if asking.reply is not None and asking.is_recorded:
                 asking.barrier = self._barriers.begin(is_patient=True)
 
     def _finish_if_ready(self, asking: PendingOpen) -> None:
@@ -258,10 +258,10 @@ class SessionAcquisition:
         for partition, offset in asking.positions:
             if self._state.delivered[partition] < offset:
                 return
-        answer = asking.answer
+        answer = asking.reply
         assert answer is not None
         epoch = number_of(answer, "epoch")
-        image = self._homes.recorded_session(asking.client_id)
+        image = self._coordinator.recorded_session(asking.client_id)
         if image is None:
             # After the barrier the `open` record is applied, and so is the end of the session if it
             # has ended.
@@ -272,32 +272,32 @@ class SessionAcquisition:
                 image.epoch >= epoch or is_unknown_there
             )
         if is_lost:
-            self._give_up(asking)
+            self._refuse(asking)
             return
         self._done(asking)
         session = self._session(answer)
         if answer["present"]:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
-            session.inbound = self._homes.inbound(asking.client_id) or None
+            session.inbound = self._coordinator.inbound(asking.client_id) or None
         session.epoch = number_of(answer, "epoch")
         present = bool(answer["present"])
         finish_open(self._state, asking.connection, session, present, asking.opening)
 
     def _close_unused(self, asking: PendingOpen) -> None:
         """Closes the session that was opened for a client that has disconnected meanwhile."""
-        assert asking.answer is not None
+        assert asking.reply is not None
         session = Session(asking.client_id, asking.client_id.encode())
-        session.epoch = number_of(asking.answer, "epoch")
+        session.epoch = number_of(asking.reply, "epoch")
         session.will = asking.opening.will
         session.expiry_s = asking.opening.expiry_s
         if session.expiry_s > 0 or session.will is not None:
-            resumed = asking.answer["session"]
+            resumed = asking.reply["session"]
             # This node has delivered nothing, so only an earlier owner may have sent inflight
             # messages.
             maybe_sent = isinstance(resumed, dict) and bool(resumed.get("maybe_sent"))
             log_close(self._state, session, maybe_sent=maybe_sent)
-        self._tell_closed(session.client_id, session.epoch)
+        self._report_closed(session.client_id, session.epoch)
         self._done(asking)
 
     def _session(self, answer: dict[str, object]) -> Session:
@@ -316,12 +316,12 @@ class SessionAcquisition:
         if self._state.sessions.get(session.client_id) is session:
             log_progress(self._state)
             drop_session(self._state, session)
-        self._tell_closed(session.client_id, session.epoch)
+        self._report_closed(session.client_id, session.epoch)
 
-    def _tell_closed(self, client_id: str, epoch: int) -> None:
-        leader = self._context.leader(self._homes.home(client_id))
+    def _report_closed(self, client_id: str, epoch: int) -> None:
+        leader = self._context.leader(self._coordinator.home(client_id))
         if leader == self._context.node_id:
-            self._homes.closed(leader, client_id, epoch)
+            self._coordinator.closed(leader, client_id, epoch)
         elif leader:
             fields = {"client": client_id, "epoch": epoch}
             self._context.send_fields(leader, SESSION_CLOSED, fields)
@@ -338,7 +338,7 @@ class SessionAcquisition:
         because the order concerns an earlier ownership.
         """
         for asking in list(self._of_clients.get(client_id, ())):
-            if asking.answer is not None and number_of(asking.answer, "epoch") <= epoch:
+            if asking.reply is not None and number_of(asking.reply, "epoch") <= epoch:
                 self._supersede(asking)
         session = self._state.sessions.get(client_id)
         if session is not None and session.epoch <= epoch and session.connection is not None:
@@ -350,7 +350,7 @@ class SessionAcquisition:
                 "another connection uses this client id",
             )
             return
-        self._tell_closed(client_id, epoch)
+        self._report_closed(client_id, epoch)
 
     def session_changed(self, record: Record) -> None:
         """Closes this node's session if the applied SESSION record gives it to another owner."""
@@ -358,7 +358,7 @@ class SessionAcquisition:
         session = self._state.sessions.get(client_id)
         if session is None or session.connection is None:
             return
-        image = self._homes.recorded_session(client_id)
+        image = self._coordinator.recorded_session(client_id)
         if image is not None and image.owner == self._context.node_id:
             session.epoch = max(session.epoch, image.epoch)
         elif record.sequence > session.epoch:
@@ -385,20 +385,20 @@ class SessionAcquisition:
         """
         wanted = set(partitions)
         sessions = self._state.sessions.values()
-        here = [each for each in sessions if self._homes.home(each.client_id) in wanted]
+        here = [each for each in sessions if self._coordinator.home(each.client_id) in wanted]
         owned = [(each.client_id, each.epoch) for each in here]
         users = {each.client_id: each.username for each in here if each.is_owned}
         asking: list[str] = []
         for each in self.asking.values():
-            if self._homes.home(each.client_id) in wanted:
+            if self._coordinator.home(each.client_id) in wanted:
                 asking.append(each.client_id)
-                if each.answer is not None and not each.is_recorded:
+                if each.reply is not None and not each.is_recorded:
                     # The new coordinator may not know this reply. The request is sent again.
-                    each.answer = None
+                    each.reply = None
                     each.barrier = NOTHING
-                    each.ask_at = self._state.now + ASK_AFTER_S
+                    each.send_at = self._state.now + ASK_AFTER_S
         if leader == self._context.node_id:
-            self._homes.owned(leader, partitions, dict(owned), asking, users)
+            self._coordinator.owned(leader, partitions, dict(owned), asking, users)
             return
         fields = {"partitions": partitions, "owned": owned, "asking": asking, "users": users}
         self._context.send_fields(leader, SESSION_OWNED, fields)
@@ -407,15 +407,15 @@ class SessionAcquisition:
         """Sends the requests that have no reply to the new leader of `partition`."""
         soon = self._state.now + ASK_AFTER_S
         for asking in self.asking.values():
-            if asking.answer is None and self._homes.home(asking.client_id) == partition:
-                asking.ask_at = min(asking.ask_at, soon)
+            if asking.reply is None and self._coordinator.home(asking.client_id) == partition:
+                asking.send_at = min(asking.send_at, soon)
 
     def take_local(self) -> None:
         """Takes the replies, close orders and report requests that this node's own coordinator has
         queued."""
-        self._homes.flush()
-        while self._homes.answers.local:
-            local, self._homes.answers.local = self._homes.answers.local, []
+        self._coordinator.flush()
+        while self._coordinator.answers.local:
+            local, self._coordinator.answers.local = self._coordinator.answers.local, []
             for fields in local:
                 if "close" in fields:
                     self.close(text_of(fields, "client"), number_of(fields, "epoch"))
@@ -432,28 +432,28 @@ class SessionAcquisition:
 
     def handle_timers(self) -> None:
         for asking in list(self.asking.values()):
-            if asking.connection.state == CLOSED and not asking.is_asked:
+            if asking.connection.state == CLOSED and not asking.is_sent:
                 self._done(asking)
                 continue
             if asking.refused_at <= self._state.now and asking.connection.state == OPENING:
                 self._refuse_overdue(asking)
-            if asking.ask_at <= self._state.now:
-                self._ask(asking)
+            if asking.send_at <= self._state.now:
+                self._send_request(asking)
 
     def _refuse_overdue(self, asking: PendingOpen) -> None:
         if not self._context.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
-        elif self._state.is_ownership_expired and asking.answer is not None and asking.is_recorded:
+        elif self._state.is_ownership_expired and asking.reply is not None and asking.is_recorded:
             text = "this node cannot tell who owns the session"
-        elif self._is_led_anew(self._homes.home(asking.client_id), REFUSED_AFTER_S):
+        elif self._is_led_anew(self._coordinator.home(asking.client_id), REFUSED_AFTER_S):
             text = "this node does not know which node leads the session's home partition"
         else:
             return
         refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
-        if asking.answer is not None:
+        if asking.reply is not None:
             self._finish_if_ready(asking)
 
     def timer(self) -> float | None:
         if not self.asking:
             return None
-        return min(asking.ask_at for asking in self.asking.values())
+        return min(asking.send_at for asking in self.asking.values())

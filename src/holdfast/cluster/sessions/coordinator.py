@@ -485,7 +485,7 @@ class SessionCoordinator:
             if self._context.is_gone(session.owner) and self.decides(record.partition):
                 # The node went down between the request and the commit of the `open` record.
                 self._close(session)
-        elif session is not None and not self._replicated.settle_one(session):
+        elif session is not None and not self._replicated.arm_timers(session):
             self.endings.due(session, SESSION_EXPIRY)
         if self._requests and self.decides(record.partition):
             self._go_on(client_id)

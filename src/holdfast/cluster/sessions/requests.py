@@ -28,13 +28,13 @@ class PendingOpen:
         self.client_id = client_id
         self.opening = opening
         # When to send SESSION_OPEN, first or again.
-        self.ask_at = 0.0
+        self.send_at = 0.0
         self.refused_at = 0.0
         # True once SESSION_OPEN was sent. A reply follows, and a session to close if the client has
         # disconnected.
-        self.is_asked = False
+        self.is_sent = False
         # The fields of SESSION_OPENED, or None before the reply.
-        self.answer: dict[str, object] | None = None
+        self.reply: dict[str, object] | None = None
         # The read barrier that must be passed first. NOTHING: none.
         self.barrier = NOTHING
         # The (partition, offset) pairs of the session's cursor.
@@ -44,8 +44,8 @@ class PendingOpen:
     def is_recorded(self) -> bool:
         """True if a record names this node as owner of the session. It is valid only after the
         reply."""
-        assert self.answer is not None
-        is_new = not self.answer["present"]
+        assert self.reply is not None
+        is_new = not self.reply["present"]
         return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
 
 

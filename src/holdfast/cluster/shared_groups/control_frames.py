@@ -31,18 +31,18 @@ class NodeCapacity(Struct):
     members: int
     durable: int
     limit: int
-    held: list[Place] = []
+    assigned: list[Place] = field(name="held", default_factory=list)
     finished: list[Place] = []
     start: list[int] | None = None
 
 
-class Tell(Struct):
+class FullReport(Struct):
     """A TELL frame. `homes`: (partition, epoch of its leader) of each home partition that it
     covers."""
 
     number: int
     homes: list[tuple[int, int]]
-    stocks: list[NodeCapacity] = field(name="groups")
+    capacities: list[NodeCapacity] = field(name="groups")
 
 
 class _Heard(Struct):
@@ -54,33 +54,33 @@ class _Ask(Struct):
     homes: list[tuple[int, int]]
 
 
-_TELL: Final = json.Decoder(Tell)
+_TELL: Final = json.Decoder(FullReport)
 _HEARD: Final = json.Decoder(_Heard)
 _ASK: Final = json.Decoder(_Ask)
 
 
-def encode_tell(tell: Tell) -> bytes:
+def encode_full_report(tell: FullReport) -> bytes:
     return bytes((TELL,)) + json.encode(tell)
 
 
-def decode_tell(payload: bytes) -> Tell:
+def decode_full_report(payload: bytes) -> FullReport:
     return decode_json(_TELL, payload[1:], "a TELL")
 
 
-def encode_heard(number: int, homes: list[tuple[int, int]]) -> bytes:
+def encode_report_ack(number: int, homes: list[tuple[int, int]]) -> bytes:
     return bytes((HEARD,)) + json.encode(_Heard(number, homes))
 
 
-def decode_heard(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
+def decode_report_ack(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
     """The number and the homes of a HEARD frame."""
     heard = decode_json(_HEARD, payload[1:], "a HEARD")
     return heard.number, heard.homes
 
 
-def encode_ask(homes: list[tuple[int, int]]) -> bytes:
+def encode_report_request(homes: list[tuple[int, int]]) -> bytes:
     return bytes((ASK,)) + json.encode(_Ask(homes))
 
 
-def decode_ask(payload: bytes) -> list[tuple[int, int]]:
+def decode_report_request(payload: bytes) -> list[tuple[int, int]]:
     """The homes of an ASK frame."""
     return decode_json(_ASK, payload[1:], "an ASK").homes

@@ -28,7 +28,7 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
-from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place, Tell
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.group_state import Coordination, NodeLoad
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, Reclaimer
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -64,7 +64,7 @@ class Home:
         self.since = since
         self.barrier = barrier
         # The nodes that have reported, with the number of their TELL.
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
         self.is_open = False
         self.groups: dict[str, Coordination] = {}
         # The groups that this coordinator has ended. The replicated state may still have them.
@@ -92,9 +92,9 @@ class Coordinator:
         self._context = context
         self._replicated = replicated
         self._barriers = barriers
-        self._send_heard = send_heard
+        self._send_ack = send_heard
         self._send_assign = send_assign
-        self._send_ask = send_ask
+        self._send_report_request = send_ask
         self.homes: dict[int, Home] = {}
         self._loads: dict[str, NodeLoad] = {}
         self._dirty: dict[Coordination, None] = {}
@@ -102,19 +102,19 @@ class Coordinator:
         self._due: dict[Coordination, None] = {}
         self._due_at = -1.0
         self._opening: dict[Home, None] = {}
-        self._taken_back = Reclaimer(replicated.groups, barriers, self._has_told)
+        self._reclaimer = Reclaimer(replicated.groups, barriers, self._has_reported)
         # The groups that are still closed although their home is open.
         self._unopened: dict[Coordination, None] = {}
         self._open_at = 0.0
         # The groups without members. After their barrier this node knows whether they have ended.
         self._deserted: dict[Coordination, None] = {}
         # The nodes without a link, and the time of its loss.
-        self._lost: dict[str, float] = {}
+        self._unreachable_since: dict[str, float] = {}
 
     @property
-    def taken_back(self) -> int:
+    def reclaimed(self) -> int:
         """The number of records reclaimed from nodes that are down."""
-        return self._taken_back.count
+        return self._reclaimer.count
 
     @property
     def is_dirty(self) -> bool:
@@ -131,8 +131,7 @@ class Coordinator:
         self._opening[home] = None
 
     def stop_leading(self, partition: int) -> None:
-        """Drops the groups of a home partition. Their state is in the log and in the reports of the
-        nodes."""
+        """Drops the groups of a home partition. The log and the nodes' reports have their state."""
         home = self.homes.pop(partition, None)
         if home is None:
             return
@@ -149,9 +148,9 @@ class Coordinator:
         self._due.pop(coordination, None)
         self._deserted.pop(coordination, None)
         self._unopened.pop(coordination, None)
-        self._taken_back.forget(coordination)
+        self._reclaimer.forget(coordination)
         for stake in coordination.stakes.values():
-            for node, size_bytes in coordination.given.values():
+            for node, size_bytes in coordination.assigned.values():
                 if node == stake.node:
                     stake.load.size_bytes -= size_bytes
 
@@ -175,14 +174,14 @@ class Coordinator:
     def _open_homes(self) -> None:
         for home in list(self._opening):
             is_applied = self._state.delivered[home.partition] >= home.begins_at
-            if is_applied and self._barriers.has_passed(home.barrier) and self._have_told(home):
+            if is_applied and self._barriers.has_passed(home.barrier) and self._may_start(home):
                 del self._opening[home]
                 self._open(home)
 
-    def _has_told(self, coordination: Coordination, node: str) -> bool:
-        return node in self.homes[coordination.home].told
+    def _has_reported(self, coordination: Coordination, node: str) -> bool:
+        return node in self.homes[coordination.home].reported
 
-    def _have_told(self, home: Home) -> bool:
+    def _may_start(self, home: Home) -> bool:
         """True if every data node that is not down has reported, or START_WAIT_S has passed."""
         metadata = self._context.metadata
         if metadata is None:
@@ -190,7 +189,7 @@ class Coordinator:
         if self._state.now >= home.since + START_WAIT_S:
             return True
         return all(
-            node in home.told or info.role != DATA or self._context.is_gone(node)
+            node in home.reported or info.role != DATA or self._context.is_gone(node)
             for node, info in metadata.nodes.items()
         )
 
@@ -206,7 +205,7 @@ class Coordinator:
     def _open_group(self, home: Home, coordination: Coordination) -> None:
         metadata = self._context.metadata
         nodes = () if metadata is None else metadata.nodes
-        if any(self._taken_back.may_keep_more(coordination, node) for node in nodes):
+        if any(self._reclaimer.may_keep_more(coordination, node) for node in nodes):
             self._unopened[coordination] = None
             return
         self._unopened.pop(coordination, None)
@@ -220,40 +219,40 @@ class Coordinator:
 
     # Reports of the nodes
 
-    def tell(self, node: str, tell: Tell) -> None:
+    def handle_full_report(self, node: str, tell: FullReport) -> None:
         """Takes a node's complete report of the groups of some homes."""
         accepted: dict[int, Home] = {}
         for partition, epoch in tell.homes:
             home = self.homes.get(partition)
             if home is not None and home.epoch == epoch:
-                home.told[node] = tell.number
+                home.reported[node] = tell.number
                 accepted[partition] = home
         if not accepted:
             return
-        self._lost.pop(node, None)
+        self._unreachable_since.pop(node, None)
         lost: dict[Coordination, list[Place]] = {}
         mentioned: set[str] = set()
-        for stock in tell.stocks:
+        for stock in tell.capacities:
             found = accepted.get(self._home_of(stock.key))
             if found is not None and _is_group(stock.key):
                 mentioned.add(stock.key)
                 coordination = self._coordination(found, stock.key)
-                lost[coordination] = self._take_stock(found, coordination, node, stock)
+                lost[coordination] = self._apply_capacity(found, coordination, node, stock)
         for home in accepted.values():
             for key, coordination in home.groups.items():
                 if key not in mentioned:
                     lost[coordination] = coordination.lose(node)
                     self._dirty[coordination] = None
-        self._taken_back.take(lost, "")
-        self._send_heard(node, tell.number, [(h.partition, h.epoch) for h in accepted.values()])
+        self._reclaimer.reclaim(lost, "")
+        self._send_ack(node, tell.number, [(h.partition, h.epoch) for h in accepted.values()])
 
-    def _take_stock(
+    def _apply_capacity(
         self, home: Home, coordination: Coordination, node: str, stock: NodeCapacity
     ) -> list[Place]:
         if stock.start is not None and len(stock.start) == len(self._state.delivered):
-            coordination.begin_at(stock.start)
-        stake = coordination.stake(node, self._load(node))
-        lost = coordination.told(stake, stock, self._replicated.groups)
+            coordination.set_start(stock.start)
+        stake = coordination.node_weight(node, self._load(node))
+        lost = coordination.apply(stake, stock, self._replicated.groups)
         coordination.allow(node)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
@@ -270,7 +269,7 @@ class Coordinator:
         if (
             home is None
             or home.epoch != report.epoch
-            or home.told.get(node) != report.number
+            or home.reported.get(node) != report.number
             or self._home_of(report.key) != report.home
             or not _is_group(report.key)
         ):
@@ -279,18 +278,18 @@ class Coordinator:
             return
         coordination = self._coordination(home, report.key)
         if len(report.start) == len(self._state.delivered):
-            coordination.begin_at(report.start)
-        stake = coordination.stake(node, self._load(node))
+            coordination.set_start(report.start)
+        stake = coordination.node_weight(node, self._load(node))
         coordination.measured(stake, report.members, report.durable, report.limit)
         for place in report.done:
             coordination.finish(node, place)
         for place in report.denied:
             coordination.deny(node, place)
         for place in report.returned:
-            coordination.give_back(node, place)
+            coordination.return_record(node, place)
         if report.has_changed:
             coordination.allow(node)
-        elif coordination.aside:
+        elif coordination.deferred:
             coordination.retry_at(stake)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
@@ -309,30 +308,30 @@ class Coordinator:
 
         Its members may still finish what they have. The node reports again when it is connected.
         """
-        self._lost.setdefault(node, self._state.now)
+        self._unreachable_since.setdefault(node, self._state.now)
         for home in self.homes.values():
-            home.told.pop(node, None)
+            home.reported.pop(node, None)
             for coordination in home.groups.values():
                 stake = coordination.stakes.get(node)
                 if stake is not None:
-                    stake.is_here = False
+                    stake.is_connected = False
 
-    def node_gone(self, node: str) -> None:
+    def node_down(self, node: str) -> None:
         """Reclaims the records of a node that is down by the metadata, or without a link for too
         long."""
-        self._lost.pop(node, None)
+        self._unreachable_since.pop(node, None)
         lost: dict[Coordination, list[Place]] = {}
         for home in self.homes.values():
-            home.told.pop(node, None)
+            home.reported.pop(node, None)
             for coordination in home.groups.values():
                 lost[coordination] = coordination.lose(node)
                 self._dirty[coordination] = None
-        self._taken_back.take(lost, node)
+        self._reclaimer.reclaim(lost, node)
 
-    def _look(self) -> None:
+    def _reassign(self) -> None:
         """Assigns reclaimed records again where it is known now which ones sessions have kept."""
         now = self._state.now
-        for coordination in self._taken_back.look(now):
+        for coordination in self._reclaimer.review(now):
             self._note_change(coordination)
         if self._unopened and self._open_at <= now:
             self._open_at = now + LOOK_AGAIN_S
@@ -348,7 +347,7 @@ class Coordinator:
         coordination.tail(message)
         self._note_change(coordination)
         if group.outbox_count() > TAILED_MAX:
-            self._hand_out(coordination)
+            self._assign(coordination)
 
     def handle_read(
         self, group: Group, records: list[Record], positions: list[int], done: bool
@@ -358,10 +357,10 @@ class Coordinator:
             coordination.handle_read(group, records, positions, done)
             self._note_change(coordination)
 
-    def _hand_out(self, coordination: Coordination) -> None:
+    def _assign(self, coordination: Coordination) -> None:
         home = self.homes[coordination.home]
-        for stake, messages in coordination.hand_out(self._may_any_read).items():
-            number = home.told[stake.node]
+        for stake, messages in coordination.assign(self._may_any_read).items():
+            number = home.reported[stake.node]
             assign = Assign(home.partition, home.epoch, number, coordination.key, messages)
             self._send_assign(stake.node, assign)
 
@@ -372,14 +371,14 @@ class Coordinator:
             may_read_later(self._state, session, topic) for session in group.members
         )
 
-    def _look_aside(self, coordination: Coordination) -> None:
+    def _retry_deferred(self, coordination: Coordination) -> None:
         """Tries the records aside again when members in the log have changed.
 
         The member that a record waited for may have left for good.
         """
         group = self._replicated.state.groups.get(coordination.key)
         changes = -1 if group is None else group.changes
-        if coordination.aside and (coordination.retries or changes != coordination.changes):
+        if coordination.deferred and (coordination.retries or changes != coordination.changes):
             coordination.retry()
             self._dirty[coordination] = None
         coordination.changes = changes
@@ -388,7 +387,7 @@ class Coordinator:
         """Opens groups, assigns records and logs progress, at the end of a turn."""
         if self._opening:
             self._open_homes()
-        self._look()
+        self._reassign()
         for coordination in list(self._deserted):
             if self._barriers.has_passed(coordination.barrier):
                 del self._deserted[coordination]
@@ -399,7 +398,7 @@ class Coordinator:
             if not coordination.is_open or coordination.home not in self.homes:
                 continue
             if coordination.member_count():
-                self._hand_out(coordination)
+                self._assign(coordination)
                 coordination.read()
             elif not self._end_if_over(coordination):
                 coordination.park()
@@ -420,7 +419,8 @@ class Coordinator:
                 self._deserted[coordination] = None
             if not self._barriers.has_passed(coordination.barrier):
                 return False
-        if coordination.given or coordination.doubtful or self._replicated.groups.is_durable(key):
+        is_durable = self._replicated.groups.is_durable(key)
+        if coordination.assigned or coordination.doubtful or is_durable:
             return False
         home = self.homes[coordination.home]
         del home.groups[key]
@@ -472,18 +472,18 @@ class Coordinator:
         """Reclaims from nodes without a link, requests missing reports and ends groups, every
         `node.TIDY_S`."""
         now = self._state.now
-        for node, since in list(self._lost.items()):
+        for node, since in list(self._unreachable_since.items()):
             if since + LOST_WAIT_S <= now:
-                self.node_gone(node)
-        self._ask()
+                self.node_down(node)
+        self._request_reports()
         for home in self.homes.values():
             home.ended.intersection_update(self._replicated.group_positions)
             for coordination in list(home.groups.values()):
-                self._look_aside(coordination)
+                self._retry_deferred(coordination)
                 if coordination.is_open and not coordination.member_count():
                     self._end_if_over(coordination)
 
-    def _ask(self) -> None:
+    def _request_reports(self) -> None:
         """Requests a report from every connected data node without a current one.
 
         A node reports as soon as it is up again. This node may apply the metadata that had it as
@@ -499,10 +499,10 @@ class Coordinator:
             homes = [
                 (home.partition, home.epoch)
                 for home in self.homes.values()
-                if node not in home.told
+                if node not in home.reported
             ]
             if homes:
-                self._send_ask(node, homes)
+                self._send_report_request(node, homes)
 
     def timer(self) -> float | None:
         times: list[float] = []
@@ -512,7 +512,7 @@ class Coordinator:
             times.append(self._due_at)
         if self._unopened:
             times.append(self._open_at)
-        look_at = self._taken_back.timer()
+        look_at = self._reclaimer.timer()
         if look_at is not None:
             times.append(look_at)
         return min(times) if times else None

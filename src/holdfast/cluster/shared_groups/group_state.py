@@ -2,10 +2,10 @@
 
 Invariant: a matching record is in exactly one of these:
 - the cursor (its outbox, or the log ahead of it);
-- `wanted` or `returned`, if it was returned and is to be assigned again;
+- `to_assign` or `returned`, if it was returned and is to be assigned again;
 - `doubtful`, if a node that is down had it;
-- `aside`, if no present node can give it to a member that may read it;
-- `given`, if it is assigned to a node;
+- `deferred`, if no present node can give it to a member that may read it;
+- `assigned`, if it is assigned to a node;
 - finished.
 
 Positions in the log stay at or below all of them except finished records.
@@ -68,7 +68,7 @@ class NodeWeight:
         # The credit of the weighted round robin. The node with the highest credit is next.
         self.credit = 0
         # False if the link is lost or the node must report again.
-        self.is_here = False
+        self.is_connected = False
 
 
 class Coordination:
@@ -91,17 +91,17 @@ class Coordination:
         self.barrier = -1
         self.stakes: dict[str, NodeWeight] = {}
         # Place -> node, bytes.
-        self.given: dict[Place, tuple[str, int]] = {}
+        self.assigned: dict[Place, tuple[str, int]] = {}
         # Places ahead of the cursor that are not assigned again, because they are given or
         # finished.
         self.skipped: set[Place] = set()
         # Place -> (barrier, node): a session's claim is known after the barrier. The node is the
         # one that had the record, or "" if that is not down.
         self.doubtful: dict[Place, tuple[int, str]] = {}
-        self.wanted: dict[Place, None] = {}
+        self.to_assign: dict[Place, None] = {}
         # Place -> nodes none of whose members may read the record.
         self.denied: dict[Place, set[str]] = {}
-        self.aside: dict[Place, None] = {}
+        self.deferred: dict[Place, None] = {}
         # True if the records aside are to be tried again by the next `tidy`.
         self.retries = False
         # `Group.changes` of the members in the log at the last try of the records aside.
@@ -118,7 +118,7 @@ class Coordination:
 
     # Members and nodes
 
-    def stake(self, node: str, load: NodeLoad) -> NodeWeight:
+    def node_weight(self, node: str, load: NodeLoad) -> NodeWeight:
         stake = self.stakes.get(node)
         if stake is None:
             stake = NodeWeight(node, load)
@@ -128,7 +128,7 @@ class Coordination:
     def member_count(self) -> int:
         return sum(stake.members for stake in self.stakes.values())
 
-    def begin_at(self, start: list[int]) -> None:
+    def set_start(self, start: list[int]) -> None:
         """Takes the start of a group that the log does not have. The earliest of several counts."""
         if self.starts is None:
             self.starts = list(start)
@@ -136,7 +136,7 @@ class Coordination:
             self.starts = list(map(min, self.starts, start))
 
     def measured(self, stake: NodeWeight, members: int, durable: int, limit: int) -> None:
-        stake.is_here = True
+        stake.is_connected = True
         stake.members = members
         stake.limit = limit
         if members:
@@ -144,25 +144,25 @@ class Coordination:
         if durable:
             self.was_durable = True
 
-    def told(self, stake: NodeWeight, stock: NodeCapacity, logged: GroupPositions) -> list[Place]:
+    def apply(self, node: NodeWeight, state: NodeCapacity, logged: GroupPositions) -> list[Place]:
         """Takes a node's complete report of this group. Returns the records that the node has lost.
 
         A reported record counts only if it is not finished in the log, and if this coordinator has
         not assigned it to another node.
         """
-        self.measured(stake, stock.members, stock.durable, stock.limit)
-        lost = {place: None for place, given in self.given.items() if given[0] == stake.node}
+        self.measured(node, state.members, state.durable, state.limit)
+        lost = {place: None for place, given in self.assigned.items() if given[0] == node.node}
         ahead = self.cursor.resume_positions(self._state.delivered) if self.is_open else None
-        for place in stock.held:
+        for place in state.assigned:
             if place in lost:
                 del lost[place]
             elif not logged.is_finished(self.key, *place) and self._claim(place, ahead):
-                self.given[place] = (stake.node, 0)
-                stake.count += 1
-        for place in stock.finished:
+                self.assigned[place] = (node.node, 0)
+                node.count += 1
+        for place in state.finished:
             if place in lost:
                 del lost[place]
-                self.finish(stake.node, place)
+                self.finish(node.node, place)
             elif not logged.is_finished(self.key, *place) and self._claim(place, ahead):
                 self._finish(place)
         return list(lost)
@@ -170,14 +170,14 @@ class Coordination:
     def _claim(self, place: Place, ahead: list[int] | None) -> bool:
         """Takes a reported record out of the records to assign. Returns False if it was assigned or
         passed already."""
-        if place in self.given or place in self.skipped:
+        if place in self.assigned or place in self.skipped:
             return False
         if self.doubtful.pop(place, None) is not None:
             return True
-        if place in self.wanted or place in self._fetching or place in self.aside:
-            self.wanted.pop(place, None)
+        if place in self.to_assign or place in self._fetching or place in self.deferred:
+            self.to_assign.pop(place, None)
             self._fetching.pop(place, None)
-            self.aside.pop(place, None)
+            self.deferred.pop(place, None)
             return True
         for message in self.cursor.returned:
             if (message.partition, message.offset) == place:
@@ -194,16 +194,16 @@ class Coordination:
         if stake is not None:
             stake.members = 0
             stake.limit = 0
-        return [place for place, given in self.given.items() if given[0] == node]
+        return [place for place, given in self.assigned.items() if given[0] == node]
 
-    def doubt(self, places: list[Place], barrier: int, node: str) -> None:
+    def mark_doubtful(self, places: list[Place], barrier: int, node: str) -> None:
         """Marks records as doubtful until `barrier` is passed. `node`: the one that is down, or ""
         if it has reported."""
         for place in places:
             self._take(place)
             self.doubtful[place] = (barrier, node)
 
-    def settle_doubts(self, known: set[tuple[int, str]], kept: set[Place]) -> None:
+    def resolve_doubtful(self, known: set[tuple[int, str]], kept: set[Place]) -> None:
         """Resolves doubtful records: those in `kept` are finished, the others are assigned again.
 
         `known`: the pairs of barrier and node whose doubt is resolved.
@@ -214,10 +214,10 @@ class Coordination:
                 if place in kept:
                     self._finish(place)
                 else:
-                    self.wanted[place] = None
+                    self.to_assign[place] = None
 
     def finish(self, node: str, place: Place) -> None:
-        if self.given.get(place, ("", 0))[0] == node:
+        if self.assigned.get(place, ("", 0))[0] == node:
             self._take(place)
             self._finish(place)
 
@@ -226,8 +226,8 @@ class Coordination:
         self.finished.append(place)
 
     def deny(self, node: str, place: Place) -> None:
-        """Notes that no member at the node may read the record. `give_back` follows."""
-        if self.given.get(place, ("", 0))[0] == node:
+        """Notes that no member at the node may read the record. `return_record` follows."""
+        if self.assigned.get(place, ("", 0))[0] == node:
             self.denied.setdefault(place, set()).add(node)
 
     def allow(self, node: str) -> None:
@@ -243,27 +243,27 @@ class Coordination:
     def retry(self) -> None:
         """Assigns the records aside again, or finishes them."""
         self.retries = False
-        self.wanted.update(self.aside)
-        self.aside = {}
+        self.to_assign.update(self.deferred)
+        self.deferred = {}
 
     def retry_at(self, stake: NodeWeight) -> None:
         """Assigns records aside to a node that has capacity again and has not denied them."""
         room = stake.limit - stake.count
-        for place in list(self.aside):
+        for place in list(self.deferred):
             if room <= 0:
                 return
             if stake.node not in self.denied.get(place, ()):
-                del self.aside[place]
-                self.wanted[place] = None
+                del self.deferred[place]
+                self.to_assign[place] = None
                 room -= 1
 
-    def give_back(self, node: str, place: Place) -> None:
-        if self.given.get(place, ("", 0))[0] == node:
+    def return_record(self, node: str, place: Place) -> None:
+        if self.assigned.get(place, ("", 0))[0] == node:
             self._take(place)
-            self.wanted[place] = None
+            self.to_assign[place] = None
 
     def _take(self, place: Place) -> None:
-        node, size_bytes = self.given.pop(place)
+        node, size_bytes = self.assigned.pop(place)
         stake = self.stakes.get(node)
         if stake is not None:
             stake.count -= 1
@@ -271,25 +271,25 @@ class Coordination:
 
     # Records from the log
 
-    def open(self, positions: list[int] | None, replicated: GroupPositions) -> None:
+    def open(self, positions: list[int] | None, logged: GroupPositions) -> None:
         """Begins to assign records. `positions`: those in the log; None: the group is new."""
         state = self._state
         self.is_open = True
         if positions is None:
-            starts = replicated.starts(self.key) + ([self.starts] if self.starts else [])
+            starts = logged.starts(self.key) + ([self.starts] if self.starts else [])
             # The node that subscribed may have applied more than this one.
             self._floor = list(map(min, *starts, starts[0])) if starts else list(state.delivered)
             begin = list(map(min, self._floor, state.delivered))
         else:
             # Records that nodes have reported may be finished by log records applied later.
-            for place in [each for each in self.given if replicated.is_finished(self.key, *each)]:
+            for place in [each for each in self.assigned if logged.is_finished(self.key, *each)]:
                 self._take(place)
             begin = list(positions)
             self.logged = list(positions)
-            for partition, offsets in replicated.done.get(self.key, {}).items():
+            for partition, offsets in logged.done.get(self.key, {}).items():
                 self.skipped.update((partition, offset) for offset in offsets)
-        for place in replicated.kept_by_members(self.key):
-            if place not in self.given and place not in self.skipped:
+        for place in logged.kept_by_members(self.key):
+            if place not in self.assigned and place not in self.skipped:
                 self.skipped.add(place)
                 self.finished.append(place)
         self.skipped = {place for place in self.skipped if place[1] >= begin[place[0]]}
@@ -317,13 +317,13 @@ class Coordination:
         cursor = self.cursor
         while cursor.returned:
             message = cursor.returned.popleft()
-            self.wanted[(message.partition, message.offset)] = None
+            self.to_assign[(message.partition, message.offset)] = None
         if not cursor.reading and (cursor.tailing or cursor.outbox):
             cursor.fall_behind(self._state.delivered)
 
     def read(self) -> None:
         """Requests the next records from the log if the cursor is behind."""
-        if self.wanted and self._fetch is None:
+        if self.to_assign and self._fetch is None:
             self._fetch_some()
         cursor = self.cursor
         if cursor.reading or cursor.tailing or cursor.outbox_count() > READ_RECORDS_MAX // 2:
@@ -351,10 +351,10 @@ class Coordination:
         positions = list(self._state.delivered)
         limits = list(positions)
         first: dict[int, int] = {}
-        for partition, offset in sorted(self.wanted):
+        for partition, offset in sorted(self.to_assign):
             begin = first.setdefault(partition, offset)
             if offset < begin + FETCH_SPAN:
-                del self.wanted[(partition, offset)]
+                del self.to_assign[(partition, offset)]
                 self._fetching[(partition, offset)] = None
                 positions[partition] = begin
                 limits[partition] = offset + 1
@@ -400,9 +400,7 @@ class Coordination:
 
     # Records to the nodes
 
-    def hand_out(
-        self, may_any_read: Callable[[str, bytes], bool]
-    ) -> dict[NodeWeight, list[Message]]:
+    def assign(self, may_any_read: Callable[[str, bytes], bool]) -> dict[NodeWeight, list[Message]]:
         """Returns the records to assign now, by node.
 
         `may_any_read(key, topic)`: may a member in the log, connected or not, read the topic?
@@ -414,16 +412,16 @@ class Coordination:
                 return found
             place = (message.partition, message.offset)
             denied = self.denied.get(place) if self.denied else None
-            stake = self._next_stake(denied)
+            stake = self._next_node(denied)
             if stake is None:
                 if denied is None:
                     return found
                 is_awaited = self._is_awaited(denied) or may_any_read(self.key, message.topic)
-                if is_awaited and len(self.aside) >= ASIDE_MAX:
+                if is_awaited and len(self.deferred) >= ASIDE_MAX:
                     return found
                 self._pop()
                 if is_awaited:
-                    self.aside[place] = None
+                    self.deferred[place] = None
                 else:
                     self._state.stats.dropped_unreadable += 1
                     self._finish(place)
@@ -432,7 +430,7 @@ class Coordination:
             size_bytes = len(message.payload) + 200
             stake.count += 1
             stake.load.size_bytes += size_bytes
-            self.given[place] = (stake.node, size_bytes)
+            self.assigned[place] = (stake.node, size_bytes)
             found.setdefault(stake, []).append(message)
 
     def _pop(self) -> None:
@@ -467,7 +465,7 @@ class Coordination:
         """True if a node with members has not denied the record."""
         return any(stake.members and stake.node not in denied for stake in self.stakes.values())
 
-    def _next_stake(self, denied: set[str] | None) -> NodeWeight | None:
+    def _next_node(self, denied: set[str] | None) -> NodeWeight | None:
         """Returns the node for the next record, by smooth weighted round robin over the numbers of
         members.
 
@@ -476,7 +474,7 @@ class Coordination:
         best: NodeWeight | None = None
         total = 0
         for stake in self.stakes.values():
-            if not stake.is_here or stake.count >= stake.limit:
+            if not stake.is_connected or stake.count >= stake.limit:
                 continue
             if denied is not None and stake.node in denied:
                 continue
@@ -494,7 +492,7 @@ class Coordination:
     def positions(self) -> list[int]:
         """Returns the first unfinished offset per partition."""
         positions = self.cursor.resume_positions(self._state.delivered)
-        for places in (self.given, self.doubtful, self.wanted, self._fetching, self.aside):
+        for places in (self.assigned, self.doubtful, self.to_assign, self._fetching, self.deferred):
             for partition, offset in places:
                 if offset < positions[partition]:
                     positions[partition] = offset

@@ -33,14 +33,14 @@ from holdfast.cluster.shared_groups.control_frames import (
     HEARD,
     REPORT,
     TELL,
+    FullReport,
     Place,
-    Tell,
-    decode_ask,
-    decode_heard,
-    decode_tell,
-    encode_ask,
-    encode_heard,
-    encode_tell,
+    decode_full_report,
+    decode_report_ack,
+    decode_report_request,
+    encode_full_report,
+    encode_report_ack,
+    encode_report_request,
 )
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
@@ -69,35 +69,35 @@ class Groups(GroupPort):
             context,
             replicated,
             barriers,
-            self._send_heard,
+            self._send_ack,
             self._send_assign,
-            self._send_ask,
+            self._send_report_request,
         )
-        self.shares = NodeAgent(
-            state, context, forwarding, replicated, self._send_tell, self._send_report
+        self.agent = NodeAgent(
+            state, context, forwarding, replicated, self._send_full_report, self._send_report
         )
 
     def changed(self, group: Group) -> None:
-        self.shares.changed(group)
+        self.agent.changed(group)
 
     def moved(self, group: Group) -> None:
-        self.shares.changed(group)
+        self.agent.changed(group)
 
     def finished(self, group: Group, partition: int, offset: int) -> None:
-        self.shares.finished(group.key, (partition, offset))
+        self.agent.finished(group.key, (partition, offset))
 
     def received(self, group: Group, entry: Inflight) -> None:
-        self.shares.finished(group.key, (entry.partition, entry.offset))
+        self.agent.finished(group.key, (entry.partition, entry.offset))
 
     def denied(self, group: Group, partition: int, offset: int) -> None:
-        self.shares.denied(group.key, (partition, offset))
+        self.agent.denied(group.key, (partition, offset))
 
     def move_record(self, group: Group, session: Session, entry: Inflight) -> None:
         entry.group = None
-        self.shares.kept(group.key, session, (entry.partition, entry.offset))
+        self.agent.note_session_record(group.key, session, (entry.partition, entry.offset))
 
     def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
-        self.shares.wait(session, entry, promise)
+        self.agent.wait(session, entry, promise)
 
     def record(self, group: Group, message: Message) -> None:
         self.coordinator.record(group, message)
@@ -110,17 +110,17 @@ class Groups(GroupPort):
     def _is_self(self, node: str) -> bool:
         return node == self._context.node_id
 
-    def _send_tell(self, node: str, tell: Tell) -> None:
+    def _send_full_report(self, node: str, tell: FullReport) -> None:
         if self._is_self(node):
-            self.coordinator.tell(node, tell)
+            self.coordinator.handle_full_report(node, tell)
         else:
-            self._context.send(node, GROUP, encode_tell(tell))
+            self._context.send(node, GROUP, encode_full_report(tell))
 
-    def _send_heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
+    def _send_ack(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
         if self._is_self(node):
-            self.shares.heard(node, number, homes)
+            self.agent.handle_report_ack(node, number, homes)
         else:
-            self._context.send(node, GROUP, encode_heard(number, homes))
+            self._context.send(node, GROUP, encode_report_ack(number, homes))
 
     def _send_report(self, node: str, report: AgentReport) -> None:
         if self._is_self(node):
@@ -130,35 +130,35 @@ class Groups(GroupPort):
 
     def _send_assign(self, node: str, assign: Assign) -> None:
         if self._is_self(node):
-            self.shares.assigned(node, assign)
+            self.agent.assigned(node, assign)
         else:
             self._context.send(node, GROUP, encode_assign(assign))
 
-    def _send_ask(self, node: str, homes: list[tuple[int, int]]) -> None:
+    def _send_report_request(self, node: str, homes: list[tuple[int, int]]) -> None:
         if self._is_self(node):
-            self.shares.asked(node, homes)
+            self.agent.handle_report_request(node, homes)
         else:
-            self._context.send(node, GROUP, encode_ask(homes))
+            self._context.send(node, GROUP, encode_report_request(homes))
 
     def handle_frame(self, node: str, payload: bytes) -> None:
         """Takes a GROUP frame. Raises BadFrame when it is malformed."""
         operation = payload[0] if payload else 0
         if operation == TELL:
-            tell = decode_tell(payload)
-            for stock in tell.stocks:
-                self._check(stock.held + stock.finished)
-            self.coordinator.tell(node, tell)
+            tell = decode_full_report(payload)
+            for stock in tell.capacities:
+                self._check(stock.assigned + stock.finished)
+            self.coordinator.handle_full_report(node, tell)
         elif operation == HEARD:
-            number, homes = decode_heard(payload)
-            self.shares.heard(node, number, homes)
+            number, homes = decode_report_ack(payload)
+            self.agent.handle_report_ack(node, number, homes)
         elif operation == REPORT:
             self.coordinator.report(node, decode_report(payload))
         elif operation == ASSIGN:
             assign = decode_assign(payload)
             self._check([(message.partition, message.offset) for message in assign.messages])
-            self.shares.assigned(node, assign)
+            self.agent.assigned(node, assign)
         elif operation == ASK:
-            self.shares.asked(node, decode_ask(payload))
+            self.agent.handle_report_request(node, decode_report_request(payload))
         else:
             raise BadFrame(f"an operation {operation} on groups, which this version does not know")
 
@@ -171,7 +171,7 @@ class Groups(GroupPort):
     def start_leading(self, partition: int, epoch: int) -> None:
         """Begins to coordinate a home partition. The own agent reports to it like every other."""
         self.coordinator.start_leading(partition, epoch)
-        self.shares.lose(partition)
+        self.agent.lose(partition)
 
     def stop_leading(self, partition: int) -> None:
         """Ends the coordination of a home partition."""
@@ -179,25 +179,25 @@ class Groups(GroupPort):
 
     def disconnected(self, node: str) -> None:
         """Handles the loss of the link to `node`, on both sides."""
-        self.shares.lose_node(node)
+        self.agent.lose_node(node)
         self.coordinator.disconnected(node)
 
     def flush(self) -> None:
         """Exchanges reports and assignments at the end of a turn."""
         for _ in range(ROUNDS_MAX):
-            self.shares.flush()
+            self.agent.flush()
             self.coordinator.flush()
-            if not self.shares.is_touched and not self.coordinator.is_dirty:
+            if not self.agent.is_touched and not self.coordinator.is_dirty:
                 return
 
     def tidy(self) -> None:
         """Runs the periodic checks of both sides."""
-        self.shares.tidy()
+        self.agent.tidy()
         self.coordinator.tidy()
 
     def timer(self) -> float | None:
         """Returns the time of the next `flush`, or None."""
         times = [
-            when for when in (self.shares.timer(), self.coordinator.timer()) if when is not None
+            when for when in (self.agent.timer(), self.coordinator.timer()) if when is not None
         ]
         return min(times) if times else None

@@ -3,11 +3,10 @@
 It reports to the coordinator of each group the capacity of the members here, and gives them the
 assigned records.
 
-Invariant: an assigned record is `held` until it is finished (a member has it) or returned. The next
-report informs the coordinator which of the two happened. If the coordinator or the link to it
-changes first, the next TELL does, by its held and finished records. Counter-example: a member
-finishes a record, and the report is lost with the link. Without `finished` in the TELL, a new
-coordinator assigns the record again.
+Invariant: a record stays in `assigned` until it is finished (a member has it) or returned. The next
+report informs the coordinator which of the two happened. If the coordinator or the link changes
+first, the next full report (TELL) does. Counter-example: a member finishes a record, and the report
+is lost with the link. Without `finished` in the TELL, a new coordinator assigns the record again.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
-from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place, Tell
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
@@ -67,7 +66,7 @@ class NodeAssignments:
         self.home = home
         # None: no client here has subscribed.
         self.group: Group | None = None
-        self.held: dict[Place, None] = {}
+        self.assigned: dict[Place, None] = {}
         self.finished: dict[Place, None] = {}
         # The finished and the returned records that are not reported yet.
         self.done: list[Place] = []
@@ -82,7 +81,7 @@ class NodeAssignments:
         self.changes = 0
         # The start of the group, if it begins at this node, until the log has its positions.
         self.start: list[int] | None = None
-        self.tells_start = False
+        self.announces_start = False
         # The capacity as last reported to the coordinator.
         self.members = 0
         self.durable = 0
@@ -103,31 +102,31 @@ class NodeAgent:
         context: ClusterContext,
         forwarding: RecordForwarder,
         replicated: ReplicatedState,
-        send_tell: Callable[[str, Tell], None],
+        send_tell: Callable[[str, FullReport], None],
         send_report: Callable[[str, AgentReport], None],
     ) -> None:
         self._state = state
         self._context = context
         self._forwarding = forwarding
         self._replicated = replicated
-        self._send_tell = send_tell
+        self._send_full_report = send_tell
         self._send_report = send_report
-        self.shares: dict[str, NodeAssignments] = {}
+        self.assignments: dict[str, NodeAssignments] = {}
         self._touched: dict[NodeAssignments, None] = {}
         # The groups with something for `tidy`.
         self._untidy: dict[NodeAssignments, None] = {}
         self._waiting: list[FinishWait] = []
         # QoS 2 records that sessions may have kept: client id and time, oldest first.
-        self._kept: dict[tuple[NodeAssignments, Place], tuple[str, float]] = {}
+        self._session_records: dict[tuple[NodeAssignments, Place], tuple[str, float]] = {}
         # The version of the group positions at the last check of `_waiting`.
         self._version = 0
         self._number = 0
-        self._was_unsure = False
+        self._was_ownership_expired = False
         # Per home partition: leader, epoch and number of the last TELL. `_untold`: those without
         # HEARD.
-        self._told: dict[int, tuple[str, int, int]] = {}
+        self._reported: dict[int, tuple[str, int, int]] = {}
         self._untold: dict[int, None] = dict.fromkeys(range(len(context.leading)))
-        self._tell_at = -1.0
+        self._report_at = -1.0
 
     @property
     def is_waiting(self) -> bool:
@@ -137,20 +136,20 @@ class NodeAgent:
     def is_touched(self) -> bool:
         return bool(self._touched)
 
-    def _share(self, key: str) -> NodeAssignments:
-        share = self.shares.get(key)
+    def _assignments(self, key: str) -> NodeAssignments:
+        share = self.assignments.get(key)
         if share is None:
             share = NodeAssignments(key, partition_of(key.encode(), self._state.config.partitions))
-            self.shares[key] = share
+            self.assignments[key] = share
         return share
 
     def changed(self, group: Group) -> None:
         """Notes that members of a group, or their capacity, may have changed."""
-        share = self.shares.get(group.key)
+        share = self.assignments.get(group.key)
         if share is None:
             if not group.members:
                 return
-            share = self._share(group.key)
+            share = self._assignments(group.key)
         if group.members and share.group is not group:
             if share.group is not None:
                 # Its last member left in this turn: nothing gives its returned records to members.
@@ -158,17 +157,17 @@ class NodeAgent:
             share.group = group
             share.changes = 0
             share.start = list(self._state.delivered)
-            share.tells_start = True
+            share.announces_start = True
         self._touched[share] = None
 
     def finished(self, key: str, place: Place) -> None:
         """Marks a record as finished: a member has it, or it cannot be sent to any."""
-        share = self.shares.get(key)
-        if share is not None and place in share.held:
+        share = self.assignments.get(key)
+        if share is not None and place in share.assigned:
             self._finish(share, place)
 
     def _finish(self, share: NodeAssignments, place: Place) -> None:
-        del share.held[place]
+        del share.assigned[place]
         share.done.append(place)
         share.finished[place] = None
         if len(share.finished) > FINISHED_MAX:
@@ -202,10 +201,10 @@ class NodeAgent:
             place = (entry.partition, entry.offset)
             self._waiting.append(FinishWait(group, session, place, promise))
 
-    def _settle_waiting(self) -> None:
+    def _resolve_waiting(self) -> None:
         groups = self._replicated.groups
         self._version = groups.version
-        dropped = groups.take_dropped()
+        dropped = groups.pop_dropped()
         waiting = self._waiting
         self._waiting = []
         for each in waiting:
@@ -227,8 +226,8 @@ class NodeAgent:
 
     def denied(self, key: str, place: Place) -> None:
         """Returns a record that no member here may read."""
-        share = self.shares.get(key)
-        if share is None or place not in share.held:
+        share = self.assignments.get(key)
+        if share is None or place not in share.assigned:
             return
         if place in share.refused:
             # The coordinator has an older version without access rights, and has assigned the
@@ -240,16 +239,16 @@ class NodeAgent:
         self._deny(share, place)
 
     def _deny(self, share: NodeAssignments, place: Place) -> None:
-        self._give_back(share, place)
+        self._return(share, place)
         share.denied.append(place)
         share.refused[place] = None
         if len(share.refused) > FINISHED_MAX:
             del share.refused[next(iter(share.refused))]
 
-    def kept(self, key: str, session: Session, place: Place) -> None:
+    def note_session_record(self, key: str, session: Session, place: Place) -> None:
         """Handles a QoS 2 record that the session of a leaving member keeps."""
-        share = self.shares.get(key)
-        if share is None or place not in share.held:
+        share = self.assignments.get(key)
+        if share is None or place not in share.assigned:
             return
         if not session.is_durable():
             # [MQTT-4.8.2-5]
@@ -257,28 +256,28 @@ class NodeAgent:
             return
         home = partition_of(session.key, self._state.config.partitions)
         client_id = session.client_id
-        self._kept.pop((share, place), None)
-        self._kept[(share, place)] = (client_id, self._state.now)
-        self._forwarding.after_newest(home, lambda: self._settle_kept(share, client_id, place))
+        self._session_records.pop((share, place), None)
+        self._session_records[(share, place)] = (client_id, self._state.now)
+        self._forwarding.after_newest(home, lambda: self._resolve_kept(share, client_id, place))
 
-    def _settle_kept(self, share: NodeAssignments, client_id: str, place: Place) -> None:
+    def _resolve_kept(self, share: NodeAssignments, client_id: str, place: Place) -> None:
         """Finishes or returns a kept record, once the session's record that contains it is applied.
 
         That record is ignored if another node owned the session by then, and the place is returned.
         The exception is a record that the group has finished. The session may have completed it at
         the other node, so that its packet id is free again.
         """
-        if self._kept.get((share, place), ("", 0.0))[0] != client_id:
+        if self._session_records.get((share, place), ("", 0.0))[0] != client_id:
             # The record has waited too long, and another session has it now.
             return
-        del self._kept[(share, place)]
-        if place not in share.held:
+        del self._session_records[(share, place)]
+        if place not in share.assigned:
             return
         is_finished = self._replicated.groups.is_finished(share.key, *place)
         if is_finished or self._replicated.has_inflight(client_id, tag_of(share.key), place):
             self._finish(share, place)
         else:
-            self._give_back(share, place)
+            self._return(share, place)
 
     def assigned(self, node: str, assign: Assign) -> None:
         """Takes assigned records.
@@ -286,35 +285,35 @@ class NodeAgent:
         Those of an earlier coordinator, or from before the last TELL, are ignored. The coordinator
         sees from that TELL that they were not taken.
         """
-        told = self._told.get(assign.home)
+        told = self._reported.get(assign.home)
         if told != (node, assign.epoch, assign.number) or assign.home in self._untold:
             return
-        share = self._share(assign.key)
+        share = self._assignments(assign.key)
         group = share.group
         self._touched[share] = None
         for message in assign.messages:
             place = (message.partition, message.offset)
-            if place in share.held:
+            if place in share.assigned:
                 continue
             if group is None or not group.members or self._state.is_ownership_expired:
                 share.returned.append(place)
             else:
-                share.held[place] = None
+                share.assigned[place] = None
                 group.returned.append(message)
         if group is not None and group.members:
             pump_group(self._state, group)
 
-    def _doubt(self) -> None:
+    def _return_waiting(self) -> None:
         """Returns all waiting records when this node is unsure of its ownership.
 
         The other nodes may have counted it as down and reassigned its records. Records that a
         coordinator assigns later come from one that has this node's new report, or are returned
         too.
         """
-        self._was_unsure = self._state.is_ownership_expired
-        for share in self.shares.values():
+        self._was_ownership_expired = self._state.is_ownership_expired
+        for share in self.assignments.values():
             self._touched[share] = None
-            if self._was_unsure and share.group is not None:
+            if self._was_ownership_expired and share.group is not None:
                 self._drain(share, share.group)
 
     # Reports to the coordinator
@@ -322,7 +321,7 @@ class NodeAgent:
     def lose(self, home: int) -> None:
         """Marks a home for a new TELL: its leader, the epoch or the link has changed."""
         self._untold[home] = None
-        self._tell_at = -1.0
+        self._report_at = -1.0
 
     def lose_node(self, node: str) -> None:
         for home in range(len(self._context.leading)):
@@ -333,7 +332,7 @@ class NodeAgent:
         for home in range(len(self._context.leading)):
             self.lose(home)
 
-    def asked(self, node: str, homes: list[tuple[int, int]]) -> None:
+    def handle_report_request(self, node: str, homes: list[tuple[int, int]]) -> None:
         """Marks these homes for a new TELL because their coordinator requests it."""
         for home, epoch in homes:
             if not 0 <= home < len(self._context.leading):
@@ -341,17 +340,17 @@ class NodeAgent:
             if self._context.leader(home) == node and self._context.epoch(home) == epoch:
                 self.lose(home)
 
-    def heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
+    def handle_report_ack(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
         """Takes the coordinator's confirmation of a TELL. Reports may follow now."""
         for home, epoch in homes:
-            if self._told.get(home) == (node, epoch, number) and home in self._untold:
+            if self._reported.get(home) == (node, epoch, number) and home in self._untold:
                 del self._untold[home]
-        for share in self.shares.values():
+        for share in self.assignments.values():
             if share.home not in self._untold:
                 self._touched[share] = None
 
-    def _tell(self) -> None:
-        self._tell_at = self._state.now + ASK_AGAIN_S
+    def _report_fully(self) -> None:
+        self._report_at = self._state.now + ASK_AGAIN_S
         leaders: dict[str, list[tuple[int, int]]] = {}
         for home in self._untold:
             leader = self._context.leader(home)
@@ -360,15 +359,16 @@ class NodeAgent:
         for leader, homes in leaders.items():
             self._number += 1
             for home, epoch in homes:
-                self._told[home] = (leader, epoch, self._number)
+                self._reported[home] = (leader, epoch, self._number)
             wanted = {home for home, _ in homes}
-            stocks = [self._stock(share) for share in self.shares.values() if share.home in wanted]
-            self._send_tell(leader, Tell(self._number, homes, stocks))
+            groups = self.assignments.values()
+            stocks = [self._capacity(each) for each in groups if each.home in wanted]
+            self._send_full_report(leader, FullReport(self._number, homes, stocks))
 
-    def _stock(self, share: NodeAssignments) -> NodeCapacity:
+    def _capacity(self, share: NodeAssignments) -> NodeCapacity:
         self._drain_if_deserted(share)
         share.done, share.returned, share.denied = [], [], []
-        share.tells_start = False
+        share.announces_start = False
         self._measure(share)
         if share.group is not None:
             share.changes = share.group.changes
@@ -382,7 +382,7 @@ class NodeAgent:
             share.members,
             share.durable,
             share.limit,
-            list(share.held),
+            list(share.assigned),
             list(share.finished),
             share.start,
         )
@@ -391,7 +391,7 @@ class NodeAgent:
         """Measures the capacity of the members here. Returns False if it has not changed."""
         members = 0
         durable = 0
-        limit = len(share.held)
+        limit = len(share.assigned)
         group = share.group
         if group is not None:
             for member in list(group.connected):
@@ -436,22 +436,22 @@ class NodeAgent:
                 waiting.append(group.pop_deferred(topic))
         for message in waiting:
             place = (message.partition, message.offset)
-            if place in share.held:
-                self._give_back(share, place)
+            if place in share.assigned:
+                self._return(share, place)
 
-    def _give_back(self, share: NodeAssignments, place: Place) -> None:
-        del share.held[place]
+    def _return(self, share: NodeAssignments, place: Place) -> None:
+        del share.assigned[place]
         share.returned.append(place)
         self._touched[share] = None
 
     def flush(self) -> None:
         """Sends TELLs and reports of what has changed."""
         if self._version != self._replicated.groups.version:
-            self._settle_waiting()
-        if self._was_unsure != self._state.is_ownership_expired:
-            self._doubt()
-        if self._untold and self._tell_at <= self._state.now:
-            self._tell()
+            self._resolve_waiting()
+        if self._was_ownership_expired != self._state.is_ownership_expired:
+            self._return_waiting()
+        if self._untold and self._report_at <= self._state.now:
+            self._report_fully()
         touched = self._touched
         self._touched = {}
         for share in touched:
@@ -470,16 +470,16 @@ class NodeAgent:
                 self._measure(share)
                 or share.done
                 or share.returned
-                or share.tells_start
+                or share.announces_start
                 or is_changed
             ):
                 self._report(share)
-            if not share.members and not share.held:
+            if not share.members and not share.assigned:
                 self._untidy[share] = None
 
     def _report(self, share: NodeAssignments) -> None:
-        leader, epoch, number = self._told[share.home]
-        start = share.start if share.tells_start else None
+        leader, epoch, number = self._reported[share.home]
+        start = share.start if share.announces_start else None
         group = share.group
         has_changed = group is not None and group.changes != share.changes
         if has_changed and group is not None:
@@ -502,29 +502,29 @@ class NodeAgent:
         share.done = []
         share.returned = []
         share.denied = []
-        share.tells_start = False
+        share.announces_start = False
         self._send_report(leader, report)
 
-    def _give_up_kept(self) -> None:
+    def _drop_session_records(self) -> None:
         limit = self._state.now - KEPT_WAIT_S
-        for (share, place), (client_id, since) in list(self._kept.items()):
+        for (share, place), (client_id, since) in list(self._session_records.items()):
             if since > limit:
                 return
             home = partition_of(client_id.encode(), self._state.config.partitions)
-            if place not in share.held:
-                del self._kept[(share, place)]
+            if place not in share.assigned:
+                del self._session_records[(share, place)]
             elif not self._context.leader(home):
-                self._settle_kept(share, client_id, place)
+                self._resolve_kept(share, client_id, place)
                 fields = {"group": share.key, "partition": place[0], "offset": place[1]}
                 self._state.note("warning", "kept_record_settled", {"client": client_id, **fields})
 
     def tidy(self) -> None:
         """Returns records that have waited too long and forgets what the log has, every
         `node.TIDY_S`."""
-        if self._kept:
-            self._give_up_kept()
+        if self._session_records:
+            self._drop_session_records()
         if self._waiting:
-            self._settle_waiting()
+            self._resolve_waiting()
         untidy = self._untidy
         self._untidy = {}
         for share in untidy:
@@ -537,14 +537,14 @@ class NodeAgent:
                 self._drain(share, group)
                 self._touched[share] = None
             for place in share.again:
-                if place in share.held:
+                if place in share.assigned:
                     self._deny(share, place)
             share.again = {}
             self._forget_logged(share)
             if share.group is None and not (
-                share.held or share.finished or share.done or share.returned or share.members
+                share.assigned or share.finished or share.done or share.returned or share.members
             ):
-                self.shares.pop(share.key, None)
+                self.assignments.pop(share.key, None)
             elif share.finished or share.queued_at >= 0 or share.start is not None:
                 self._untidy[share] = None
 
@@ -556,7 +556,7 @@ class NodeAgent:
                 # The group has ended.
                 share.finished = {}
             return
-        if not share.tells_start:
+        if not share.announces_start:
             share.start = None
         share.finished = {
             place: None for place in share.finished if not groups.is_finished(share.key, *place)
@@ -565,6 +565,6 @@ class NodeAgent:
     def timer(self) -> float | None:
         if self._touched:
             return self._state.now
-        if self._untold and self._tell_at >= 0:
-            return self._tell_at
+        if self._untold and self._report_at >= 0:
+            return self._report_at
         return None

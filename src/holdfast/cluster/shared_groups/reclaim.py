@@ -39,14 +39,14 @@ class Reclaimer:
         """`has_told(group, node)`: the node has reported, and has not been down since."""
         self._replicated = replicated
         self._barriers = barriers
-        self._has_told = has_told
+        self._has_reported = has_told
         self._pending: set[int] = set()
         self._doubtful: dict[Coordination, None] = {}
-        self._look_at = 0.0
+        self._review_at = 0.0
         # The number of reclaimed records.
         self.count = 0
 
-    def take(self, lost: dict[Coordination, list[Place]], node: str) -> None:
+    def reclaim(self, lost: dict[Coordination, list[Place]], node: str) -> None:
         """Reclaims the records `lost`. `node`: the one that is down, or "" if it has reported."""
         if not any(lost.values()):
             return
@@ -54,7 +54,7 @@ class Reclaimer:
         self._pending.add(barrier)
         for coordination, places in lost.items():
             if places:
-                coordination.doubt(places, barrier, node)
+                coordination.mark_doubtful(places, barrier, node)
                 self._doubtful[coordination] = None
                 self.count += len(places)
 
@@ -66,18 +66,18 @@ class Reclaimer:
         """True if the node has sessions that may have kept QoS 2 records that the log does not have
         yet."""
         is_owner = self._replicated.is_owned_at(coordination.key, node)
-        return is_owner and not self._has_told(coordination, node)
+        return is_owner and not self._has_reported(coordination, node)
 
-    def look(self, now: float) -> list[Coordination]:
+    def review(self, now: float) -> list[Coordination]:
         """Resolves doubtful records where possible. Returns the groups that have changed."""
         passed = {each for each in self._pending if self._barriers.has_passed(each)}
-        if not passed and (self._look_at > now or not self._doubtful):
+        if not passed and (self._review_at > now or not self._doubtful):
             return []
         self._pending -= passed
-        self._look_at = now + LOOK_AGAIN_S
-        return [each for each in list(self._doubtful) if self._settle(each)]
+        self._review_at = now + LOOK_AGAIN_S
+        return [each for each in list(self._doubtful) if self._resolve(each)]
 
-    def _settle(self, coordination: Coordination) -> bool:
+    def _resolve(self, coordination: Coordination) -> bool:
         known = {
             (barrier, node)
             for barrier, node in set(coordination.doubtful.values())
@@ -86,11 +86,11 @@ class Reclaimer:
         }
         if known:
             kept = self._replicated.kept_by_members(coordination.key)
-            coordination.settle_doubts(known, kept)
+            coordination.resolve_doubtful(known, kept)
         if not coordination.doubtful:
             del self._doubtful[coordination]
         return len(known) > 0
 
     def timer(self) -> float | None:
         """Returns the time of the next check, or None."""
-        return self._look_at if self._doubtful and not self._pending else None
+        return self._review_at if self._doubtful and not self._pending else None

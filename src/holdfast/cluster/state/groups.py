@@ -36,7 +36,7 @@ class GroupPositions:
         self.version = 0
         # Groups with DONE_MAX offsets.
         self._full: set[str] = set()
-        # Groups that have ended since the last call of `take_dropped`.
+        # Groups that have ended since the last call of `pop_dropped`.
         self._dropped: set[str] = set()
 
     def apply(self, record: Record) -> None:
@@ -68,7 +68,7 @@ class GroupPositions:
             self._full.add(key)
         else:
             self._full.discard(key)
-        self.place(key)
+        self.set_cursor(key)
 
     def is_finished(self, key: str, partition: int, offset: int) -> bool:
         """True if the log says that the group has finished the record."""
@@ -83,7 +83,7 @@ class GroupPositions:
         """True if no further finished offset of the group is stored."""
         return key in self._full
 
-    def take_dropped(self) -> set[str]:
+    def pop_dropped(self) -> set[str]:
         """Returns the groups that have ended since the last call."""
         dropped = self._dropped
         self._dropped = set()
@@ -129,7 +129,7 @@ class GroupPositions:
         group = self._state.groups.get(key)
         return group is not None and any(map(_outlives_connection, group.members))
 
-    def place(self, key: str) -> None:
+    def set_cursor(self, key: str) -> None:
         """Sets the group's cursor to its positions, so that retention keeps the records it has not
         finished."""
         group = self._state.groups.get(key)
@@ -158,7 +158,7 @@ class GroupPositions:
         assert isinstance(done, list)
         self.done[key] = {int(partition): set(offsets) for partition, offsets in done}
         self.epochs[key] = int(str(fields.get("epoch", 0)))
-        self.place(key)
+        self.set_cursor(key)
 
     def drop(self, key: str) -> None:
         self.positions.pop(key, None)

@@ -144,7 +144,7 @@ class ReplicatedState(Recovery):
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
         super()._subscribe(session, fields, start)
-        self.groups.place(str(fields[0]))
+        self.groups.set_cursor(str(fields[0]))
 
     def requests(self, client_id: str) -> list[int]:
         """Returns the requests that opened the client's session, the newest last."""
@@ -307,11 +307,11 @@ class ReplicatedState(Recovery):
             session.will = None
         return session
 
-    def settle_some(self, count_max: int) -> list[Session]:
+    def arm_some_timers(self, count_max: int) -> list[Session]:
         """Arms the timers of some sessions without a connection. Returns those that have
         expired."""
         touched = sorted(islice(self.touched, count_max), key=lambda session: session.client_id)
-        return [session for session in touched if not self.settle_one(session)]
+        return [session for session in touched if not self.arm_timers(session)]
 
     def note_fired(self, client_id: str, epoch: int) -> None:
         """Notes a published will that another node reports. With NOBODY: its newest epoch."""
@@ -332,7 +332,7 @@ class ReplicatedState(Recovery):
             for entry in session.inflight.values()
         )
 
-    def settle_one(self, session: Session) -> bool:
+    def arm_timers(self, session: Session) -> bool:
         """Arms the timers of a changed session. Returns False if it has no connection and has
         expired."""
         if session not in self.touched:

@@ -5,7 +5,7 @@ the log any more. So the node requests the replicated state of the partition fro
 leader sends it as of some applied offset, and this node continues with the log from that offset.
 
 - For a partition in `missing` this node has no state, or a part of it. It neither follows nor leads
-  the partition (Replication.hold), so no node counts it as a replica that has the data.
+  the partition (Replication.suspend), so no node counts it as a replica that has the data.
 - The partition is followed again when the received state is in a snapshot on the disk. Until then
   it is `unsaved`. Counter-example: it is followed at once, and the node restarts. It would find the
   log without the state.
@@ -51,7 +51,7 @@ _GRANT: Final = struct.Struct("<HQ")
 _ENTRY: Final = struct.Struct("<HBI")
 
 
-class Asked:
+class TransferRequest:
     """A transfer to this node."""
 
     def __init__(self, number: int, node: str, partitions: set[int], now: float) -> None:
@@ -60,12 +60,12 @@ class Asked:
         self.partitions = partitions
         # The number of the next piece; -1: the previous state is being dropped.
         self.piece = -1
-        self.heard_at = now
+        self.received_at = now
         self.offsets: dict[int, int] = {}
         self.dropping: Iterator[None] = iter(())
 
 
-class Given:
+class OutgoingTransfer:
     """A transfer from this node to another."""
 
     def __init__(self, number: int, grants: dict[int, int], source: Iterator[Entry | None]) -> None:
@@ -100,11 +100,11 @@ class Transfer:
         # Partitions that may be followed again; ClusterNode takes them.
         self.released: list[int] = []
         self._number = 0
-        self._asked: Asked | None = None
-        self._ask_at = 0.0
-        self._given: dict[str, Given] = {}
+        self._request: TransferRequest | None = None
+        self._request_at = 0.0
+        self._sending: dict[str, OutgoingTransfer] = {}
         # False if the log that the state here was made from is damaged.
-        self.may_give = True
+        self.may_serve = True
         self.received = 0
         self.sent = 0
 
@@ -128,47 +128,47 @@ class Transfer:
     def restarted(self, partition: int, offset: int) -> None:
         """Handles a log that now begins at `offset`, and requests the replicated state if the one
         here is older."""
-        if self._asked is not None:
-            self._asked.partitions.discard(partition)
+        if self._request is not None:
+            self._request.partitions.discard(partition)
         self.unsaved.pop(partition, None)
         if max(self._state.delivered[partition], self._applier.starts[partition]) < offset:
             self.missing.add(partition)
-            for node, given in list(self._given.items()):
+            for node, given in list(self._sending.items()):
                 if partition in given.grants:
-                    del self._given[node]
+                    del self._sending[node]
         elif partition not in self.missing:
-            self._came(partition)
+            self._received(partition)
         self._state.delivered[partition] = offset
 
-    def give_up(self, partition: int) -> None:
+    def abandon(self, partition: int) -> None:
         """Stops waiting for the state of the partition: no node has it."""
-        if self._asked is not None:
-            self._asked.partitions.discard(partition)
+        if self._request is not None:
+            self._request.partitions.discard(partition)
         self.missing.discard(partition)
         self.unsaved.pop(partition, None)
 
-    def _came(self, partition: int) -> None:
+    def _received(self, partition: int) -> None:
         self._number += 1
         self.missing.discard(partition)
         self.unsaved[partition] = self._number
 
     def step(self, now: float) -> None:
         """Begins a transfer, drops previous state or notices a timeout. It runs once per turn."""
-        asked = self._asked
+        asked = self._request
         if asked is None:
-            if self.missing and now >= self._ask_at:
+            if self.missing and now >= self._request_at:
                 self._begin(now)
-            asked = self._asked
+            asked = self._request
             if asked is None:
                 return
-        if not asked.partitions or now > asked.heard_at + ANSWER_S:
-            self._asked = None
+        if not asked.partitions or now > asked.received_at + ANSWER_S:
+            self._request = None
         elif asked.piece < 0:
-            asked.heard_at = now
+            asked.received_at = now
             for _ in range(DROP_PAUSES):
                 if next(asked.dropping, True):
                     asked.piece = 0
-                    self._ask(asked)
+                    self._send_request(asked)
                     return
 
     def _begin(self, now: float) -> None:
@@ -178,15 +178,15 @@ class Transfer:
             if leader in self._context.connected:
                 led.setdefault(leader, set()).add(partition)
         if not led:
-            self._ask_at = now + ASK_AGAIN_S
+            self._request_at = now + ASK_AGAIN_S
             return
         node = max(led, key=lambda name: len(led[name]))
         self._number += 1
-        asked = Asked(self._number, node, led[node], now)
+        asked = TransferRequest(self._number, node, led[node], now)
         asked.dropping = drop(self._replicated, frozenset(asked.partitions))
-        self._asked = asked
+        self._request = asked
 
-    def _ask(self, asked: Asked) -> None:
+    def _send_request(self, asked: TransferRequest) -> None:
         fields: dict[str, object] = {"request": asked.number, "piece": asked.piece}
         if not asked.piece:
             delivered = self._state.delivered
@@ -201,7 +201,7 @@ class Transfer:
             number, piece, is_last, count = _HEAD.unpack_from(payload)
             at = _HEAD.size + count * _GRANT.size
             grants = dict(_GRANT.iter_unpack(payload[_HEAD.size : at]))
-            asked = self._asked
+            asked = self._request
             if asked is None or asked.node != node or asked.number != number:
                 return
             if piece != asked.piece:
@@ -209,31 +209,31 @@ class Transfer:
             if not piece:
                 asked.offsets = grants
                 asked.partitions.intersection_update(grants)
-            self._take(asked, payload, at)
+            self._load(asked, payload, at)
         except (
             *(struct.error, ValueError, KeyError, TypeError, AssertionError, AttributeError),
             CorruptBatch,
         ) as error:
             raise BadFrame(f"images: {error!r}") from None
-        now = asked.heard_at = self._state.now
+        now = asked.received_at = self._state.now
         self.received += len(payload)
         if not is_last:
             asked.piece += 1
-            self._ask(asked)
+            self._send_request(asked)
             return
-        self._asked = None
+        self._request = None
         if not asked.partitions:
-            self._ask_at = now + ASK_AGAIN_S
+            self._request_at = now + ASK_AGAIN_S
         for partition in sorted(asked.partitions):
             self._applier.starts[partition] = asked.offsets[partition]
-            self._came(partition)
+            self._received(partition)
         self._state.note(
             "info",
             "images_received",
             {"node": node, "partitions": len(asked.partitions), "missing": len(self.missing)},
         )
 
-    def _take(self, asked: Asked, payload: bytes, at: int) -> None:
+    def _load(self, asked: TransferRequest, payload: bytes, at: int) -> None:
         while at < len(payload):
             partition, kind, length = _ENTRY.unpack_from(payload, at)
             at += _ENTRY.size
@@ -244,10 +244,10 @@ class Transfer:
             if partition in asked.partitions or kind == FIRED:
                 take(self._replicated, partition, kind, data)
 
-    def wants_save(self) -> bool:
+    def needs_save(self) -> bool:
         """True if a snapshot should be taken now: state was received, and no transfer is under
         way."""
-        return bool(self.unsaved) and self._asked is None
+        return bool(self.unsaved) and self._request is None
 
     def begin_save(self) -> dict[int, int]:
         """Returns what a snapshot that begins now contains, as the argument of `saved`."""
@@ -261,7 +261,7 @@ class Transfer:
                 del self.unsaved[partition]
                 self.released.append(partition)
 
-    def take_released(self) -> list[int]:
+    def pop_released(self) -> list[int]:
         """Returns the partitions that may be followed again since the last call."""
         released = self.released
         self.released = []
@@ -269,15 +269,15 @@ class Transfer:
 
     def disconnected(self, node: str) -> None:
         """Ends the transfers from and to a node whose link is lost."""
-        self._given.pop(node, None)
-        if self._asked is not None and self._asked.node == node:
-            self._asked = None
+        self._sending.pop(node, None)
+        if self._request is not None and self._request.node == node:
+            self._request = None
 
     def timer(self) -> float | None:
         """Returns the time of the next step, or None."""
-        if self._asked is not None:
-            return 0.0 if self._asked.piece < 0 else self._asked.heard_at + ANSWER_S
-        return self._ask_at if self.missing else None
+        if self._request is not None:
+            return 0.0 if self._request.piece < 0 else self._request.received_at + ANSWER_S
+        return self._request_at if self.missing else None
 
     # At the node that has them
 
@@ -287,8 +287,8 @@ class Transfer:
         number = number_of(fields, "request")
         piece = number_of(fields, "piece")
         if not piece:
-            self._given[node] = self._give(number, fields.get("partitions"))
-        given = self._given.get(node)
+            self._sending[node] = self._send_state(number, fields.get("partitions"))
+        given = self._sending.get(node)
         if given is None:
             # This node has dropped the transfer; the other node requests it again.
             return
@@ -296,7 +296,7 @@ class Transfer:
             raise BadFrame(f"asks for piece {piece} of images {number}")
         self._send(node, given)
 
-    def _give(self, number: int, wanted: object) -> Given:
+    def _send_state(self, number: int, wanted: object) -> OutgoingTransfer:
         if not isinstance(wanted, list):
             raise BadFrame("asks for images without partitions")
         delivered = self._state.delivered
@@ -312,14 +312,14 @@ class Transfer:
             if not 0 <= partition < len(delivered):
                 raise BadFrame(f"asks for images of partition {partition}")
             applied = max(delivered[partition], self._applier.starts[partition])
-            if self.may_give and partition not in self.missing and applied >= needed:
+            if self.may_serve and partition not in self.missing and applied >= needed:
                 grants[partition] = applied
         source: Iterator[Entry | None] = iter(())
         if grants:
             source = entries(self._replicated, frozenset(grants))
-        return Given(number, grants, source)
+        return OutgoingTransfer(number, grants, source)
 
-    def _send(self, node: str, given: Given) -> None:
+    def _send(self, node: str, given: OutgoingTransfer) -> None:
         parts: list[bytes] = []
         size = pauses = 0
         is_last = True
@@ -341,4 +341,4 @@ class Transfer:
         self._context.send(node, IMAGE, b"".join(head + parts))
         given.piece += 1
         if is_last:
-            del self._given[node]
+            del self._sending[node]

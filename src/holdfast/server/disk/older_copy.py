@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, RaftFiles
 from holdfast.storage.files.data_directory import DirectoryLock, read_manifest
 from holdfast.storage.files.filesystem import FileSystem, OsFileSystem, read_file, replace_file
@@ -102,7 +102,7 @@ def begin_anew(files: FileSystem, root: Path) -> bool:
             if name.rpartition("/")[2] in raft:
                 files.remove(name)
         DataDirectory(files, manifest).write_manifest(replace(manifest, incarnation=incarnation))
-        RaftFiles(files, member_id(manifest.node_id, incarnation), is_new=True).close()
+        RaftFiles(files, peer_id(manifest.node_id, incarnation), is_new=True).close()
     if APART in names:
         files.remove(APART)
     files.remove(MARK)

@@ -208,7 +208,7 @@ class PeerLinks(PeerMesh):
 
     def _new_link(self, dials: bool, remote: str, expected: str) -> PeerLink:
         link = super()._new_link(dials, remote, expected)
-        link.known = dict(self.memory.known)
+        link.known = dict(self.memory.positions)
         return link
 
     def _accept(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
