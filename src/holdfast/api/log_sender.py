@@ -29,7 +29,10 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Annotated, Any, Final, Protocol, runtime_checkable
+
+import msgspec
+from msgspec import Meta
 
 from holdfast.numbers import whole_number
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
@@ -72,6 +75,18 @@ FindBroker = Callable[[], Broker | None]
 
 class BadRead(Exception):
     """The request is malformed. The text says what is wrong."""
+
+
+Texts = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=FILTERS_MAX)]
+
+
+class ReadRequest(msgspec.Struct):
+    """The body of a request."""
+
+    ranges: list[Wanted]
+    bytes: Annotated[int, Meta(ge=0, le=READ_BYTES_MAX)] = READ_BYTES_DEFAULT
+    filters: Texts = []
+    prefixes: Texts = []
 
 
 @runtime_checkable
@@ -264,11 +279,11 @@ class LogRequests(BaseHTTPRequestHandler):
                 self._answer(400, {"error": str(error)})
 
     def _read(self, broker: Broker, body: bytes) -> None:
-        request = _parse(body)
+        try:
+            request = msgspec.json.decode(body, type=ReadRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRead(str(error)) from None
         wanted = _ranges(request, broker.node.state.config.partitions)
-        size = request.get("bytes", READ_BYTES_DEFAULT)
-        if type(size) is not int or not 0 <= size <= READ_BYTES_MAX:
-            raise BadRead(f"bytes is a number from 0 to {READ_BYTES_MAX}")
         choice = self._topics(request)
         reader = broker.reader
         first = [[p, reader.first_offset(p)] for p, start, _ in wanted]
@@ -279,7 +294,7 @@ class LogRequests(BaseHTTPRequestHandler):
         journal = broker.node.state.journal
         committed = journal.high_watermark
         limited = [(p, start, min(end, committed[p])) for p, start, end in wanted]
-        plan = reader.extents().plan(limited, size, choice)
+        plan = reader.extents().plan(limited, request.bytes, choice)
         told = {"next": sorted(plan.next.items()), "passed": plan.passed}
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
@@ -290,8 +305,8 @@ class LogRequests(BaseHTTPRequestHandler):
         for extent in plan.extents:
             _send(self.connection, extent, deadline)
 
-    def _topics(self, request: dict[str, Any]) -> TopicChoice | None:
-        filters, prefixes = _texts(request, "filters"), _texts(request, "prefixes")
+    def _topics(self, request: ReadRequest) -> TopicChoice | None:
+        filters, prefixes = request.filters, request.prefixes
         for each in filters:
             try:
                 check_filter(each)
@@ -338,40 +353,16 @@ def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
         left -= sent
 
 
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
-        request = None
-    if not isinstance(request, dict):
-        raise BadRead("a JSON object is needed")
-    return request
-
-
-def _ranges(request: dict[str, Any], partitions: int) -> list[Wanted]:
+def _ranges(request: ReadRequest, partitions: int) -> list[Wanted]:
     found: dict[int, Wanted] = {}
-    try:
-        for partition, start, end in request["ranges"]:
-            if not all(type(each) is int for each in (partition, start, end)):
-                raise TypeError
-            if not 0 <= partition < partitions or start < 0 or partition in found:
-                raise BadRead(
-                    f"partition {partition} from {start}: this node has partitions 0 to "
-                    f"{partitions - 1}, each may be asked for once, offsets begin at 0"
-                )
-            found[partition] = (partition, start, end)
-    except (KeyError, TypeError, ValueError):
-        raise BadRead("ranges is a list of [partition, start, end]") from None
+    for partition, start, end in request.ranges:
+        if not 0 <= partition < partitions or start < 0 or partition in found:
+            raise BadRead(
+                f"partition {partition} from {start}: this node has partitions 0 to "
+                f"{partitions - 1}, each may be asked for once, offsets begin at 0"
+            )
+        found[partition] = (partition, start, end)
     return list(found.values())
-
-
-def _texts(request: dict[str, Any], name: str) -> list[str]:
-    texts = request.get(name, [])
-    if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts):
-        raise BadRead(f"{name} is a list of texts")
-    if len(texts) > FILTERS_MAX:
-        raise BadRead(f"{name} has {len(texts)} entries, {FILTERS_MAX} are allowed")
-    return texts
 
 
 class LogConnections(BoundedConnection):
