@@ -197,7 +197,12 @@ class OwnersWatch:
 
     def _look_at_epochs(self, process: "Process") -> None:
         owners = process.member.homes.owners._owners
-        given = [(client_id, each.epoch, each.node) for client_id, each in owners.items()]
+        # One with a record counts when that is committed: its node then has the session.
+        given = [
+            (client_id, each.epoch, each.node)
+            for client_id, each in owners.items()
+            if not each.recorded
+        ]
         for session in process.state.sessions.values():
             if session.connection is not None:
                 given.append((session.client_id, session.epoch, process.host.name))

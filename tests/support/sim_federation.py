@@ -336,6 +336,10 @@ class World(LinkedTime[bytes]):
         self.calm()
         self.run_until(lambda: self.is_agreed() and not self.missing(), limit_s)
         self.run(2.0)
+        # A confirmation that was lost follows a retransmission.
+        end = self.now + self.config.retry_max_s
+        while self.now < end and any(len(member.member.custody) for member in self.members):
+            self.run(0.5)
         for member in self.members:
             if len(member.member.custody):
                 raise Wrong(f"{len(member.member.custody)} left in the custody of {member.number}")
