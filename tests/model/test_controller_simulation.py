@@ -93,7 +93,7 @@ def test_an_unclean_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(changed, leader=successor, epoch=info.epoch + 1, in_sync=in_sync)
 
     without_guards(monkeypatch)
-    monkeypatch.setattr(controller, "settled", settled)
+    monkeypatch.setattr(controller, "repaired", settled)
     require_found()
 
 
@@ -102,7 +102,7 @@ def test_an_epoch_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(info, leader=node)
 
     without_guards(monkeypatch)
-    monkeypatch.setattr(planning, "led_by", lazy)
+    monkeypatch.setattr(planning, "with_leader", lazy)
     require_found()
 
 
@@ -111,7 +111,7 @@ def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatc
         return planning.repaired(info, dataclasses.replace(standing, wiped=frozenset()), min_insync)
 
     without_guards(monkeypatch)
-    monkeypatch.setattr(controller, "settled", trusting)
+    monkeypatch.setattr(controller, "repaired", trusting)
     require_found()
 
 

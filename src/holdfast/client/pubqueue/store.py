@@ -68,7 +68,8 @@ class QueueStore(Protocol):
     def forget_failed(self) -> int:
         """Remove all failed messages and return their number."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the store. Nothing may be called afterwards."""
 
 
 class MemoryStore:
@@ -98,7 +99,7 @@ class MemoryStore:
         return []
 
     def renew(self, epoch: int) -> None:
-        pass
+        """Do nothing: an epoch in memory ends with the process."""
 
     def list_failed(self) -> list[Failed]:
         """Implements `QueueStore.list_failed`."""
@@ -111,4 +112,4 @@ class MemoryStore:
         return count
 
     def close(self) -> None:
-        pass
+        """Do nothing: the messages end with the process."""

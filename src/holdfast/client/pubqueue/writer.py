@@ -89,7 +89,7 @@ class Writer:
             put.done.set_result(put.entry.sequence)
 
     def remove(self, sequence: int) -> None:
-        pass
+        """Do nothing: no copy of the message is stored."""
 
     def fail(self, failed: Failed) -> None:
         """Store a failed message."""

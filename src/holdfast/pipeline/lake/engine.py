@@ -104,6 +104,7 @@ class Step:
         """Compute a frame and write it to staged files of an output."""
 
         def write(batches: Iterable[Any]) -> Iterator[Any]:
+            """Write the batches of one Spark task, and yield the files that they are in."""
             from pyspark import TaskContext
 
             context = TaskContext.get()

@@ -113,6 +113,7 @@ class Servers:
         """
 
         def of(connection: AdminConnection) -> list[int]:
+            """Return the offsets of one server."""
             path = f"/api/v1/log/offsets?timestamp_us={timestamp_us}"
             return connection.get(path, _OffsetsAnswer).offsets
 
