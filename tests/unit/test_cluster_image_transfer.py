@@ -145,13 +145,13 @@ def test_images_come_in_pieces_and_count_once_they_are_saved() -> None:
     assert pair.b.applier.starts == [0, 15, 15, 0]
     assert transfer.offsets() == [0, 10, 15, 0]
     assert not transfer.is_whole
-    assert transfer.wants_save()
-    assert transfer.take_released() == []
+    assert transfer.needs_save()
+    assert transfer.pop_released() == []
     covered = transfer.begin_save()
     transfer.saved(covered)
-    assert sorted(transfer.take_released()) == [1, 2]
+    assert sorted(transfer.pop_released()) == [1, 2]
     assert transfer.is_whole
-    assert not transfer.wants_save()
+    assert not transfer.needs_save()
 
 
 def test_what_was_there_before_goes() -> None:
