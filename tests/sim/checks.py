@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 from zlib import crc32
 
+from msgspec.structs import asdict
+
 from holdfast.broker.effects import Note
 from holdfast.broker.session.message import Message as StoredMessage
 from holdfast.broker.session.state import decode_cursor
@@ -362,7 +364,7 @@ def image_of(process: "Process") -> dict[str, object]:
     images = process.images
     found: dict[str, object] = {}
     for client_id, session in images.state.sessions.items():
-        fields = images.fields(session)
+        fields = asdict(images.entry(session))
         found[f"session {client_id}"] = {
             key: sorted(value, key=repr) if isinstance(value, list) else value
             for key, value in fields.items()

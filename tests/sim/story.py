@@ -4,11 +4,15 @@ All times are of the records, so of the clock of the node that decided: a node t
 or an interval does so by one clock.
 """
 
-import json
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from holdfast.broker.recovery.state_records import will_from
+from holdfast.broker.recovery.session_records import (
+    CloseRecord,
+    EndRecord,
+    OpenRecord,
+    decode_record,
+)
 from holdfast.broker.session.session import NEVER_EXPIRES
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -66,31 +70,29 @@ class SessionStory:
 
     def _take_session(self, record: Record) -> None:
         client_id = record.client_id.decode()
-        fields = json.loads(record.payload)
+        change = decode_record(record.payload)
         lives = self.lives.setdefault(client_id, {})
         newest = max((epoch for epoch, life in lives.items() if life.opened_us >= 0), default=0)
         if record.sequence < newest:
             # Of an owner before.
             return
         life = self._life(client_id, record.sequence)
-        operation = fields["op"]
-        if operation == "open":
+        if isinstance(change, OpenRecord):
             if record.sequence == newest:
                 return
             life.opened_us = record.timestamp_us
-            life.is_clean = fields["clean"]
-            life.expiry_s = fields["expiry_s"]
-            if fields.get("will"):
-                will = will_from(fields["will"])
-                life.will = will.payload.decode()
-                life.will_delay_s = will.delay_s
-        elif operation == "close":
+            life.is_clean = change.clean
+            life.expiry_s = change.expiry_s
+            if change.will is not None:
+                life.will = change.will.payload.decode()
+                life.will_delay_s = change.will.delay_s
+        elif isinstance(change, CloseRecord):
             life.closed_us.append(record.timestamp_us)
-            life.has_will_left.append(fields["will"])
-            if fields.get("maybe_sent"):
+            life.has_will_left.append(change.will)
+            if change.maybe_sent:
                 life.is_closed_by_its_node = False
-            life.expiry_s = fields["expiry_s"]
-        elif operation == "end" and life.ended_us < 0:
+            life.expiry_s = change.expiry_s
+        elif isinstance(change, EndRecord) and life.ended_us < 0:
             life.ended_us = record.timestamp_us
             self.ends[client_id] = self.ends.get(client_id, 0) + 1
             if client_id in self.on_end and life.is_closed_by_its_node:

@@ -1,16 +1,16 @@
 """Epochs of sessions without a record: no two leaders of their home give a client the same one."""
 
 import json
-from typing import Any
 
 import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import epochs_reserved
+from holdfast.broker.recovery.session_records import ReserveRecord, encode_session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_OPENED
+from holdfast.cluster.frames import OpenFrame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 from holdfast.cluster.sessions import owners
@@ -53,14 +53,7 @@ class Leader:
 
     def ask(self, client_id: str = "c", node: str = "n2") -> None:
         self.requests += 1
-        fields: dict[str, Any] = {
-            "request": self.requests,
-            "client": client_id,
-            "clean": True,
-            "expiry_s": 0,
-            "username": None,
-        }
-        self.homes.open(node, fields)
+        self.homes.open(node, OpenFrame(self.requests, client_id, True, 0, None))
 
     def commit(self) -> None:
         for record in self.appended:
@@ -242,13 +235,17 @@ def test_a_partition_that_is_not_led_yet_has_no_floor() -> None:
     newest = leader.homes.owners.epochs.floor(0) + 1000
     late = Leader([])
     late.homes.owners.epochs.raise_floor(0, 5)
-    late.images.apply(Record(0, SESSION, sequence=newest, payload=epochs_reserved(newest)))
+    late.images.apply(
+        Record(0, SESSION, sequence=newest, payload=encode_session(ReserveRecord("", newest)))
+    )
     assert late.homes.owners.epochs.floor(0) > newest
 
 
 def test_a_reservation_opens_no_session() -> None:
     leader = Leader([])
-    leader.images.apply(Record(0, SESSION, sequence=900, payload=epochs_reserved(900)))
+    leader.images.apply(
+        Record(0, SESSION, sequence=900, payload=encode_session(ReserveRecord("", 900)))
+    )
     assert leader.images.newest_epoch == 900
     assert not leader.images.state.sessions
     assert not leader.images.ended

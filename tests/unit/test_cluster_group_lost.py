@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.effects import ReadLog
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.broker.session.state import encode_cursor
@@ -74,7 +74,7 @@ class Bench:
         session = Session(CLIENT, CLIENT.encode())
         session.epoch = EPOCH
         session.expiry_s = 3600
-        self.record(log_record.SESSION, session_opened(session, False, "n2"))
+        self.record(log_record.SESSION, encode_session(open_record(session, False, "n2")))
         subscriptions = [[KEY, qos, False, False, 0, 0]]
         self.change(op="subscribe", subscriptions=subscriptions, start=[0])
 

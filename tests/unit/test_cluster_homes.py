@@ -2,17 +2,17 @@
 whose sessions those of a lost node are that no record tells of."""
 
 import json
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
+from holdfast.cluster.frames import OpenFrame
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.metadata.model import NodePhase as StateOfNode
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -57,14 +57,7 @@ class Bench:
         return [node for node, kind, _ in self.context.outgoing if kind == SESSION_OWNED]
 
     def ask(self, request: int, client_id: str, node: str = "n2") -> None:
-        fields: dict[str, Any] = {
-            "request": request,
-            "client": client_id,
-            "clean": True,
-            "expiry_s": 0,
-            "username": None,
-        }
-        self.homes.open(node, fields)
+        self.homes.open(node, OpenFrame(request, client_id, True, 0, None))
         self.release()
 
     def release(self) -> None:
@@ -170,7 +163,7 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
     session = Session("a", b"a")
     session.epoch = 4
     session.expiry_s = 60
-    payload = session_opened(session, False, "n2", 1)
+    payload = encode_session(open_record(session, False, "n2", 1))
     bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=4, payload=payload))
     appended = bench.context.journal.next_offset[0]
     bench.homes.owned("n2", [0], {}, ["a"])
@@ -187,7 +180,7 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
     bench.homes.owned("n2", [0], {}, [])
     assert bench.context.journal.next_offset[0] == appended + 1
     session.epoch = 5
-    payload = session_opened(session, False, "n2", 2)
+    payload = encode_session(open_record(session, False, "n2", 2))
     bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=5, payload=payload))
     bench.state.now = bench.homes.timer() or bench.state.now
     bench.homes.handle_timers()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.retention_pins import pins_of
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session, Will
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
@@ -60,14 +60,16 @@ class Bench:
         session.expiry_s = 3600
         if has_will:
             session.will = Will(b"will", b"gone", 1, False, b"", 0, 30)
-        return self.apply(log_record.SESSION, session_opened(session, is_clean, owner), epoch=epoch)
+        return self.apply(
+            log_record.SESSION, encode_session(open_record(session, is_clean, owner)), epoch=epoch
+        )
 
     def close(self, epoch: int, *, maybe_sent: bool = False) -> Record:
         fields = {"maybe_sent": True} if maybe_sent else {}
         return self.change(epoch, op="close", expiry_s=3600, will=False, **fields)
 
     def maybe_sent(self) -> bool:
-        return bool(self.images.fields(self.session())["maybe_sent"])
+        return self.images.entry(self.session()).may_be_sent
 
     def change(self, epoch: int, **fields: object) -> Record:
         payload = json.dumps({"client": CLIENT, **fields}).encode()
@@ -103,7 +105,7 @@ class Bench:
 
     def session(self) -> Session:
         session = self.images.state.sessions[CLIENT]
-        self.images.fields(session)
+        self.images.entry(session)
         return session
 
 
@@ -127,7 +129,7 @@ def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() 
         bench.open(1)
         filters = [["f/#", 1, False, False, 0, 0]]
         bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-        taken = Recovery(bench.new().state).take_over(bench.images.fields(bench.session()))
+        taken = Recovery(bench.new().state).take_over(bench.images.entry(bench.session()))
         found.append(taken.positions)
     assert found == [[30, 20]] * 3
 
@@ -162,7 +164,7 @@ def test_the_first_cursor_after_a_takeover_names_all_positions() -> None:
     """The images have none that a record could change."""
     bench = Bench()
     bench.open(1)
-    taken = Recovery(bench.new().state).take_over(bench.images.fields(bench.session()))
+    taken = Recovery(bench.new().state).take_over(bench.images.entry(bench.session()))
     assert taken.positions is not None
     assert taken.logged_positions is None
 

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
@@ -61,7 +61,7 @@ class Bench:
 
     def has_inflight(self) -> None:
         """By the log."""
-        opened = session_opened(self.session, False, "n1")
+        opened = encode_session(open_record(self.session, False, "n1"))
         self.images.apply(Record(HOME, SESSION, client_id=b"c", sequence=1, payload=opened))
         entry = Inflight(*PLACE, 2, False)
         entry.group_tag = tag_of(KEY)

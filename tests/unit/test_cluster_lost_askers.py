@@ -1,12 +1,12 @@
 """What a home does with a CONNECT whose client, or whose node's process, is not there any more."""
 
-from typing import Any
-
 import pytest
+from msgspec import Struct
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.frames import OpenedFrame, OpenFrame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
@@ -29,24 +29,20 @@ class Home:
             self.state, context, ReplicatedState(NodeState(config, journal)), barriers
         )
         self.homes.start_leading(0)
-        self.answers: list[dict[str, Any]] = []
-        context.send_fields = self._sent  # type: ignore[method-assign, assignment]
+        self.answers: list[tuple[str, OpenedFrame]] = []
+        context.send_frame = self._sent  # type: ignore[method-assign]
 
-    def _sent(self, node: str, kind: int, fields: dict[str, Any]) -> None:
-        if "request" in fields:
-            self.answers.append({"node": node, **fields})
+    def _sent(self, node: str, kind: int, frame: Struct) -> None:
+        if isinstance(frame, OpenedFrame):
+            self.answers.append((node, frame))
 
-    def ask(self, node: str, request: int, **more: object) -> None:
-        self.homes.open(
-            node,
-            {"request": request, "client": "c", "clean": True, "expiry_s": 0, "username": None}
-            | more,
-        )
+    def ask(self, node: str, request: int, *, gone: bool = False) -> None:
+        self.homes.open(node, OpenFrame(request, "c", True, 0, None, gone=gone))
         while self.state.promises:
             self.state.promises.popleft().release(self.state)
 
     def told(self) -> list[tuple[str, int, bool]]:
-        return [(each["node"], each["request"], each["lost"]) for each in self.answers]
+        return [(node, frame.request, frame.lost) for node, frame in self.answers]
 
 
 @pytest.fixture

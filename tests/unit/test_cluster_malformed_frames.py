@@ -82,6 +82,10 @@ def test_frames_of_earlier_versions() -> None:
     assert msgspec.json.encode(interest) == written
     assert INTEREST_ACK_DECODER.decode(b'{"number": 7}') == InterestAck(7)
     written = b'{"partitions":[0],"owned":[["c",5]],"asking":["d"],"users":{"c":"u"}}'
-    assert OWNED_DECODER.decode(written) == OwnedSessions([0], [("c", 5)], ["d"], {"c": "u"})
+    report = OwnedSessions(partitions=[0], owned=[("c", 5)], asking=["d"], users={"c": "u"})
+    assert OWNED_DECODER.decode(written) == report
+    assert msgspec.json.encode(report) == written
     written = b'{"ask":true,"partitions":[0],"epochs":[3],"owned":[],"asking":[]}'
-    assert OWNED_DECODER.decode(written) == OwnedSessions([0], [], [], {}, True, [3])
+    request = OwnedSessions(ask=True, partitions=[0], epochs=[3], owned=[], asking=[])
+    assert OWNED_DECODER.decode(written) == request
+    assert msgspec.json.encode(request) == written

@@ -6,12 +6,13 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.connect import AcceptedConnect
-from holdfast.broker.recovery.recovery import session_fields
+from holdfast.broker.recovery.recovery import session_entry
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frames import OpenedFrame, OpenFrame
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -40,8 +41,8 @@ class AskedHomes(SessionCoordinator):
         self.asked: list[int] = []
         self.told_closed: list[int] = []
 
-    def open(self, node: str, fields: dict[str, object]) -> None:
-        number = fields["request"]
+    def open(self, node: str, frame: OpenFrame) -> None:
+        number = frame.request
         assert isinstance(number, int)
         self.asked.append(number)
 
@@ -108,17 +109,10 @@ class Bench:
         return connection
 
     def answer(self, number: int, epoch: int, *, present: bool = False, node: str = "n1") -> None:
-        self.opener.opened(
-            node,
-            {
-                "request": number,
-                "client": CLIENT,
-                "epoch": epoch,
-                "present": present,
-                "lost": False,
-                "session": None,
-            },
+        frame = OpenedFrame(
+            request=number, client=CLIENT, epoch=epoch, present=present, lost=False, session=None
         )
+        self.opener.opened(node, frame)
 
     def ask_owned(self, node: str, epochs: object) -> None:
         """The leader of the home, by its own metadata, requests a report."""
@@ -278,20 +272,11 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     bench.wait(ASK_AFTER_S)
     image = bench.record(epoch=7)
     image.inbound = {3: 0, 4: 0}
-    fields = session_fields(bench.images, image)
-    assert fields["inbound"] == [[3, 0], [4, 0]]
-    fields["maybe_sent"] = False
-    bench.opener.opened(
-        "n1",
-        {
-            "request": 1,
-            "client": CLIENT,
-            "epoch": 7,
-            "present": True,
-            "lost": False,
-            "session": fields,
-        },
-    )
+    entry = session_entry(bench.images, image)
+    assert entry.inbound == [(3, 0), (4, 0)]
+    entry.maybe_sent = False
+    frame = OpenedFrame(request=1, client=CLIENT, epoch=7, present=True, lost=False, session=entry)
+    bench.opener.opened("n1", frame)
     assert there.state == OPENING
     images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 6}
     bench.pass_barrier()

@@ -3,10 +3,11 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.frames import OpenFrame
 from holdfast.cluster.sessions.epochs import EPOCH_ORIGIN_S, RANGE, SECONDS_MAX
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.requests import SessionRequest
@@ -29,12 +30,9 @@ def new_images() -> ReplicatedState:
 def give(images: ReplicatedState, client_id: str, wall_us: int) -> int:
     """By a leader that has just begun to lead."""
     images.state.wall_us = wall_us
-    fields: dict[str, object] = {
-        "request": 1, "client": client_id, "clean": False, "expiry_s": 60, "username": None,
-    }  # fmt: skip
-    fabric = ClusterContext("n1", images.state.journal)
-    owners = Owners(images.state, fabric, images, lambda client_id, goes_on: None)
-    return owners.next_epoch(SessionRequest("n1", fields), None)
+    context = ClusterContext("n1", images.state.journal)
+    owners = Owners(images.state, context, images, lambda client_id, goes_on: None)
+    return owners.next_epoch(SessionRequest("n1", OpenFrame(1, client_id, False, 60, None)), None)
 
 
 def live(images: ReplicatedState, client_id: str, epoch: int) -> None:
@@ -43,7 +41,7 @@ def live(images: ReplicatedState, client_id: str, epoch: int) -> None:
     session.epoch = epoch
     session.expiry_s = 60
     key = session.key
-    opened = session_opened(session, True, "n1")
+    opened = encode_session(open_record(session, True, "n1"))
     images.apply(Record(0, SESSION, client_id=key, sequence=epoch, payload=opened))
     ended = f'{{"op":"end","client":"{client_id}"}}'.encode()
     images.apply(Record(0, SESSION, client_id=key, sequence=epoch, payload=ended))

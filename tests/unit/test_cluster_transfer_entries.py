@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.recovery import SNAPSHOT_SESSION
-from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, Will
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
@@ -104,7 +104,7 @@ class Log:
         if self.random.random() < 0.5:
             session.will = Will(b"will", b"gone", 1, False, b"", 0, 30)
         clean = self.random.random() < 0.3
-        self.session(client_id, session_opened(session, clean, "n1"))
+        self.session(client_id, encode_session(open_record(session, clean, "n1")))
 
     def change(self, client_id: str) -> None:
         filters = [[f"f/{self.random.randrange(5)}", 1, False, False, 0, 0]]
@@ -161,9 +161,9 @@ def content(images: ReplicatedState) -> dict[str, object]:
     state = images.state
     sessions: dict[str, object] = {}
     for client_id, session in sorted(state.sessions.items()):
-        fields = images.fields(session)
-        fields["subscriptions"] = sorted(fields["subscriptions"])  # type: ignore[call-overload]
-        sessions[client_id] = fields
+        entry = images.entry(session)
+        entry.subscriptions.sort()
+        sessions[client_id] = entry
     return {
         "sessions": sessions,
         "open": sorted(session.client_id for session in images.open),

@@ -77,7 +77,9 @@ def test_its_records_do_not_move_the_group(with_snapshot: bool) -> None:
     recovery.apply(cursor(5, 0))
     recovery.apply(cursor(900, 3))
     assert recovery.group_positions[GROUP][1] == 5
-    recovery.apply(session_record({"op": "close", "client": GROUP, "expiry_s": 9, "will": 0}, 3))
+    recovery.apply(
+        session_record({"op": "close", "client": GROUP, "expiry_s": 9, "will": False}, 3)
+    )
     recovery.apply(session_record({"op": "end", "client": GROUP}, 3))
     recovery.apply(cursor(6, 0))
     assert recovery.group_positions[GROUP][1] == 6

@@ -1,16 +1,13 @@
 """The context that all parts of a cluster node share: metadata, leaderships, links and outgoing
 frames."""
 
-import json
-import re
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
 
-from holdfast.cluster.frame_kinds import BadFrame
+from msgspec import Struct
+
+from holdfast.cluster.frames import encode_frame
 from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.storage.journal.journal import Journal
-
-_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 class ClusterContext:
@@ -61,10 +58,9 @@ class ClusterContext:
         if self.outgoing:
             self.outgoing = [each for each in self.outgoing if each[0] != node]
 
-    def send_fields(self, node: str, kind: int, fields: Mapping[str, object]) -> None:
-        """Queues a frame with a JSON object as payload."""
-        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        self.send(node, kind, text.encode())
+    def send_frame(self, node: str, kind: int, frame: Struct) -> None:
+        """Queues a frame of `frames`."""
+        self.send(node, kind, encode_frame(frame))
 
     def leader(self, partition: int) -> str:
         """Returns the partition's leader by the metadata, or "" if it has none."""
@@ -87,34 +83,3 @@ class ClusterContext:
             return False
         info = metadata.nodes.get(node)
         return info is None or info.state == NodePhase.DOWN
-
-
-def fields_of(payload: bytes, *names: str) -> dict[str, object]:
-    """Decodes a JSON object with at least these fields. Raises BadFrame when it is malformed."""
-    try:
-        fields = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise BadFrame(f"no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise BadFrame("no JSON object")
-    for name in names:
-        if name not in fields:
-            raise BadFrame(f"{name} is missing")
-    return fields
-
-
-def text_of(fields: Mapping[str, object], name: str) -> str:
-    """Returns a field that must be text. Raises BadFrame when it is not."""
-    value = fields[name]
-    # JSON can name half of a surrogate pair, which no bytes stand for.
-    if not isinstance(value, str) or (not value.isascii() and _SURROGATE.search(value)):
-        raise BadFrame(f"{name} is no text")
-    return value
-
-
-def number_of(fields: Mapping[str, object], name: str) -> int:
-    """Returns a field that must be an integer. Raises BadFrame when it is not."""
-    value = fields[name]
-    if not isinstance(value, int):
-        raise BadFrame(f"{name} is no number")
-    return value

@@ -1,9 +1,8 @@
 """The end of connections and sessions: DISCONNECT, errors, wills, expiry."""
 
-import json
-
 from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
+from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, encode_session
 from holdfast.broker.recovery.state_records import append_state, log_progress, note_progress
 from holdfast.broker.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
@@ -158,15 +157,8 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
 def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
     """Append that the session has no connection. `maybe_sent`: it was sent messages that its logged
     cursor does not cover."""
-    fields: dict[str, object] = {
-        "op": "close",
-        "client": session.client_id,
-        "expiry_s": session.expiry_s,
-        "will": session.will is not None,
-    }
-    if maybe_sent:
-        fields["maybe_sent"] = True
-    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    will = session.will is not None
+    payload = encode_session(CloseRecord(session.client_id, session.expiry_s, will, maybe_sent))
     append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
@@ -212,8 +204,7 @@ def end_session(state: NodeState, session: Session) -> None:
 
 def log_end(state: NodeState, session: Session) -> None:
     """Append that the session has ended."""
-    fields = {"op": "end", "client": session.client_id}
-    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    payload = encode_session(EndRecord(session.client_id))
     append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 

@@ -7,7 +7,8 @@ from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
 from holdfast.broker.effects import CheckPassword, ResumeInput
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import publish_state, session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
+from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.rights import attach, is_bridge_notice, may_leave, may_open, proves_names
 from holdfast.broker.session.connection import (
     AUTHENTICATING,
@@ -330,14 +331,8 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     # The end of a durable session must be in the log too, or after a crash it would be back.
     if session.recorded or was_recorded:
         connection.input_paused = True
-        publish_state(
-            state,
-            log_record.SESSION,
-            session.key,
-            session_opened(session, packet.clean_start),
-            session.epoch,
-            promise,
-        )
+        payload = encode_session(open_record(session, packet.clean_start))
+        publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)
     else:
         promise.release(state)
 

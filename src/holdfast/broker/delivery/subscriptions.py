@@ -1,6 +1,5 @@
 """SUBSCRIBE and UNSUBSCRIBE. A durable session's change is in the log before its SUBACK."""
 
-import json
 from collections.abc import Collection
 from typing import Final
 
@@ -8,6 +7,12 @@ from holdfast.broker.delivery.delivery import drop_deferred
 from holdfast.broker.delivery.log_replay import feed_group
 from holdfast.broker.delivery.retained import continue_scans, start_scan
 from holdfast.broker.promise import Promise
+from holdfast.broker.recovery.session_records import (
+    SubscribeRecord,
+    UnsubscribeRecord,
+    encode_session,
+    subscription_row,
+)
 from holdfast.broker.recovery.state_records import (
     append_state,
     changed_positions,
@@ -210,7 +215,8 @@ def handle_subscribe(
             _record_group(state, subscription.filter)
     promise.size_bytes = _size_of([each.filter for each in accepted])
     state.promise_bytes += promise.size_bytes
-    payload = _subscribe_record(state, session, accepted)
+    rows = [subscription_row(each) for each in accepted]
+    payload = encode_session(SubscribeRecord(session.client_id, rows, state.delivered))
     publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)
 
 
@@ -245,31 +251,6 @@ def _find_group(state: NodeState, key: str) -> Group | None:
     for session in list(state.ended):
         remove_subscription(state, session, key)
     return state.groups.get(key)
-
-
-def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscription]) -> bytes:
-    return json.dumps(
-        {
-            "op": "subscribe",
-            "client": session.client_id,
-            "subscriptions": [subscription_fields(each) for each in accepted],
-            "start": state.delivered,
-        },
-        ensure_ascii=False,
-        separators=(",", ":"),
-    ).encode()
-
-
-def subscription_fields(subscription: Subscription) -> list[object]:
-    """The subscription as SESSION records and snapshots contain it."""
-    return [
-        subscription.filter,
-        subscription.qos,
-        subscription.no_local,
-        subscription.retain_as_published,
-        subscription.retain_handling,
-        subscription.subscription_ids[0] if subscription.subscription_ids else 0,
-    ]
 
 
 def _check(
@@ -477,6 +458,5 @@ def handle_unsubscribe(
         return
     promise.size_bytes = _size_of(packet.filters)
     state.promise_bytes += promise.size_bytes
-    fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
-    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    payload = encode_session(UnsubscribeRecord(session.client_id, packet.filters))
     publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)

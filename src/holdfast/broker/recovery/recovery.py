@@ -5,25 +5,38 @@ taken. The records from its sequence on are applied over it. Every record sets k
 record whose effect the snapshot already contains changes nothing in the end.
 """
 
-import base64
 import json
 import struct
 from collections.abc import Iterator
+
+from msgspec import UNSET
 
 from holdfast.broker.connections.close import drop_session, end_session
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.delivery.subscriptions import (
     add_subscription,
     remove_subscription,
-    subscription_fields,
 )
 from holdfast.broker.publish.completion import set_retained
+from holdfast.broker.recovery.session_records import (
+    CloseRecord,
+    EndRecord,
+    OpenRecord,
+    SessionEntry,
+    SessionRecord,
+    SubscribeRecord,
+    SubscriptionRow,
+    UnsubscribeRecord,
+    decode_entry,
+    decode_record,
+    encode_session,
+    subscription_row,
+    will_entry,
+)
 from holdfast.broker.recovery.state_records import (
     group_positions,
     is_durable_group,
     retained_entry,
-    will_fields,
-    will_from,
 )
 from holdfast.broker.rights import forget
 from holdfast.broker.session.session import (
@@ -90,9 +103,9 @@ class Recovery:
             record = Batch(data).record(0)
             self._set_retained(record)
         elif kind == SNAPSHOT_SESSION:
-            fields = json.loads(data)
-            if not self._is_misnamed(fields):
-                self._restore_session(fields)
+            entry = decode_entry(data)
+            if not self._is_misnamed(entry.client, entry.epoch):
+                self._restore_session(entry)
         elif kind == SNAPSHOT_GROUP:
             fields = json.loads(data)
             self.group_positions[fields["key"]] = list(fields["positions"])
@@ -149,18 +162,19 @@ class Recovery:
                 record.producer, record.partition, record.client_id.decode(), record.timestamp_us
             )
         elif kind == log_record.SESSION:
-            fields = json.loads(record.payload)
-            if not self._is_misnamed(fields):
-                self._change_session(fields, record.timestamp_us, record.sequence)
+            change = decode_record(record.payload)
+            epoch = change.epoch if isinstance(change, OpenRecord) else -1
+            if not self._is_misnamed(change.client, epoch):
+                self._change_session(change, record.timestamp_us, record.sequence)
 
-    def _is_misnamed(self, fields: dict[str, object]) -> bool:
-        """Whether the fields are of a session with the name of a shared group, which older versions
-        allowed. The group's positions are under that name, so the session is left out."""
-        client_id = str(fields["client"])
+    def _is_misnamed(self, client_id: str, epoch: int) -> bool:
+        """Whether a session has the name of a shared group, which older versions allowed. The
+        group's positions are under that name, so the session is left out. `epoch`: -1 if the record
+        has none."""
         if not is_shared(client_id):
             return False
-        if "epoch" in fields:
-            self._misnamed[client_id] = int(str(fields["epoch"]))
+        if epoch >= 0:
+            self._misnamed[client_id] = epoch
             self.state.note("warning", "session_with_the_name_of_a_group", {"client": client_id})
         return True
 
@@ -276,61 +290,50 @@ class Recovery:
         """The positions before the first record of the session's cursor."""
         return [0] * self.state.config.partitions
 
-    def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
-        client_id = str(fields["client"])
-        operation = fields["op"]
+    def _change_session(self, change: SessionRecord, timestamp_us: int, epoch: int) -> None:
+        client_id = change.client
         session = self.state.sessions.get(client_id)
         if session is not None and epoch and epoch < session.epoch:
             return
-        if operation == "open":
-            if session is not None and fields["clean"]:
+        if isinstance(change, OpenRecord):
+            if session is not None and change.clean:
                 self._forget(session)
                 session = None
             if session is None:
                 session = self._new_session(client_id)
-                self._first_epochs[client_id] = int(str(fields["epoch"]))
+                self._first_epochs[client_id] = change.epoch
             self.open.add(session)
-            session.epoch = int(str(fields["epoch"]))
+            session.epoch = change.epoch
             self._apply_early_ids(session)
-            session.expiry_s = int(str(fields["expiry_s"]))
-            session.username = None if fields["username"] is None else str(fields["username"])
-            # Older versions also recorded names without proof, and do not have the field.
-            session.is_owned = bool(fields.get("proved"))
+            session.expiry_s = change.expiry_s
+            session.username = change.username
+            session.is_owned = change.proved
             forget(session)
-            session.owner = str(fields.get("owner", ""))
-            will = fields.get("will")
-            session.will = will_from(will) if isinstance(will, dict) else None
+            session.owner = change.owner
+            session.will = None if change.will is None else change.will.will()
             self._touch(session)
-        elif session is None:
-            return
-        else:
+        elif session is not None:
             self._touch(session)
-            self._change_known_session(session, operation, fields, timestamp_us)
+            self._change_known_session(session, change, timestamp_us)
 
     def _change_known_session(
-        self, session: Session, operation: object, fields: dict[str, object], timestamp_us: int
+        self, session: Session, change: SessionRecord, timestamp_us: int
     ) -> None:
-        if operation == "close":
+        if isinstance(change, CloseRecord):
             self.open.discard(session)
             session.owner = ""
             session.disconnected_us = timestamp_us
-            session.expiry_s = int(str(fields["expiry_s"]))
-            if not fields["will"]:
+            session.expiry_s = change.expiry_s
+            if not change.will:
                 session.will = None
-        elif operation == "end":
+        elif isinstance(change, EndRecord):
             self._forget(session)
-        elif operation == "subscribe":
-            start = fields["start"]
-            subscriptions = fields["subscriptions"]
-            assert isinstance(start, list)
-            assert isinstance(subscriptions, list)
-            for each in subscriptions:
-                self._subscribe(session, each, start)
-        elif operation == "unsubscribe":
-            filters = fields["filters"]
-            assert isinstance(filters, list)
-            for filter in filters:
-                remove_subscription(self.state, session, str(filter))
+        elif isinstance(change, SubscribeRecord):
+            for row in change.subscriptions:
+                self._subscribe(session, row, change.start)
+        elif isinstance(change, UnsubscribeRecord):
+            for filter in change.filters:
+                remove_subscription(self.state, session, filter)
 
     def _new_session(self, client_id: str) -> Session:
         session = Session(client_id, client_id.encode())
@@ -346,17 +349,8 @@ class Recovery:
         self._first_epochs.pop(session.client_id, None)
         drop_session(self.state, session, in_slices=False)
 
-    def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
-        filter, qos, no_local, retain_as_published, retain_handling, subscription_id = fields
-        subscription = new_subscription(
-            session,
-            str(filter),
-            int(str(qos)),
-            bool(no_local),
-            bool(retain_as_published),
-            int(str(retain_handling)),
-            int(str(subscription_id)),
-        )
+    def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
+        subscription = new_subscription(session, *row)
         old = session.subscriptions.get(subscription.filter)
         if old is not None:
             subscription.start = old.start
@@ -364,48 +358,39 @@ class Recovery:
             subscription.start = list(start) if start else None
         add_subscription(self.state, subscription)
 
-    def take_over(self, fields: dict[str, object]) -> Session:
-        """The session of a snapshot entry, ready to be resumed here, in a cluster. Invalid fields
-        raise `KeyError`, `ValueError`, `TypeError` or `AssertionError`."""
-        session = self._restore_session(fields)
+    def take_over(self, entry: SessionEntry) -> Session:
+        """The session of a snapshot entry, ready to be resumed here, in a cluster. An invalid
+        cursor raises `ValueError` or `struct.error`."""
+        session = self._restore_session(entry)
         is_cursor_logged = session.positions is not None
         self._complete_session(session)
         if not is_cursor_logged:
             # The first record must name all positions, because the replicated state has none.
             session.logged_positions = None
-        if fields.get("maybe_sent", True):
+        if entry.may_be_sent:
             session.maybe_sent = list(self.state.delivered)
         return session
 
-    def _restore_session(self, fields: dict[str, object]) -> Session:
-        client_id = str(fields["client"])
-        session = self._new_session(client_id)
-        session.epoch = int(str(fields["epoch"]))
-        self._first_epochs[client_id] = session.epoch
-        session.expiry_s = int(str(fields["expiry_s"]))
-        session.disconnected_us = int(str(fields["disconnected_us"]))
-        username = fields["username"]
-        session.username = None if username is None else str(username)
-        session.is_owned = bool(fields.get("proved"))
-        session.owner = str(fields.get("owner", ""))
-        will = fields.get("will")
-        if isinstance(will, dict):
-            session.will = will_from(will)
-        if fields["open"]:
+    def _restore_session(self, entry: SessionEntry) -> Session:
+        session = self._new_session(entry.client)
+        session.epoch = entry.epoch
+        self._first_epochs[entry.client] = session.epoch
+        session.expiry_s = entry.expiry_s
+        session.disconnected_us = entry.disconnected_us
+        session.username = entry.username
+        session.is_owned = entry.proved
+        session.owner = entry.owner
+        if entry.will is not UNSET:
+            session.will = entry.will.will()
+        if entry.open:
             self.open.add(session)
-        subscriptions = fields["subscriptions"]
-        assert isinstance(subscriptions, list)
-        for each in subscriptions:
-            start = each[-1]
-            self._subscribe(session, each[:-1], start if isinstance(start, list) else [])
-        inbound = fields["inbound"]
-        assert isinstance(inbound, list)
-        if inbound:
-            session.inbound = dict(inbound)
-        cursor = decode_cursor(base64.b64decode(str(fields["cursor"])))
-        done = fields.get("done")
-        if isinstance(done, list):
-            cursor.done += [(int(partition), int(offset)) for partition, offset in done]
+        for row in entry.subscriptions:
+            self._subscribe(session, row[:6], row[6])
+        if entry.inbound:
+            session.inbound = dict(entry.inbound)
+        cursor = decode_cursor(entry.cursor)
+        if entry.done is not UNSET:
+            cursor.done += entry.done
         self._set_cursor(session, cursor)
         return session
 
@@ -550,9 +535,7 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
     docstring. Each entry has the positions of the moment it is made."""
     for session in list(state.sessions.values()):
         if session.recorded and state.sessions.get(session.client_id) is session:
-            fields = session_fields(state, session)
-            data = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-            yield SNAPSHOT_SESSION, data.encode()
+            yield SNAPSHOT_SESSION, encode_session(session_entry(state, session))
     for group in list(state.groups.values()):
         if is_durable_group(group):
             place = {
@@ -570,36 +553,30 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
                 yield SNAPSHOT_RETAINED, retained_entry(message)
 
 
-def session_fields(state: NodeState, session: Session) -> dict[str, object]:
+def session_entry(state: NodeState, session: Session) -> SessionEntry:
     """The content of a SNAPSHOT_SESSION entry."""
     positions = list(enumerate(session.resume_positions(state.delivered)))
     if session.positions is None and state.journal.replicated:
         # No record has a cursor yet, see ReplicatedState.
         positions = []
     inflight: dict[int, Inflight | None] = dict(session.inflight)
-    inbound = session.inbound
     done = sorted(session.done or ())
     # Offsets beyond the room of one payload go into a field of their own.
     is_beside = len(inflight) + len(done) > ENTRIES_MAX
-    fields: dict[str, object] = {
-        "client": session.client_id,
-        "epoch": session.epoch,
-        "expiry_s": session.expiry_s,
-        "username": session.username,
-        "proved": session.is_owned,
-        "disconnected_us": session.disconnected_us,
-        "open": session.connection is not None or session.owner != "",
-        "owner": session.owner,
-        "subscriptions": [
-            [*subscription_fields(each), each.start] for each in session.subscriptions.values()
+    return SessionEntry(
+        client=session.client_id,
+        epoch=session.epoch,
+        expiry_s=session.expiry_s,
+        username=session.username,
+        proved=session.is_owned,
+        disconnected_us=session.disconnected_us,
+        open=session.connection is not None or session.owner != "",
+        owner=session.owner,
+        subscriptions=[
+            (*subscription_row(each), each.start) for each in session.subscriptions.values()
         ],
-        "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
-        "cursor": base64.b64encode(
-            encode_cursor(positions, inflight, [] if is_beside else done)
-        ).decode(),
-    }
-    if is_beside:
-        fields["done"] = done
-    if session.will is not None:
-        fields["will"] = will_fields(session.will)
-    return fields
+        inbound=list((session.inbound or {}).items()),
+        cursor=encode_cursor(positions, inflight, [] if is_beside else done),
+        done=done if is_beside else UNSET,
+        will=UNSET if session.will is None else will_entry(session.will),
+    )

@@ -1,82 +1,13 @@
 """Records of derived state: the part of sessions and groups that recovery rebuilds from the log."""
 
-import base64
-import json
-from typing import Final
-
 from holdfast.broker.promise import Promise
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import SENT, Group, Inflight, Session, Will
+from holdfast.broker.session.session import SENT, Group, Inflight, Session
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.storage import record as log_record
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import BatchBuilder, Record
-
-
-def will_fields(will: Will) -> dict[str, object]:
-    """The will as SESSION records and snapshots contain it."""
-    return {
-        "topic": will.topic.decode(),
-        "payload": base64.b64encode(will.payload).decode(),
-        "qos": will.qos,
-        "retain": will.retain,
-        "properties": base64.b64encode(will.properties).decode(),
-        "expiry_s": will.expiry_s,
-        "delay_s": will.delay_s,
-    }
-
-
-def will_from(fields: dict[str, object]) -> Will:
-    """The will that the fields contain. Other fields raise `KeyError`, `ValueError` or
-    `TypeError`."""
-    return Will(
-        str(fields["topic"]).encode(),
-        base64.b64decode(str(fields["payload"])),
-        int(str(fields["qos"])),
-        bool(fields["retain"]),
-        base64.b64decode(str(fields["properties"])),
-        int(str(fields["expiry_s"])),
-        int(str(fields["delay_s"])),
-    )
-
-
-SESSION_OPENED: Final = b'{"op":"open",'
-"""The first bytes of each record of `session_opened`, and of no other record of a session."""
-
-
-EPOCHS_RESERVED: Final = b'{"op":"reserve",'
-"""The first bytes of each record of `epochs_reserved`, and of no other record."""
-LEADER_DECIDED: Final = (SESSION_OPENED, EPOCHS_RESERVED)
-"""The beginnings of SESSION records that only the leader appends that has decided them."""
-
-
-def epochs_reserved(newest: int) -> bytes:
-    """The payload of a SESSION record of no client: its partition's leader may give sessions the
-    epochs up to `newest`, and later leaders give higher ones. Older versions ignore the record."""
-    fields = {"op": "reserve", "client": "", "epoch": newest}
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def session_opened(session: Session, clean: bool, owner: str = "", request: int = 0) -> bytes:
-    """The payload of a SESSION record for a new connection. `owner` and `request`: in a cluster,
-    the node that the client is connected to, and its request."""
-    fields: dict[str, object] = {
-        "op": "open",
-        "client": session.client_id,
-        "epoch": session.epoch,
-        "expiry_s": session.expiry_s,
-        "clean": clean,
-        "username": session.username,
-    }
-    if session.is_owned:
-        fields["proved"] = True
-    if owner:
-        fields["owner"] = owner
-        fields["request"] = request
-    if session.will is not None:
-        fields["will"] = will_fields(session.will)
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[int, int]]:

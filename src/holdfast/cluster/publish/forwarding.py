@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import LEADER_DECIDED
+from holdfast.broker.recovery.session_records import LEADER_DECIDED
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD, BadFrame

@@ -18,20 +18,27 @@ Invariants
   node coordinates sessions, or requests them from a coordinator, after another node has begun to.
 """
 
+import struct
 from typing import Final
+
+from msgspec import UNSET
 
 from holdfast.broker.connections.close import close_connection, drop_session, log_close, refuse
 from holdfast.broker.connections.connect import AcceptedConnect, finish_open, refuse_other_user
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.recovery.state_records import log_progress, will_fields
+from holdfast.broker.recovery.session_records import will_entry
+from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import CLOSED, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
+from holdfast.cluster import frames
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSED, SESSION_OPEN, SESSION_OWNED, BadFrame
+from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.sessions.owned import OwnedSessions
 from holdfast.cluster.sessions.requests import NOTHING, PendingOpen, positions_of
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
@@ -136,64 +143,61 @@ class SessionAcquisition:
             # session from this one.
             return
         opening = asking.opening
-        fields: dict[str, object] = {
-            "request": asking.number,
-            "client": asking.client_id,
-            "clean": opening.clean_start,
-            "expiry_s": opening.expiry_s,
-            "username": asking.connection.username,
-        }
-        if proves_names(self._state):
+        user = asking.connection.username
+        frame = OpenFrame(
+            asking.number,
+            asking.client_id,
+            opening.clean_start,
+            opening.expiry_s,
+            user,
             # Older versions send no user. The coordinator then does not check the user of the
             # session.
-            fields["user"] = asking.connection.username
-        if asking.connection.state == CLOSED:
+            user=user if proves_names(self._state) else UNSET,
             # The coordinator withdraws the request unless the session is already open.
-            fields["gone"] = True
-        if opening.will is not None:
-            fields["will"] = will_fields(opening.will)
+            gone=asking.connection.state == CLOSED,
+            will=None if opening.will is None else will_entry(opening.will),
+        )
         home = self._coordinator.home(asking.client_id)
         leader = self._context.leader(home)
         asking.is_sent = asking.is_sent or leader != ""
         if leader == self._context.node_id:
-            self._coordinator.open(leader, fields)
+            self._coordinator.open(leader, frame)
         elif leader:
-            self._context.send_fields(leader, SESSION_OPEN, fields)
+            self._context.send_frame(leader, SESSION_OPEN, frame)
 
     def handle_opened(self, node: str, payload: bytes) -> None:
-        names = ("request", "client", "epoch", "present", "lost", "session")
-        self.opened(node, fields_of(payload, *names))
+        self.opened(node, decode_frame(frames.OPENED, payload))
 
-    def opened(self, node: str, fields: dict[str, object]) -> None:
+    def opened(self, node: str, frame: OpenedFrame) -> None:
         """Takes the reply of `node` to a request of this node.
 
         A reply from a node that does not lead the home partition is ignored. The request goes to
         the new leader, which does not know that reply.
         """
-        asking = self.asking.get(number_of(fields, "request"))
-        client_id = text_of(fields, "client")
+        asking = self.asking.get(frame.request)
+        client_id = frame.client
         home = self._coordinator.home(client_id)
         if node != self._context.leader(home) or self._is_led_anew(home):
             return
         if asking is None or asking.client_id != client_id or asking.reply is not None:
             # The request was sent twice and got two replies. Both epochs are this node's; the
             # higher one counts.
-            if not fields["lost"]:
-                self._renew(client_id, number_of(fields, "epoch"))
+            if not frame.lost:
+                self._renew(client_id, frame.epoch)
             return
-        asking.reply = fields
-        if fields.get("denied"):
+        asking.reply = frame
+        if frame.denied:
             self._done(asking)
             if asking.connection.state == OPENING:
                 refuse_other_user(self._state, asking.connection)
             return
-        if fields["lost"]:
+        if frame.lost:
             self._refuse(asking)
             return
         asking.send_at = NEVER
-        if fields["present"]:
-            asking.positions = positions_of(fields["session"])
-        if fields["present"] or not self._is_in_log(asking):
+        if frame.present:
+            asking.positions = positions_of(frame.session)
+        if frame.present or not self._is_in_log(asking):
             asking.barrier = self._barriers.begin(is_patient=True)
         self._finish_if_ready(asking)
 
@@ -227,7 +231,7 @@ class SessionAcquisition:
             return
         for asking in self.asking.values():
             if asking.client_id == client_id and asking.reply is not None:
-                asking.reply["epoch"] = max(epoch, number_of(asking.reply, "epoch"))
+                asking.reply.epoch = max(epoch, asking.reply.epoch)
                 return
         if session is None:
             self._report_closed(client_id, epoch)
@@ -260,14 +264,14 @@ class SessionAcquisition:
                 return
         answer = asking.reply
         assert answer is not None
-        epoch = number_of(answer, "epoch")
+        epoch = answer.epoch
         image = self._coordinator.recorded_session(asking.client_id)
         if image is None:
             # After the barrier the `open` record is applied, and so is the end of the session if it
             # has ended.
             is_lost = asking.barrier != NOTHING and asking.is_recorded
         else:
-            is_unknown_there = not answer["present"] and not self._is_in_log(asking)
+            is_unknown_there = not answer.present and not self._is_in_log(asking)
             is_lost = image.owner != self._context.node_id and (
                 image.epoch >= epoch or is_unknown_there
             )
@@ -276,39 +280,36 @@ class SessionAcquisition:
             return
         self._done(asking)
         session = self._session(answer)
-        if answer["present"]:
+        if answer.present:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
             session.inbound = self._coordinator.inbound(asking.client_id) or None
-        session.epoch = number_of(answer, "epoch")
-        present = bool(answer["present"])
-        finish_open(self._state, asking.connection, session, present, asking.opening)
+        session.epoch = epoch
+        finish_open(self._state, asking.connection, session, answer.present, asking.opening)
 
     def _close_unused(self, asking: PendingOpen) -> None:
         """Closes the session that was opened for a client that has disconnected meanwhile."""
         assert asking.reply is not None
         session = Session(asking.client_id, asking.client_id.encode())
-        session.epoch = number_of(asking.reply, "epoch")
+        session.epoch = asking.reply.epoch
         session.will = asking.opening.will
         session.expiry_s = asking.opening.expiry_s
         if session.expiry_s > 0 or session.will is not None:
-            resumed = asking.reply["session"]
+            resumed = asking.reply.session
             # This node has delivered nothing, so only an earlier owner may have sent inflight
             # messages.
-            maybe_sent = isinstance(resumed, dict) and bool(resumed.get("maybe_sent"))
+            maybe_sent = resumed is not None and resumed.maybe_sent is True
             log_close(self._state, session, maybe_sent=maybe_sent)
         self._report_closed(session.client_id, session.epoch)
         self._done(asking)
 
-    def _session(self, answer: dict[str, object]) -> Session:
-        client_id = text_of(answer, "client")
-        found = answer["session"]
-        if isinstance(found, dict):
-            try:
-                return Recovery(self._state).take_over(found)
-            except (KeyError, ValueError, TypeError, AssertionError) as error:
-                raise BadFrame(f"session of {client_id!r}: {error!r}") from None
-        return Session(client_id, client_id.encode())
+    def _session(self, answer: OpenedFrame) -> Session:
+        if answer.session is None:
+            return Session(answer.client, answer.client.encode())
+        try:
+            return Recovery(self._state).take_over(answer.session)
+        except (ValueError, struct.error) as error:
+            raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
 
     def detached(self, session: Session) -> None:
         """Releases the session of a closed connection. Its progress is in the log or queued for
@@ -323,12 +324,11 @@ class SessionAcquisition:
         if leader == self._context.node_id:
             self._coordinator.closed(leader, client_id, epoch)
         elif leader:
-            fields = {"client": client_id, "epoch": epoch}
-            self._context.send_fields(leader, SESSION_CLOSED, fields)
+            self._context.send_frame(leader, SESSION_CLOSED, CloseFrame(client_id, epoch))
 
     def handle_close(self, payload: bytes) -> None:
-        fields = fields_of(payload, "client", "epoch")
-        self.close(text_of(fields, "client"), number_of(fields, "epoch"))
+        frame = decode_frame(frames.CLOSE, payload)
+        self.close(frame.client, frame.epoch)
 
     def close(self, client_id: str, epoch: int) -> None:
         """Closes the connection of the session, or confirms that it is closed: another node takes
@@ -338,7 +338,7 @@ class SessionAcquisition:
         because the order concerns an earlier ownership.
         """
         for asking in list(self._of_clients.get(client_id, ())):
-            if asking.reply is not None and number_of(asking.reply, "epoch") <= epoch:
+            if asking.reply is not None and asking.reply.epoch <= epoch:
                 self._supersede(asking)
         session = self._state.sessions.get(client_id)
         if session is not None and session.epoch <= epoch and session.connection is not None:
@@ -400,8 +400,8 @@ class SessionAcquisition:
         if leader == self._context.node_id:
             self._coordinator.owned(leader, partitions, dict(owned), asking, users)
             return
-        fields = {"partitions": partitions, "owned": owned, "asking": asking, "users": users}
-        self._context.send_fields(leader, SESSION_OWNED, fields)
+        frame = OwnedSessions(partitions=partitions, owned=owned, asking=asking, users=users)
+        self._context.send_frame(leader, SESSION_OWNED, frame)
 
     def leader_changed(self, partition: int) -> None:
         """Sends the requests that have no reply to the new leader of `partition`."""
@@ -416,19 +416,16 @@ class SessionAcquisition:
         self._coordinator.flush()
         while self._coordinator.answers.local:
             local, self._coordinator.answers.local = self._coordinator.answers.local, []
-            for fields in local:
-                if "close" in fields:
-                    self.close(text_of(fields, "client"), number_of(fields, "epoch"))
-                elif "tell" in fields:
-                    partitions, epochs = fields["partitions"], fields["epochs"]
-                    assert isinstance(partitions, list)
-                    assert isinstance(epochs, list)
-                    for home, epoch in zip(partitions, epochs, strict=True):
+            for each in local:
+                if isinstance(each, CloseFrame):
+                    self.close(each.client, each.epoch)
+                elif isinstance(each, OpenedFrame):
+                    self.opened(self._context.node_id, each)
+                else:
+                    for home, epoch in zip(each.partitions, each.epochs, strict=True):
                         if epoch > self._reported_in.get(home, (0, 0.0))[0]:
                             self._reported_in[home] = (epoch, self._state.now)
-                    self.tell_owned(text_of(fields, "tell"), partitions)
-                else:
-                    self.opened(self._context.node_id, fields)
+                    self.tell_owned(each.node, each.partitions)
 
     def handle_timers(self) -> None:
         for asking in list(self.asking.values()):

@@ -31,11 +31,14 @@ from functools import partial
 from typing import Final
 
 from holdfast.broker.connections.close import log_close
-from holdfast.broker.recovery.state_records import publish_state, session_opened
+from holdfast.broker.recovery.session_records import encode_session, open_record
+from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import SESSION_EXPIRY, NodeState
-from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
+from holdfast.cluster import frames
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame, decode_json
+from holdfast.cluster.frames import OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owned import OWNED_DECODER
@@ -98,19 +101,19 @@ class SessionCoordinator:
         return self._replicated.inbound_ids(client_id)
 
     def handle_open(self, node: str, payload: bytes) -> None:
-        self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
+        self.open(node, decode_frame(frames.OPEN, payload))
 
-    def open(self, node: str, fields: dict[str, object]) -> None:
+    def open(self, node: str, frame: OpenFrame) -> None:
         """Queues the request of `node` for a session, or withdraws it."""
-        request = SessionRequest(node, fields)
+        request = SessionRequest(node, frame)
         home = self.home(request.client_id)
         if not self._context.leads(home):
             # The node repeats its request once it knows the leader.
             return
         if home in self._begins_at:
-            self._keep(home, ("open", node, request.number), partial(self.open, node, fields))
+            self._keep(home, ("open", node, request.number), partial(self.open, node, frame))
             return
-        if fields.get("gone"):
+        if frame.gone:
             self._withdraw(request)
             return
         queue = self._requests.setdefault(request.client_id, deque())
@@ -195,8 +198,8 @@ class SessionCoordinator:
         return False
 
     def handle_closed(self, node: str, payload: bytes) -> None:
-        fields = fields_of(payload, "client", "epoch")
-        self.closed(node, text_of(fields, "client"), number_of(fields, "epoch"))
+        frame = decode_frame(frames.CLOSE, payload)
+        self.closed(node, frame.client, frame.epoch)
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
         """Marks the session as released by `node`. The records that the node appended for it came
@@ -258,14 +261,11 @@ class SessionCoordinator:
         request.is_opening = True
         present = image is not None and not request.clean_start
         committed = partial(self._open_committed, request, epoch, present)
-        publish_state(
-            self._state,
-            log_record.SESSION,
-            session.key,
-            session_opened(session, request.clean_start, request.node, request.number),
-            epoch,
-            OpenedPromise(committed, partial(self.done, request)),
+        payload = encode_session(
+            open_record(session, request.clean_start, request.node, request.number)
         )
+        promise = OpenedPromise(committed, partial(self.done, request))
+        publish_state(self._state, log_record.SESSION, session.key, payload, epoch, promise)
 
     def _epochs_reserved(self, client_id: str, goes_on: bool) -> None:
         """Begins a request again that has waited for its epoch, or drops it."""
@@ -362,7 +362,7 @@ class SessionCoordinator:
         partitions: list[int],
         owned: dict[str, int],
         asking: list[str],
-        users: Mapping[str, object] | None = None,
+        users: Mapping[str, str | None] | None = None,
     ) -> None:
         """Takes a node's report of all its sessions with these home partitions.
 
@@ -377,7 +377,7 @@ class SessionCoordinator:
         for client_id, epoch in owned.items():
             if self.home(client_id) not in led:
                 continue
-            user = "" if users is None else str(users.get(client_id, ""))
+            user = "" if users is None else users.get(client_id) or ""
             older = self.owners.told(node, client_id, epoch, user)
             if older is not None:
                 # The node could not be reached when the session was reassigned.

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from holdfast.broker.recovery.state_records import epochs_reserved
+from holdfast.broker.recovery.session_records import ReserveRecord, encode_session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.requests import OpenedPromise
@@ -132,7 +132,7 @@ class EpochReservations:
             log_record.SESSION,
             timestamp_us=self._state.wall_us,
             sequence=pending.newest,
-            payload=epochs_reserved(pending.newest),
+            payload=encode_session(ReserveRecord("", pending.newest)),
         )
         committed = partial(self._committed, partition, pending)
         refused = partial(self._refused, partition, pending)

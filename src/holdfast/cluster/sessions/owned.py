@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct, json
 
 
-class OwnedSessions(Struct):
+class OwnedSessions(Struct, kw_only=True, omit_defaults=True):
     """A node's report of its sessions with these home partitions. With `ask` the sender, which
     leads them, requests the report.
 
@@ -14,12 +14,12 @@ class OwnedSessions(Struct):
     versions send neither.
     """
 
+    ask: bool = False
     partitions: list[int]
+    epochs: list[int] | None = None
     owned: list[tuple[str, int]]
     asking: list[str]
     users: dict[str, str | None] = {}
-    ask: bool = False
-    epochs: list[int] | None = None
 
 
 OWNED_DECODER: Final = json.Decoder(OwnedSessions)

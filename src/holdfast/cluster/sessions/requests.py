@@ -1,18 +1,19 @@
 """The requests for sessions, as the client's node and the coordinator keep them."""
 
-import base64
 import struct
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import UNSET
+
 from holdfast.broker.connections.connect import AcceptedConnect
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import will_from
+from holdfast.broker.recovery.session_records import SessionEntry
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.state import decode_cursor
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frames import OpenedFrame, OpenFrame
 
 NOTHING: Final = -1
 
@@ -33,8 +34,8 @@ class PendingOpen:
         # True once SESSION_OPEN was sent. A reply follows, and a session to close if the client has
         # disconnected.
         self.is_sent = False
-        # The fields of SESSION_OPENED, or None before the reply.
-        self.reply: dict[str, object] | None = None
+        # The SESSION_OPENED, or None before the reply. `epoch` may grow with a second reply.
+        self.reply: OpenedFrame | None = None
         # The read barrier that must be passed first. NOTHING: none.
         self.barrier = NOTHING
         # The (partition, offset) pairs of the session's cursor.
@@ -45,32 +46,25 @@ class PendingOpen:
         """True if a record names this node as owner of the session. It is valid only after the
         reply."""
         assert self.reply is not None
-        is_new = not self.reply["present"]
-        return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
+        return self.reply.present or self.opening.expiry_s > 0 or self.opening.will is not None
 
 
 class SessionRequest:
     """The request of one node for one session, decoded from SESSION_OPEN."""
 
-    def __init__(self, node: str, fields: dict[str, object]) -> None:
+    def __init__(self, node: str, frame: OpenFrame) -> None:
         self.node = node
-        self.number = number_of(fields, "request")
-        self.client_id = text_of(fields, "client")
-        self.clean_start = bool(fields["clean"])
-        self.expiry_s = number_of(fields, "expiry_s")
-        username = fields["username"]
-        self.username = None if username is None else str(username)
+        self.number = frame.request
+        self.client_id = frame.client
+        self.clean_start = frame.clean
+        self.expiry_s = frame.expiry_s
+        self.username = frame.username
         # The authenticated user, or "" for none. None: the node does not report it, because it is
         # older or cannot authenticate users.
         self.user: str | None = None
-        if "user" in fields:
-            user = fields["user"]
-            self.user = "" if user is None else str(user)
-        will = fields.get("will")
-        try:
-            self.will = will_from(will) if isinstance(will, dict) else None
-        except (KeyError, ValueError, TypeError) as error:
-            raise BadFrame(f"will: {error!r}") from None
+        if frame.user is not UNSET:
+            self.user = frame.user or ""
+        self.will = None if frame.will is None else frame.will.will()
         # The time until which the request waits for the previous owner, `waits_for`.
         self.deadline = 0.0
         self.waits_for = ""
@@ -102,12 +96,12 @@ class OpenedPromise(Promise):
         self._refused()
 
 
-def positions_of(session: object) -> list[tuple[int, int]]:
+def positions_of(session: SessionEntry | None) -> list[tuple[int, int]]:
     """Returns the (partition, offset) pairs of a session's cursor. Raises BadFrame when it is
     malformed."""
-    if not isinstance(session, dict):
+    if session is None:
         return []
     try:
-        return decode_cursor(base64.b64decode(str(session["cursor"]))).positions
-    except (KeyError, ValueError, struct.error) as error:
+        return decode_cursor(session.cursor).positions
+    except (ValueError, struct.error) as error:
         raise BadFrame(f"cursor of a session: {error!r}") from None

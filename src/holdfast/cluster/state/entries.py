@@ -31,6 +31,7 @@ from holdfast.broker.recovery.recovery import (
     SNAPSHOT_RETAINED,
     SNAPSHOT_SESSION,
 )
+from holdfast.broker.recovery.session_records import decode_entry, encode_session
 from holdfast.broker.recovery.state_records import retained_entry
 from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
 from holdfast.storage.partition import partition_of
@@ -77,7 +78,7 @@ def _sessions(replicated: ReplicatedState, partitions: Container[int]) -> Iterat
             yield None
         home = _home(replicated, session.client_id)
         if home in partitions and sessions.get(session.client_id) is session:
-            yield home, SNAPSHOT_SESSION, _dump(replicated.fields(session))
+            yield home, SNAPSHOT_SESSION, encode_session(replicated.entry(session))
 
 
 def _inbound(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
@@ -187,7 +188,7 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
     malformed.
     """
     if kind == SNAPSHOT_SESSION:
-        replicated.restore(json.loads(data))
+        replicated.restore(decode_entry(data))
     elif kind == SNAPSHOT_PRODUCER:
         producer_id, producer = decode_producer(data)
         _take_place(replicated, producer_id, producer.owner, producer.first)

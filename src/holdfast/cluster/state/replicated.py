@@ -21,13 +21,25 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+from msgspec import UNSET
+
 from holdfast.broker.recovery.recovery import (
     SNAPSHOT_GROUP,
     SNAPSHOT_SESSION,
     Recovery,
     first_starts,
-    session_fields,
+    session_entry,
     snapshot_entries,
+)
+from holdfast.broker.recovery.session_records import (
+    CloseRecord,
+    EndRecord,
+    OpenRecord,
+    ReserveRecord,
+    SessionEntry,
+    SessionRecord,
+    SubscriptionRow,
+    encode_session,
 )
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
@@ -142,9 +154,9 @@ class ReplicatedState(Recovery):
         (`take_over`)."""
         self._complete_inflight(session)
 
-    def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
-        super()._subscribe(session, fields, start)
-        self.groups.set_cursor(str(fields[0]))
+    def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
+        super()._subscribe(session, row, start)
+        self.groups.set_cursor(row[0])
 
     def requests(self, client_id: str) -> list[int]:
         """Returns the requests that opened the client's session, the newest last."""
@@ -213,22 +225,22 @@ class ReplicatedState(Recovery):
         published."""
         return self.fired.get(client_id, -1) >= epoch
 
-    def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
-        client_id = str(fields["client"])
-        if fields["op"] == "reserve":
+    def _change_session(self, change: SessionRecord, timestamp_us: int, epoch: int) -> None:
+        if isinstance(change, ReserveRecord):
             self._note_epoch(epoch)
             return
+        client_id = change.client
         before = self.state.sessions.get(client_id)
-        if fields["op"] == "open":
+        if isinstance(change, OpenRecord):
             known = self.ended.get(client_id, 0) if before is None else before.epoch
             if epoch <= known:
                 # The record is of an earlier leader that did not know the decision of its
                 # successor.
                 return
-            self._note_request(client_id, int(str(fields.get("request", 0))))
+            self._note_request(client_id, change.request)
             self._note_epoch(epoch)
-        self._note_sent(before, fields, epoch)
-        super()._change_session(fields, timestamp_us, epoch)
+        self._note_sent(before, change, epoch)
+        super()._change_session(change, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
         if after is not None and self.has_fired(client_id, after.epoch):
             # The record of the will is in another partition, and was applied before this one.
@@ -252,18 +264,17 @@ class ReplicatedState(Recovery):
         if epoch > self.newest_epoch:
             self.newest_epoch = epoch
 
-    def _note_sent(self, before: Session | None, fields: dict[str, object], epoch: int) -> None:
+    def _note_sent(self, before: Session | None, change: SessionRecord, epoch: int) -> None:
         if before is None or epoch < before.epoch:
             return
         client_id = before.client_id
-        operation = fields["op"]
-        if operation == "end" or (operation == "open" and fields["clean"]):
+        if isinstance(change, EndRecord) or (isinstance(change, OpenRecord) and change.clean):
             self.maybe_sent.discard(client_id)
-        elif operation == "open" and before.owner:
+        elif isinstance(change, OpenRecord) and before.owner:
             self.maybe_sent.add(client_id)
-        elif operation == "close" and not fields.get("maybe_sent"):
+        elif isinstance(change, CloseRecord) and not change.maybe_sent:
             self.maybe_sent.discard(client_id)
-        elif operation == "close" and before.owner:
+        elif isinstance(change, CloseRecord) and before.owner:
             # If the session has no owner, its node has closed it already, and knew more than the
             # coordinator that closes it in the node's place.
             self.maybe_sent.add(client_id)
@@ -278,14 +289,12 @@ class ReplicatedState(Recovery):
         if later:
             self.inbound[client_id] = later
 
-    def _restore_session(self, fields: dict[str, object]) -> Session:
-        session = super()._restore_session(fields)
-        self.born[session.client_id] = int(str(fields.get("born", session.epoch)))
+    def _restore_session(self, entry: SessionEntry) -> Session:
+        session = super()._restore_session(entry)
+        self.born[session.client_id] = session.epoch if entry.born is UNSET else entry.born
         self._note_epoch(session.epoch)
-        requests = fields.get("requests", [])
-        assert isinstance(requests, list)
-        self._requests[session.client_id] = list(requests)
-        if fields.get("maybe_sent", True):
+        self._requests[session.client_id] = [] if entry.requests is UNSET else list(entry.requests)
+        if entry.may_be_sent:
             self.maybe_sent.add(session.client_id)
         return session
 
@@ -297,12 +306,10 @@ class ReplicatedState(Recovery):
         self._requests.pop(session.client_id, None)
         self.maybe_sent.discard(session.client_id)
 
-    def restore(self, fields: dict[str, object]) -> Session:
-        """Loads a session from the `fields` of another node.
-
-        Raises KeyError, ValueError, TypeError or AssertionError when they are malformed.
-        """
-        session = self._restore_session(fields)
+    def restore(self, entry: SessionEntry) -> Session:
+        """Loads a session from another node. Raises ValueError or struct.error when its cursor is
+        malformed."""
+        session = self._restore_session(entry)
         if self.has_fired(session.client_id, session.epoch):
             session.will = None
         return session
@@ -341,23 +348,21 @@ class ReplicatedState(Recovery):
         self._complete_session(session)
         return session in self.open or self._rearm(session)
 
-    def fields(self, session: Session) -> dict[str, object]:
-        """Returns the session as fields of a snapshot entry, without the packet ids of its own
-        messages."""
+    def entry(self, session: Session) -> SessionEntry:
+        """Returns the session as a snapshot entry, without the packet ids of its own messages."""
         if session in self.touched:
             self._complete_session(session)
-        fields = session_fields(self.state, session)
-        fields["born"] = self.born.get(session.client_id, session.epoch)
-        fields["requests"] = self._requests.get(session.client_id, [])
-        fields["maybe_sent"] = session.client_id in self.maybe_sent
-        return fields
+        entry = session_entry(self.state, session)
+        entry.born = self.born.get(session.client_id, session.epoch)
+        entry.requests = list(self._requests.get(session.client_id, ()))
+        entry.maybe_sent = session.client_id in self.maybe_sent
+        return entry
 
     def snapshot(self) -> Iterator[tuple[int, bytes]]:
         """Yields the entries of a snapshot file. The state may change between two of them."""
         for session in list(self.state.sessions.values()):
             if self.state.sessions.get(session.client_id) is session:
-                data = json.dumps(self.fields(session), ensure_ascii=False, separators=(",", ":"))
-                yield SNAPSHOT_SESSION, data.encode()
+                yield SNAPSHOT_SESSION, encode_session(self.entry(session))
         for client_id in list(self.inbound):
             known = self.inbound.get(client_id)
             if known:

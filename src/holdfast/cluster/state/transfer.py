@@ -23,8 +23,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext, fields_of, number_of
+from holdfast.cluster import frames
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
+from holdfast.cluster.frames import ImageRequest, decode_frame
 from holdfast.cluster.publish.apply import Applier
 from holdfast.cluster.state.entries import FIRED, Entry, drop, entries, take
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -187,13 +189,12 @@ class Transfer:
         self._request = asked
 
     def _send_request(self, asked: TransferRequest) -> None:
-        fields: dict[str, object] = {"request": asked.number, "piece": asked.piece}
+        wanted = None
         if not asked.piece:
             delivered = self._state.delivered
-            fields["partitions"] = [
-                [partition, delivered[partition]] for partition in sorted(asked.partitions)
-            ]
-        self._context.send_fields(asked.node, IMAGE_REQUEST, fields)
+            wanted = [(partition, delivered[partition]) for partition in sorted(asked.partitions)]
+        request = ImageRequest(asked.number, asked.piece, wanted)
+        self._context.send_frame(asked.node, IMAGE_REQUEST, request)
 
     def handle_state(self, node: str, payload: bytes) -> None:
         """Takes a piece of state. Raises BadFrame when it is malformed."""
@@ -283,11 +284,10 @@ class Transfer:
 
     def handle_request(self, node: str, payload: bytes) -> None:
         """Sends the requested piece of state. Raises BadFrame when the request is malformed."""
-        fields = fields_of(payload, "request", "piece")
-        number = number_of(fields, "request")
-        piece = number_of(fields, "piece")
+        frame = decode_frame(frames.IMAGE_REQUEST, payload)
+        number, piece = frame.request, frame.piece
         if not piece:
-            self._sending[node] = self._send_state(number, fields.get("partitions"))
+            self._sending[node] = self._send_state(number, frame.partitions)
         given = self._sending.get(node)
         if given is None:
             # This node has dropped the transfer; the other node requests it again.
@@ -296,19 +296,12 @@ class Transfer:
             raise BadFrame(f"asks for piece {piece} of images {number}")
         self._send(node, given)
 
-    def _send_state(self, number: int, wanted: object) -> OutgoingTransfer:
-        if not isinstance(wanted, list):
+    def _send_state(self, number: int, wanted: list[tuple[int, int]] | None) -> OutgoingTransfer:
+        if wanted is None:
             raise BadFrame("asks for images without partitions")
         delivered = self._state.delivered
         grants: dict[int, int] = {}
-        for entry in wanted:
-            if (
-                not isinstance(entry, list)
-                or len(entry) != 2
-                or not all(isinstance(each, int) for each in entry)
-            ):
-                raise BadFrame("asks for images of what is no partition")
-            partition, needed = entry
+        for partition, needed in wanted:
             if not 0 <= partition < len(delivered):
                 raise BadFrame(f"asks for images of partition {partition}")
             applied = max(delivered[partition], self._applier.starts[partition])

@@ -1,0 +1,218 @@
+"""Sessions as JSON: the SESSION records of the log, and the entries of snapshots.
+
+Entries also go between nodes. Fields without a value are left out where older versions did so. All
+of these types are told apart by `op`, or by where they are.
+"""
+
+from typing import Final
+
+from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
+
+from holdfast.broker.session.session import Session, Subscription, Will
+
+SubscriptionRow = tuple[str, int, bool, bool, int, int]
+"""Filter, QoS, No Local, Retain As Published, Retain Handling, and subscription id or 0."""
+EntryRow = tuple[str, int, bool, bool, int, int, list[int] | None]
+"""A SubscriptionRow and `Subscription.start`."""
+
+
+def subscription_row(subscription: Subscription) -> SubscriptionRow:
+    """The subscription as SESSION records contain it."""
+    return (
+        subscription.filter,
+        subscription.qos,
+        subscription.no_local,
+        subscription.retain_as_published,
+        subscription.retain_handling,
+        subscription.subscription_ids[0] if subscription.subscription_ids else 0,
+    )
+
+
+class WillEntry(Struct):
+    """A will. `payload` and `properties` are Base64 in JSON."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: bytes
+    expiry_s: int
+    delay_s: int
+
+    def will(self) -> Will:
+        return Will(
+            self.topic.encode(),
+            self.payload,
+            self.qos,
+            self.retain,
+            self.properties,
+            self.expiry_s,
+            self.delay_s,
+        )
+
+
+def will_entry(will: Will) -> WillEntry:
+    """The entry of a will."""
+    return WillEntry(
+        will.topic.decode(),
+        will.payload,
+        will.qos,
+        will.retain,
+        will.properties,
+        will.expiry_s,
+        will.delay_s,
+    )
+
+
+class OpenRecord(Struct, tag_field="op", tag="open", omit_defaults=True):
+    """A connection opens the session. In a cluster `owner` is the node that the client is connected
+    to, and `request` the number of that node's request."""
+
+    client: str
+    epoch: int
+    expiry_s: int
+    clean: bool
+    username: str | None
+    # Older versions also recorded names without proof, and do not have the field.
+    proved: bool = False
+    owner: str = ""
+    request: int = 0
+    will: WillEntry | None = None
+
+
+class CloseRecord(Struct, tag_field="op", tag="close", omit_defaults=True):
+    """The session has no connection. `will`: one is due. `maybe_sent`: it was sent messages that
+    its logged cursor does not cover."""
+
+    client: str
+    expiry_s: int
+    will: bool
+    maybe_sent: bool = False
+
+
+class EndRecord(Struct, tag_field="op", tag="end"):
+    """The session has ended."""
+
+    client: str
+
+
+class SubscribeRecord(Struct, tag_field="op", tag="subscribe"):
+    """The session subscribes. `start`: the offset per partition from which that applies."""
+
+    client: str
+    subscriptions: list[SubscriptionRow]
+    start: list[int]
+
+
+class UnsubscribeRecord(Struct, tag_field="op", tag="unsubscribe"):
+    """The session unsubscribes."""
+
+    client: str
+    filters: list[str]
+
+
+class ReserveRecord(Struct, tag_field="op", tag="reserve"):
+    """The leader of the partition may give sessions the epochs up to `epoch`, and later leaders
+    give higher ones. `client` is "". Older versions ignore the record."""
+
+    client: str
+    epoch: int
+
+
+class UnknownRecord(Struct):
+    """A change that a later version knows, which is ignored."""
+
+    op: str
+    client: str
+
+
+SessionRecord = (
+    OpenRecord
+    | CloseRecord
+    | EndRecord
+    | SubscribeRecord
+    | UnsubscribeRecord
+    | ReserveRecord
+    | UnknownRecord
+)
+
+SESSION_OPENED: Final = b'{"op":"open",'
+"""The first bytes of each OpenRecord, and of no other record of a session."""
+EPOCHS_RESERVED: Final = b'{"op":"reserve",'
+"""The first bytes of each ReserveRecord, and of no other record of a session."""
+LEADER_DECIDED: Final = (SESSION_OPENED, EPOCHS_RESERVED)
+"""The beginnings of SESSION records that only the leader appends that has decided them."""
+
+
+class SessionEntry(Struct, kw_only=True):
+    """A whole session. `cursor` is the payload of a CURSOR record, and `done` the finished offsets
+    that have no room in it. The last three fields are those of `cluster.state.replicated`."""
+
+    client: str
+    epoch: int
+    expiry_s: int
+    username: str | None
+    proved: bool = False
+    disconnected_us: int
+    open: bool
+    owner: str = ""
+    subscriptions: list[EntryRow]
+    inbound: list[tuple[int, int]]
+    cursor: bytes
+    done: list[tuple[int, int]] | UnsetType = UNSET
+    will: WillEntry | UnsetType = UNSET
+    born: int | UnsetType = UNSET
+    requests: list[int] | UnsetType = UNSET
+    maybe_sent: bool | UnsetType = UNSET
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether messages beyond the cursor may have been sent. An entry that does not say it
+        counts as one."""
+        return self.maybe_sent is not False
+
+
+def open_record(session: Session, clean: bool, owner: str = "", request: int = 0) -> OpenRecord:
+    """The record of a new connection."""
+    return OpenRecord(
+        session.client_id,
+        session.epoch,
+        session.expiry_s,
+        clean,
+        session.username,
+        session.is_owned,
+        owner,
+        request,
+        None if session.will is None else will_entry(session.will),
+    )
+
+
+encode_session: Final = json.Encoder().encode
+"""Encode a SessionRecord or a SessionEntry."""
+_Known = OpenRecord | CloseRecord | EndRecord | SubscribeRecord | UnsubscribeRecord | ReserveRecord
+_KNOWN_OPS: Final = ("open", "close", "end", "subscribe", "unsubscribe", "reserve")
+_RECORD: Final[json.Decoder[_Known]] = json.Decoder(_Known)
+_UNKNOWN: Final = json.Decoder(UnknownRecord)
+_ENTRY: Final = json.Decoder(SessionEntry)
+
+
+def decode_record(payload: bytes) -> SessionRecord:
+    """The payload of a SESSION record. A malformed one raises `ValueError`."""
+    try:
+        try:
+            return _RECORD.decode(payload)
+        except ValidationError:
+            unknown = _UNKNOWN.decode(payload)
+            if unknown.op in _KNOWN_OPS:
+                raise
+            return unknown
+    except (DecodeError, RecursionError) as error:
+        raise ValueError(f"a record of a session that cannot be read: {error}") from None
+
+
+def decode_entry(data: bytes) -> SessionEntry:
+    """The entry of a session. A malformed one raises `ValueError`."""
+    try:
+        return _ENTRY.decode(data)
+    except (DecodeError, RecursionError) as error:
+        raise ValueError(f"a session that cannot be read: {error}") from None

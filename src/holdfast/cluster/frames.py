@@ -1,0 +1,70 @@
+"""The frames between nodes in JSON: those about single sessions and replicated state.
+
+A field that is not there has its default. `frame_kinds` says which frame is of which kind.
+"""
+
+from typing import Final, TypeVar
+
+from msgspec import UNSET, Struct, UnsetType, json
+
+from holdfast.broker.recovery.session_records import SessionEntry, WillEntry
+from holdfast.cluster.frame_kinds import decode_json
+
+FrameT = TypeVar("FrameT", bound=Struct)
+
+
+class OpenFrame(Struct, omit_defaults=True):
+    """SESSION_OPEN: the request of a node for a session."""
+
+    request: int
+    client: str
+    clean: bool
+    expiry_s: int
+    username: str | None
+    # The authenticated user, None for none. UNSET: the node does not report it, because it is older
+    # or cannot authenticate users.
+    user: str | UnsetType | None = UNSET
+    gone: bool = False
+    """True if the client has disconnected: the request is withdrawn."""
+    will: WillEntry | None = None
+
+
+class OpenedFrame(Struct, kw_only=True, omit_defaults=True):
+    """SESSION_OPENED: the reply to OpenFrame. A `lost` session was closed again and its will
+    published. `denied`: it belongs to another user."""
+
+    request: int
+    client: str
+    epoch: int
+    present: bool
+    lost: bool
+    denied: bool = False
+    session: SessionEntry | None
+
+
+class CloseFrame(Struct):
+    """SESSION_CLOSE, the order to release a session, and SESSION_CLOSED, its confirmation."""
+
+    client: str
+    epoch: int
+
+
+class ImageRequest(Struct, omit_defaults=True):
+    """IMAGE_REQUEST: the request for a piece of state. The first one has (partition, offset) of
+    each wanted partition."""
+
+    request: int
+    piece: int
+    partitions: list[tuple[int, int]] | None = None
+
+
+encode_frame: Final = json.Encoder().encode
+OPEN: Final = json.Decoder(OpenFrame)
+OPENED: Final = json.Decoder(OpenedFrame)
+CLOSE: Final = json.Decoder(CloseFrame)
+IMAGE_REQUEST: Final = json.Decoder(ImageRequest)
+
+
+def decode_frame(decoder: json.Decoder[FrameT], payload: bytes) -> FrameT:
+    """Decodes a frame. Raises BadFrame when it is malformed."""
+    return decode_json(decoder, payload, "a frame")
