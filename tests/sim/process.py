@@ -192,7 +192,7 @@ class Process:
         if kind == IMAGE:
             self.host.world.images_watch.begin(self)
         try:
-            self.runtime.frame(other, kind, data, self.host.clock())
+            self.runtime.handle_frame(other, kind, data, self.host.clock())
         except BadFrame as error:
             self.host.world.checks.fail(f"{self.host.name} got a bad frame of {other}: {error}")
 

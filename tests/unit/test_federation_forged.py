@@ -128,7 +128,7 @@ RETAINED = RetainedMessage("t/kept", b"forged", 1, b"", None, (2**50, F, 1, 1))
 FORGED: dict[type[Frame], tuple[Frame, dict[str, list[Any]]]] = {
     Hello: (
         Hello(1, bytes(8), False),
-        {"epoch": NUMBERS, "digest": [b"x" * 8], "asks": [True, False]},
+        {"epoch": NUMBERS, "digest": [b"x" * 8], "wants_reply": [True, False]},
     ),
     AnnouncementRequest: (
         AnnouncementRequest([(B, 2, 1)]),
@@ -197,7 +197,7 @@ FORGED: dict[type[Frame], tuple[Frame, dict[str, list[Any]]]] = {
             "filter": ["t/#"],
             "bucket": [None, 1],
             "after": ["t"],
-            "upto": ["t/z"],
+            "end_topic": ["t/z"],
             "known": [[("t/kept", (2**50, F, 1, 1))]],
         },
     ),
@@ -209,7 +209,7 @@ FORGED: dict[type[Frame], tuple[Frame, dict[str, list[Any]]]] = {
             "hops": [0, 15],
             "number": NUMBERS,
             "messages": [[replace(RETAINED, payload=b"")], [replace(RETAINED, topic="in/new")]],
-            "upto": ["t/z"],
+            "end_topic": ["t/z"],
         },
     ),
     RetainedDigest: (

@@ -283,7 +283,7 @@ def test_nobody_else_brings_a_share_back() -> None:
 
 
 def test_a_share_that_nobody_has_a_group_for_waits_for_one() -> None:
-    member, _ = granted_to_a(share_patience_s=5.0)
+    member, _ = granted_to_a(group_reassign_s=5.0)
     announce(member, A, 4, [])
     for now in (5.0, 6.0, 9.0):
         member.handle_timers(now)
@@ -295,7 +295,7 @@ def test_a_share_that_nobody_has_a_group_for_waits_for_one() -> None:
 
 
 def test_a_share_that_nobody_has_a_group_for_is_dropped_in_the_end() -> None:
-    member, _ = granted_to_a(share_patience_s=5.0)
+    member, _ = granted_to_a(group_reassign_s=5.0)
     announce(member, A, 4, [])
     for now in (5.0, 6.0, 9.0, 20.0):
         member.handle_timers(now)

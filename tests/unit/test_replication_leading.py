@@ -1,6 +1,7 @@
 """The leader: what it sends, when it commits, whom it wants in sync, and when it stops."""
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import REPLICATE, REPLICATE_ACK, BadFrame
 from holdfast.cluster.metadata.model import PartitionInfo
@@ -334,7 +335,7 @@ def test_a_node_on_another_disk_than_the_metadata_knows_does_not_lead() -> None:
     cores = Cores()
     nodes = dict(cores.metadata.nodes)
     cores.change(leader="b", epoch=2)
-    object.__setattr__(cores.metadata, "nodes", nodes | {"b": nodes["a"]})
+    cores.metadata = replace(cores.metadata, nodes=nodes | {"b": nodes["a"]})
     cores.tell("b")
     assert not cores["b"].core.leads(0)
     cores.wait(3)

@@ -274,7 +274,7 @@ class ClusterRuntime(Runtime):
         self.clients.touch()
         self.member.handle_refused(node, self.state.now)
 
-    def frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
+    def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
         """Handle a frame at the present time `now`. Raises `BadFrame` when it is malformed.
 
         The process may have been stopped after the turn began, so the turn's clock may be old.

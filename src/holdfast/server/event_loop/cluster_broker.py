@@ -120,7 +120,7 @@ class ClusterBroker(Broker):
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
         try:
-            self.cluster.frame(node_id, kind, payload, self.loop.time())
+            self.cluster.handle_frame(node_id, kind, payload, self.loop.time())
         except BadFrame:
             raise
         except Exception as error:  # noqa: BLE001
