@@ -130,7 +130,7 @@ def test_a_planted_bug_is_found(rough: Rough, plant: Planted) -> None:
     with plant():
         for seed in range(PLANTED_SEEDS):
             try:
-                rough(seed, repair_close_s=12.0)
+                rough(seed, settle_s=12.0)
             except Wrong:
                 return
     pytest.fail(f"not found in {PLANTED_SEEDS} seeds")
