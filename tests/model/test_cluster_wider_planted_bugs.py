@@ -11,7 +11,6 @@ import pytest
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
-from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.metadata import commands, voters
 from holdfast.cluster.metadata.commands import Applied, PutNode
@@ -20,6 +19,7 @@ from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
 from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import Batch
@@ -200,7 +200,7 @@ def groups_begin_before_where_they_stand() -> Iterator[None]:
 
 
 def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
-    return patch.object(BrokerPort, "await_groups", lambda *_: None)
+    return patch.object(Groups, "await_finish", lambda *_: None)
 
 
 def what_a_lost_node_has_sent_is_new() -> AbstractContextManager[object]:
@@ -319,7 +319,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "what hangs counts as written": (
         what_hangs_counts_as_written,
         settings(LOG, "hang-disk", "power", "outage"),
-        2,
+        303,
     ),
     "whom it hears does not matter": (
         whom_it_hears_does_not_matter,

@@ -575,7 +575,7 @@ class World(VirtualTime):
 
     def _state(self) -> str:
         return "; ".join(
-            f"{node.name} {node.store.raft.role} term {node.store.term} "
+            f"{node.name} {node.store.raft._raft.role} term {node.store.term} "
             f"log {node.store.raft.log.last_index} commit {node.store.raft.commit} "
             f"{node.store.membership} {node.store.metadata and node.store.metadata.nodes}"
             for node in self.nodes.values()
@@ -595,7 +595,7 @@ class World(VirtualTime):
     def _check_leader(self, store: RecordingStore) -> None:
         if not store.is_leader:
             return
-        member = store.raft.member
+        member = store.raft.peer
         known = self.leaders.get(store.term)
         if known == member:
             return

@@ -14,7 +14,7 @@ class Followed:
         self.missing: set[int] = set()
         self.unsaved: dict[int, int] = {}
 
-    def hold(self, partition: int) -> None:
+    def suspend(self, partition: int) -> None:
         self.held.add(partition)
 
     def resume(self, partition: int, now: float) -> None:

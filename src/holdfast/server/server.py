@@ -389,6 +389,10 @@ class Server:
     async def run(self) -> int:
         """Run to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
         await self._stop.wait()
+        if self._failure is not None:
+            # A process whose directory hangs ends late, and must take no clients meanwhile.
+            for listener in self.listeners:
+                listener.close()
         if isinstance(self._failure, LeaseLost):
             # Without the lease nothing can be saved, and the new holder may already write.
             logger.critical("lease_lost error=%r", str(self._failure))
