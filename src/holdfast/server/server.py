@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -335,13 +336,11 @@ class Server:
                 raise
 
     def _reload_soon(self) -> None:
-        """Reload at SIGHUP."""
+        self._reload_task = watched(self._reload_at_hangup())
 
-        async def reload() -> None:
-            with suppress(ReloadError):
-                await self.reload()
-
-        self._reload_task = watched(reload())
+    async def _reload_at_hangup(self) -> None:
+        with suppress(ReloadError):
+            await self.reload()
 
     def _count_reload(self, name: str) -> None:
         if self.broker is not None:
@@ -370,10 +369,7 @@ class Server:
         logger.setLevel(LEVELS[made.config.logging.level])
         self._count_reload("reloads")
         done = Reloaded(made.applied, made.needs_restart, disconnected)
-        logger.info(
-            "reloaded settings=%s needs_restart=%s disconnected=%d",
-            *(done.applied, done.needs_restart, done.disconnected),
-        )
+        logger.info("reloaded settings=%s needs_restart=%s disconnected=%d", *astuple(done))
         return done
 
     def hand_over(self) -> None:
@@ -389,10 +385,9 @@ class Server:
     async def run(self) -> int:
         """Run to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
         await self._stop.wait()
-        if self._failure is not None:
-            # A process whose directory hangs ends late, and must take no clients meanwhile.
-            for listener in self.listeners:
-                listener.close()
+        # A process whose directory hangs ends late, and must take no clients meanwhile.
+        for listener in self.listeners if self._failure is not None else ():
+            listener.close()
         if isinstance(self._failure, LeaseLost):
             # Without the lease nothing can be saved, and the new holder may already write.
             logger.critical("lease_lost error=%r", str(self._failure))
