@@ -25,7 +25,7 @@ NOT_COMPILED := e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_*
   e2e/test_ledger* e2e/test_log_command* e2e/test_namespaces* e2e/test_pubqueue* e2e/test_readme* e2e/test_shared* \
   e2e/test_stalls* e2e/test_topology* interop/test_* model/test_*planted* model/test_cluster_retention* \
   model/test_controller* model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* model/test_raft* \
-  unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* \
+  unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* unit/test_cluster_epochs* \
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* unit/test_cluster_lost_askers* \
   unit/test_cluster_opening* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* unit/test_deploy* \
   unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* \
@@ -69,6 +69,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --check-untyped-defs examples
 
 # Limits on size and naming; tools/tidy.toml lists what still exceeds them.
 tidy: $(VENV)/.installed

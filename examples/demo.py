@@ -421,7 +421,7 @@ class Account:
         for name in TABLES:
             say(f"    {name:15} {done.rows.get(name, 0):6} rows")
         self.print_gold()
-        write_report(self.lake.path, list(self.lake.catalog.tables.values()), report)
+        write_report(self.lake.path, self.lake.catalog, report)
         say(f"charts: {report}")
         return self.is_complete(acknowledged)
 
