@@ -1,6 +1,7 @@
 """Reloading settings and files of running brokers, by SIGHUP and over the admin port."""
 
 import json
+import os
 import signal
 import ssl
 import threading
@@ -376,3 +377,22 @@ def test_nodes_of_a_cluster_reload_each_its_own_files(tmp_path: Path) -> None:
         for client in (reader, writer, bob):
             assert not client.left.is_set()
             client.close()
+
+
+def test_a_file_that_hangs_holds_nobody_up(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    """A named pipe gives nothing to its reader before somebody writes, like a directory that
+    hangs."""
+    acl = tmp_path / "acl"
+    acl.write_text("topic readwrite #\n")
+    broker = start_holdfast({"security": {"acl_file": str(acl)}})
+    client = Client(broker.port)
+    acl.unlink()
+    os.mkfifo(acl)
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGHUP)
+    for number in range(5):
+        client.publish(f"meanwhile/{number}")
+    acl.write_text("topic readwrite #\n")
+    until(lambda: "reloaded settings" in broker.log_text(), "the reload")
+    client.publish("afterwards")
+    client.close()

@@ -170,3 +170,14 @@ def test_every_line_of_an_import_is_a_setting(tmp_path: Path) -> None:
     assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "holdfast.toml").read_text()
     assert tomllib.loads(text)["security"]["password_file"] == 'with "quotes" in it'
+
+
+def test_a_group_that_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users = tmp_path / "dynamic-security.json"
+    users.write_text('{"anonymousGroup": "guests"}')
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(f"plugin dynamic_security.so\nplugin_opt_config_file {users}\n")
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert "there is no group guests" in capsys.readouterr().err

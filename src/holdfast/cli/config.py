@@ -140,7 +140,7 @@ def _write(made: MosquittoImport, directory: Path) -> None:
         files["acl"] = "\n".join([*made.users.rules, ""])
     files["holdfast.toml"] = made.toml()
     for name, text in files.items():
-        # Readable by the owner only: hashes are no secret to be shared.
+        # The files have hashes of passwords, so only the owner may read them.
         handle = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -68,7 +68,7 @@ class PluginGroup(msgspec.Struct):
 
 
 class PluginDefaults(msgspec.Struct):
-    """What a client may do by default."""
+    """The rights of a client without a rule."""
 
     publishClientSend: bool = False
     publishClientReceive: bool = True
@@ -106,8 +106,10 @@ def read_dynamic_security(path: Path) -> DynamicSecurity:
     roles = {role.rolename: role for role in document.roles}
     groups = {group.groupname: group for group in document.groups}
     defaults = document.default_acl_access
-    if document.anonymous_group:
+    if document.anonymous_group in groups:
         found.rules += _rules(groups[document.anonymous_group].roles, roles, defaults, found, "")
+    elif document.anonymous_group:
+        found.notes.append(f"{path}: there is no group {document.anonymous_group}")
     for user in document.clients:
         if user.disabled or not user.password:
             reason = "is disabled" if user.disabled else "has no password"

@@ -1,7 +1,7 @@
 """A Mosquitto configuration in the terms of this broker.
 
-What has no counterpart, or another meaning, becomes a note with its file and line. No note is
-needed for what Holdfast does anyway.
+A line without a counterpart, or with another meaning, becomes a note with its file and line. A line
+that asks for what Holdfast does anyway needs none.
 """
 
 import json
@@ -70,7 +70,7 @@ NOTES: Final = {
     "use_subject_as_username": "the user is the common name of the certificate",
     "use_username_as_clientid": "a session belongs to its user",
 }
-"""What to say about keys that have no counterpart."""
+"""The notes about keys that have no counterpart."""
 BRIDGE_KEYS: Final = [
     "address",
     "addresses",

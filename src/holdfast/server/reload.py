@@ -7,9 +7,12 @@ Invariants
 - A setting that cannot change at run time keeps its value, and the report names it.
 """
 
+import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -29,6 +32,8 @@ from holdfast.server.security_files import (
 )
 from holdfast.server.sockets.listeners import OpenListener, reserve
 
+logger = logging.getLogger("holdfast")
+
 SECTIONS: Final = ("listeners", "security", "limits", "logging.level", "log.retention")
 """The settings that can change at run time, except those in `ANNOUNCED`."""
 ANNOUNCED: Final = frozenset(
@@ -44,6 +49,10 @@ ANNOUNCED: Final = frozenset(
 )
 """The limits that CONNACK tells an MQTT 5 client, which relies on them while it is connected.
 [MQTT-3.3.4-9]"""
+
+
+READ_S: Final = 30.0
+"""The most seconds that a reload waits for its files."""
 
 
 class ReloadError(Exception):
@@ -69,6 +78,30 @@ class Preparation:
     security: SecurityFiles
     listeners: list[tuple[OpenListener, Listener, ssl.SSLContext | None]]
     """Each listener with its new settings and context."""
+
+    def discard(self, present: list[OpenListener]) -> None:
+        """Close the listeners that were bound for this reload only."""
+        for one, _, _ in self.listeners:
+            if one not in present:
+                one.close()
+
+
+async def prepare_in_thread(
+    load: Callable[[], Config], present: Config, listeners: list[OpenListener]
+) -> Preparation:
+    """`prepare` in a thread, because a file may be large and its directory may hang. Raises
+    `ReloadError`, also after `READ_S`; what the thread then still prepares is discarded."""
+    work = asyncio.get_running_loop().run_in_executor(None, prepare, load, present, list(listeners))
+    await asyncio.wait({work}, timeout=READ_S)
+    if not work.done():
+        work.add_done_callback(partial(_discard_late, listeners))
+        raise ReloadError(f"the files could not be read within {READ_S:g} s")
+    return work.result()
+
+
+def _discard_late(listeners: list[OpenListener], work: "asyncio.Future[Preparation]") -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().discard(listeners)
 
 
 def prepare(
@@ -126,6 +159,25 @@ def apply_security(broker: Broker, security: SecurityFiles) -> int:
     images = [] if recorded is state.sessions else recorded.values()
     replace_rules(state, security.acl, [*state.sessions.values(), *images])
     return close_unauthorized(state, security.knows)
+
+
+async def apply_listeners(
+    present: list[OpenListener], made: Preparation, broker: Broker | None
+) -> tuple[list[OpenListener], list[str]]:
+    """Open, change and close listeners. Returns those that are open, and the names of those that
+    the system does not let open again: they accept as before."""
+    kept = [one for one, _, _ in made.listeners]
+    for one in present:
+        if one not in kept:
+            one.close()
+    failed: list[str] = []
+    for one, settings, context in made.listeners:
+        try:
+            await one.apply(settings, context, broker)
+        except OSError as error:
+            logger.error("listener_not_reloaded listener=%r error=%r", one.name, str(error))
+            failed.append(f"listener {one.name}")
+    return kept, failed
 
 
 def _is_reloadable(key: str) -> bool:

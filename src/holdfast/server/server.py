@@ -33,8 +33,9 @@ from holdfast.server.reload import (
     Reloaded,
     ReloadError,
     apply_limits,
+    apply_listeners,
     apply_security,
-    prepare,
+    prepare_in_thread,
 )
 from holdfast.server.security_files import (
     SecurityFileError,
@@ -329,7 +330,11 @@ class Server:
             if self._stop.is_set():
                 raise ReloadError("the broker is stopping")
             try:
-                return await self._apply(prepare(self._load, self.config, self.listeners))
+                made = await prepare_in_thread(self._load, self.config, self.listeners)
+                if self._stop.is_set():
+                    made.discard(self.listeners)
+                    raise ReloadError("the broker is stopping")
+                return await self._apply(made)
             except ReloadError as error:
                 self._count_reload("reloads_failed")
                 logger.error("reload_failed error=%r text='everything stays as it was'", str(error))
@@ -356,19 +361,10 @@ class Server:
             disconnected = apply_security(broker, made.security)
         if self.maintenance is not None:
             self.maintenance.reload(made.config)
-        kept = [one for one, _, _ in made.listeners]
-        for one in self.listeners:
-            if one not in kept:
-                one.close()
-        self.listeners = kept
-        for one, settings, context in made.listeners:
-            try:
-                await one.apply(settings, context, self.broker)
-            except OSError as error:
-                logger.error("listener_not_reloaded listener=%r error=%r", one.name, str(error))
+        self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
         logger.setLevel(LEVELS[made.config.logging.level])
         self._count_reload("reloads")
-        done = Reloaded(made.applied, made.needs_restart, disconnected)
+        done = Reloaded(made.applied, [*made.needs_restart, *failed], disconnected)
         logger.info("reloaded settings=%s needs_restart=%s disconnected=%d", *astuple(done))
         return done
 

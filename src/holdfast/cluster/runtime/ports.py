@@ -1,4 +1,4 @@
-"""What the turns of a cluster node need of their driver."""
+"""The ports that the turns of a cluster node need of their driver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class ProcessPort(Protocol):
 
 @dataclass(frozen=True)
 class ClusterPorts:
-    """What the turns of a cluster node need of its driver."""
+    """The part of the driver that the turns of a cluster node use."""
 
     journal: JournalPort
     reader: ReplicaReadPort

@@ -198,7 +198,7 @@ class ClusterRuntime(Runtime):
     # The journal and the disk
 
     def write_journal(self, at_once: bool) -> None:
-        """As `Runtime.write_journal`. With durability "memory" a pending record is durable."""
+        """Writes the pending records. With durability "memory" they count as durable at once."""
         super().write_journal(at_once)
         if self.state.memory:
             self.member.handle_durable(self.state.now)

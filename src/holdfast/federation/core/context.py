@@ -1,4 +1,4 @@
-"""What all components of one federation member share."""
+"""The objects that all components of one federation member share."""
 
 from collections import Counter
 from dataclasses import dataclass, field

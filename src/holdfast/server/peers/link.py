@@ -124,7 +124,7 @@ class PeerLink:
         `expected`: the dialled node id, "" for any. `disk`: see `Handshake`.
         """
         self.known: Known = {}
-        """What the node knew of the disks of others when the connection began."""
+        """The disks of other nodes as this node knew them when the connection began."""
         self.identity = identity
         self.remote = remote
         self.expected = expected

@@ -135,9 +135,9 @@ class Compaction:
     store: TableStore
     log: CommitLog
     encodings: Mapping[str, str]
-    """As in WriteSpec."""
+    """The field of the same name in `WriteSpec`."""
     reached: Callable[[str], None]
-    """As in Engine."""
+    """The field of the same name in `Engine`."""
 
     def small_files(self) -> int:
         """Return the number of files that are small enough to merge."""
