@@ -5,7 +5,7 @@ import json
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.connect import AcceptedConnect
+from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.recovery.recovery import session_entry
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.session import Session

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.connect import AcceptedConnect, finish_open
+from holdfast.broker.connections.session_open import AcceptedConnect, finish_open
 from holdfast.broker.effects import Note
 from holdfast.broker.node import Node
 from holdfast.broker.promise import Promise

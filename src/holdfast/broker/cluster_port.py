@@ -13,7 +13,7 @@ from holdfast.broker.session.session import Group, Inflight, Session, Subscripti
 from holdfast.storage.record import Record
 
 if TYPE_CHECKING:
-    from holdfast.broker.connections.connect import AcceptedConnect
+    from holdfast.broker.connections.session_open import AcceptedConnect
     from holdfast.broker.session.session import Group
     from holdfast.broker.state import NodeState
 

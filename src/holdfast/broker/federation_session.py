@@ -14,7 +14,7 @@ of another member serve.
 from collections.abc import Callable
 
 from holdfast.broker.connections.close import end_session, handle_connection_lost
-from holdfast.broker.connections.connect import open_session
+from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe

@@ -18,6 +18,8 @@ from holdfast.broker.connections.close import (
     handle_violation,
     handle_will_due,
 )
+from holdfast.broker.connections.exchange import handle_auth
+from holdfast.broker.connections.keep_alive import check_keep_alive
 from holdfast.broker.connections.pending_connects import CONNECT_FIRST_BYTE
 from holdfast.broker.delivery import log_replay as catching_up
 from holdfast.broker.delivery.acknowledgements import (
@@ -73,9 +75,6 @@ from holdfast.protocol.mqtt.packets import (
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 
-PROGRESS_BYTES_PER_S: Final = 100
-"""The bytes per second by which an incomplete packet must grow to count as a sign of life.
-[MQTT-3.1.2-22] is about whole packets, and a byte now and then would keep a connection for ever."""
 TIMERS_PER_TURN: Final = 200
 """The most timers fired in one turn: 100,000 sessions may expire in the same second."""
 PACKETS_PER_TURN: Final = 1000
@@ -334,7 +333,7 @@ class Node:
             handle_disconnect(state, connection, session, packet)
         elif packet_type == AUTH:
             assert isinstance(packet, Auth)
-            connecting.handle_auth(state, connection, packet)
+            handle_auth(state, connection, packet)
         else:
             raise ProtocolViolation(
                 reasons.PROTOCOL_ERROR, f"{TYPE_NAMES.get(packet_type, '?')} from a client"
@@ -355,7 +354,7 @@ class Node:
         if connection.state == EXCHANGING and packet_type in (AUTH, DISCONNECT):
             packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
             if isinstance(packet, Auth):
-                connecting.handle_auth(state, connection, packet)
+                handle_auth(state, connection, packet)
                 return
             handle_connection_lost(state, connection)
             return
@@ -418,7 +417,7 @@ class Node:
             log_progress(state, PROGRESS_STEPS_PER_TURN)
         elif kind == KEEP_ALIVE:
             assert isinstance(subject, Connection)
-            self._check_keep_alive(subject)
+            check_keep_alive(state, subject)
         elif kind == CONNECT_TIMEOUT:
             assert isinstance(subject, Connection)
             if subject.state not in (OPEN, CLOSED):
@@ -436,23 +435,6 @@ class Node:
         elif kind == SYS:
             self.sys_topics.publish()
             state.arm(state.now + state.config.sys_interval_s, SYS, None)
-
-    def _check_keep_alive(self, connection: Connection) -> None:
-        state = self.state
-        if connection.state == CLOSED:
-            return
-        deadline = connection.last_received + connection.keep_alive_s * 1.5
-        if deadline > state.now:
-            connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
-            return
-        silent_s = state.now - connection.last_received
-        if connection.reader.waiting_bytes() >= silent_s * PROGRESS_BYTES_PER_S:
-            # A large packet is arriving.
-            deadline = state.now + connection.keep_alive_s * 1.5
-            connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
-            return
-        state.stats.keep_alive_timeouts += 1
-        close_connection(state, connection, reasons.KEEP_ALIVE_TIMEOUT, "keep alive exceeded")
 
     def shut_down(self, server_reference: str = "") -> None:
         """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]

@@ -6,7 +6,7 @@ It passes each call to the part of the cluster node that does it; see `broker.cl
 from typing import Final
 
 from holdfast.broker.cluster_port import ClusterPort
-from holdfast.broker.connections.connect import AcceptedConnect
+from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.session.connection import Connection

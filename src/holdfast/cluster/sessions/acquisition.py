@@ -24,7 +24,7 @@ from typing import Final
 from msgspec import UNSET
 
 from holdfast.broker.connections.close import close_connection, drop_session, log_close, refuse
-from holdfast.broker.connections.connect import AcceptedConnect, finish_open, refuse_other_user
+from holdfast.broker.connections.session_open import AcceptedConnect, finish_open, refuse_other_user
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import will_entry
 from holdfast.broker.recovery.state_records import log_progress

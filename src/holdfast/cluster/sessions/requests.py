@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import UNSET
 
-from holdfast.broker.connections.connect import AcceptedConnect
+from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.session_records import SessionEntry
 from holdfast.broker.session.connection import Connection
