@@ -60,6 +60,7 @@ HOT = [
     "broker/node.py",
     "broker/runtime.py",
     "broker/connections/pending_connects.py",
+    "broker/connections/reauthorize.py",
     "broker/publish/producers.py",
     "broker/publish/inbound.py",
     "broker/recovery/state_records.py",

@@ -1,5 +1,6 @@
 """Reloading settings and files of running brokers, by SIGHUP and over the admin port."""
 
+import errno
 import json
 import os
 import signal
@@ -396,3 +397,29 @@ def test_a_file_that_hangs_holds_nobody_up(start_holdfast: StartHoldfast, tmp_pa
     until(lambda: "reloaded settings" in broker.log_text(), "the reload")
     client.publish("afterwards")
     client.close()
+
+
+def test_a_file_that_hangs_does_not_keep_the_process(
+    start_holdfast: StartHoldfast, tmp_path: Path
+) -> None:
+    acl = tmp_path / "acl"
+    acl.write_text("topic readwrite #\n")
+    broker = start_holdfast({"security": {"acl_file": str(acl)}})
+    acl.unlink()
+    os.mkfifo(acl)
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGHUP)
+    until(lambda: is_being_read(acl), "the reload opens the file")
+    assert broker.stop() == 0
+
+
+def is_being_read(pipe: Path) -> bool:
+    """Whether a process waits for a writer of the pipe. Such a process goes on to wait for bytes,
+    because this one keeps the pipe open."""
+    try:
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+    return True

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.broker import federation_session as federating
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.reauthorize import close_unauthorized
+from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.publish.inbound import publish_own
 from holdfast.broker.recovery.recovery import Recovery
@@ -693,9 +693,33 @@ def test_who_may_not_connect_any_more_leaves() -> None:
     bench = Bench(OPEN_RULES)
     mallory, alice = bench.login("mallory"), bench.login("alice")
     mallory.connection.certificate_name = ""
-    assert close_unauthorized(bench.node.state, lambda username: False) == 1
+    counts: list[int] = []
+    state = bench.node.state
+    state.start_work(Reauthorization(state, lambda username: False, counts.append))
     bench.settle()
+    assert counts == [1]
     (packet,) = mallory.take(m.Disconnect)
     assert isinstance(packet, m.Disconnect)
     assert packet.reason == NOT_AUTHORIZED
+    assert not alice.take(m.Disconnect)
+
+
+def test_more_clients_leave_than_one_slice_holds() -> None:
+    """Each slice is a turn of the event loop, in which the others go on."""
+    bench = Bench(OPEN_RULES)
+    many = [bench.login("mallory", f"client-{number}") for number in range(STEPS_AT_ONCE)]
+    for each in many:
+        each.connection.certificate_name = ""
+    alice = bench.login("alice")
+    counts: list[int] = []
+    state = bench.node.state
+    work = Reauthorization(state, lambda username: username == "alice", counts.append)
+    done = work.step(state, STEPS_AT_ONCE)
+    assert work.has_more
+    assert done <= STEPS_AT_ONCE + STEPS_PER_CLOSE
+    assert work.count <= STEPS_AT_ONCE // STEPS_PER_CLOSE
+    assert counts == []
+    state.start_work(work)
+    bench.settle()
+    assert counts == [len(many)]
     assert not alice.take(m.Disconnect)

@@ -18,12 +18,13 @@ from typing import Final
 import msgspec
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.reauthorize import close_unauthorized
+from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.rights import replace_rules
 from holdfast.broker.state import NodeState
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config, Listener
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
@@ -86,17 +87,28 @@ class Preparation:
                 one.close()
 
 
-async def prepare_in_thread(
-    load: Callable[[], Config], present: Config, listeners: list[OpenListener]
-) -> Preparation:
-    """`prepare` in a thread, because a file may be large and its directory may hang. Raises
-    `ReloadError`, also after `READ_S`; what the thread then still prepares is discarded."""
-    work = asyncio.get_running_loop().run_in_executor(None, prepare, load, present, list(listeners))
-    await asyncio.wait({work}, timeout=READ_S)
-    if not work.done():
-        work.add_done_callback(partial(_discard_late, listeners))
-        raise ReloadError(f"the files could not be read within {READ_S:g} s")
-    return work.result()
+class Preparations:
+    """The preparation of reloads in a thread, because a file may be large and its directory may
+    hang. There is one thread at a time."""
+
+    def __init__(self) -> None:
+        self._work: asyncio.Future[Preparation] | None = None
+
+    async def prepare(
+        self, load: Callable[[], Config], present: Config, listeners: list[OpenListener]
+    ) -> Preparation:
+        """`prepare` in a thread. Raises `ReloadError`, also after `READ_S`; what the thread then
+        still prepares is discarded."""
+        if self._work is not None and not self._work.done():
+            raise ReloadError("an earlier reload still waits for its files")
+        self._work = work = run_in_thread(
+            "reload", partial(prepare, load, present, list(listeners))
+        )
+        await asyncio.wait({work}, timeout=READ_S)
+        if not work.done():
+            work.add_done_callback(partial(_discard_late, listeners))
+            raise ReloadError(f"the files could not be read within {READ_S:g} s")
+        return work.result()
 
 
 def _discard_late(listeners: list[OpenListener], work: "asyncio.Future[Preparation]") -> None:
@@ -149,8 +161,9 @@ def apply_limits(state: NodeState, config: NodeConfig) -> None:
     state.producers.expiry_us = config.producer_expiry_s * 1_000_000
 
 
-def apply_security(broker: Broker, security: SecurityFiles) -> int:
-    """Make a serving node use other files, and return the number of clients that have to leave."""
+def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[int]":
+    """Make a serving node use other files. The result is the number of clients that had to leave,
+    once the last of them has been disconnected."""
     broker.touch()
     state = broker.node.state
     broker.passwords.file = security.passwords
@@ -158,7 +171,14 @@ def apply_security(broker: Broker, security: SecurityFiles) -> int:
     recorded = broker.runtime.recorded_state().sessions
     images = [] if recorded is state.sessions else recorded.values()
     replace_rules(state, security.acl, [*state.sessions.values(), *images])
-    return close_unauthorized(state, security.knows)
+    disconnected: asyncio.Future[int] = broker.loop.create_future()
+
+    def done(count: int) -> None:
+        if not disconnected.done():
+            disconnected.set_result(count)
+
+    state.start_work(Reauthorization(state, security.knows, done))
+    return disconnected
 
 
 async def apply_listeners(

@@ -1,10 +1,8 @@
 """One broker process: data directory, recovery, node, listeners, admin port, maintenance."""
 
 import asyncio
-import errno
 import logging
 import signal
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import astuple
@@ -30,12 +28,12 @@ from holdfast.server.maintenance import Maintenance
 from holdfast.server.node_settings import new_node, node_config
 from holdfast.server.reload import (
     Preparation,
+    Preparations,
     Reloaded,
     ReloadError,
     apply_limits,
     apply_listeners,
     apply_security,
-    prepare_in_thread,
 )
 from holdfast.server.security_files import (
     SecurityFileError,
@@ -44,7 +42,7 @@ from holdfast.server.security_files import (
     tls_context,
 )
 from holdfast.server.shared_directory import SharedDirectory
-from holdfast.server.sockets.listeners import OpenListener, reserve
+from holdfast.server.sockets.listeners import OpenListener, reserve, when_free
 from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
@@ -53,9 +51,6 @@ T = TypeVar("T")
 
 SHUTDOWN_S = 5.0
 """The time in seconds at shutdown for clients to take their last bytes, and for the disk."""
-PORT_WAIT_S = 5.0
-PORT_PAUSE_S = 0.1
-"""The time in seconds that a standby waits for an occupied port, and the pause between checks."""
 
 STAND_BY_AGAIN = -1
 """The result of `run` instead of an exit code: start the program again, as a standby."""
@@ -99,6 +94,7 @@ class Server:
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
+        self._preparations = Preparations()
         self._reload_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -148,21 +144,7 @@ class Server:
         self._log_ready()
 
     async def _when_free(self, take: Callable[[], T]) -> T:
-        """Return the result of `take`, waiting for an occupied port. Raises `OSError`. An outgoing
-        connection of any process may take a port while a standby starts again, and soon ends."""
-        deadline: float | None = None
-        while True:
-            try:
-                return take()
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or not self.config.node.standby:
-                    raise
-                if deadline is None:
-                    deadline = time.monotonic() + PORT_WAIT_S
-                    logger.warning("port_taken error=%r wait_s=%s", error.strerror, PORT_WAIT_S)
-                elif time.monotonic() >= deadline:
-                    raise
-            await asyncio.sleep(PORT_PAUSE_S)
+        return await when_free(take, self.config.node.standby)
 
     def _new_node(self, journal: Journal) -> Node:
         return new_node(self.config, self._security, journal)
@@ -330,7 +312,7 @@ class Server:
             if self._stop.is_set():
                 raise ReloadError("the broker is stopping")
             try:
-                made = await prepare_in_thread(self._load, self.config, self.listeners)
+                made = await self._preparations.prepare(self._load, self.config, self.listeners)
                 if self._stop.is_set():
                     made.discard(self.listeners)
                     raise ReloadError("the broker is stopping")
@@ -358,7 +340,7 @@ class Server:
         disconnected = 0
         if broker is not None:
             apply_limits(broker.node.state, node_config(made.config))
-            disconnected = apply_security(broker, made.security)
+            disconnected = await apply_security(broker, made.security)
         if self.maintenance is not None:
             self.maintenance.reload(made.config)
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
@@ -408,8 +390,9 @@ class Server:
 
     async def stop(self) -> None:
         """Disconnect clients and write everything, with a snapshot if no standby has it."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._watching, self._reload_task):
+            if task is not None:
+                task.cancel()
         sharing = self.sharing
         broker = self.broker
         reference = "" if sharing is None else await sharing.others()

@@ -1,40 +1,74 @@
 """Closing the connections of clients that may not connect any more."""
 
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.broker.connections.close import close_connection, refuse
-from holdfast.broker.session.connection import EXCHANGING, Connection
-from holdfast.broker.state import NodeState
+from holdfast.broker.session.connection import EXCHANGING, OPEN, OPENING, Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
 
+STEPS_PER_CLOSE: Final = 10
+"""The steps that a closed connection counts for: it may publish a will and append records."""
 
-def close_unauthorized(state: NodeState, knows: Callable[[str], bool]) -> int:
-    """Close the connections whose client could not connect now, and return their number.
+_TEXT: Final = "the user may not connect any more"
 
-    `knows`: whether a user name has a password or other credentials. An authenticated client stays
-    while its user exists, also if its password is another one now. Connections that have sent no
-    CONNECT are checked later by the present files.
+
+class Reauthorization(Work):
+    """The job that closes the connections whose client could not connect now. A step is one client
+    that stays.
+
+    An authenticated client stays while its user exists, also if its password is another one now.
+    The job covers the clients that had sent a CONNECT when it was made. Later ones are checked by
+    the present files.
     """
-    count = 0
-    for session in list(state.sessions.values()):
-        connection = session.connection
-        if connection is not None and not _may_stay(state, connection, knows):
-            close_connection(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
-            count += 1
-    for connection in state.pending_connects.checking():
+
+    def __init__(
+        self, state: NodeState, knows: Callable[[str], bool], done: Callable[[int], None]
+    ) -> None:
+        """`knows`: whether a user name has a password or other credentials. `done` is called with
+        the number of closed connections."""
+        super().__init__()
+        self.knows = knows
+        self.done = done
+        self.count = 0
+        self.pending = state.pending_connects.checking()
+        self.sessions = list(state.sessions.values())
+
+    def step(self, state: NodeState, steps: int) -> int:
+        spent = 0
+        while spent < steps and (self.pending or self.sessions):
+            spent += 1
+            connection = self.pending.pop() if self.pending else self._next_connection()
+            if connection is not None and self._close(state, connection):
+                self.count += 1
+                spent += STEPS_PER_CLOSE
+        self.has_more = bool(self.pending or self.sessions)
+        if not self.has_more:
+            self.done(self.count)
+        return spent
+
+    def _next_connection(self) -> Connection | None:
+        session: Session = self.sessions.pop()
+        return session.connection
+
+    def _close(self, state: NodeState, connection: Connection) -> bool:
+        """Close the connection if its client has to leave, and return whether it does."""
+        if connection.closing:
+            return False
         if connection.state == EXCHANGING:
             # It began with credentials that may not be in force any more.
             refuse(state, connection, reasons.SERVER_BUSY, "the users have changed: connect again")
-        elif connection.username is not None and not _may_stay(state, connection, knows):
+        elif connection.state not in (OPEN, OPENING) or _may_stay(state, connection, self.knows):
+            # The result of a password check counts by the present file, so it needs no other one.
+            return False
+        elif connection.session is None:
             # In a cluster the session of an authenticated client comes from another node.
             refuse(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
         else:
-            continue
-        count += 1
-    return count
-
-
-_TEXT = "the user may not connect any more"
+            close_connection(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
+        return True
 
 
 def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], bool]) -> bool:

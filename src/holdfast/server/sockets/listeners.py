@@ -1,9 +1,13 @@
 """Opens the configured listeners."""
 
 import asyncio
+import errno
+import logging
 import socket
 import ssl
-from typing import cast
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar, cast
 
 from holdfast.config.schema import Listener
 from holdfast.server.event_loop import descriptors
@@ -12,6 +16,33 @@ from holdfast.server.event_loop.loop import is_uvloop
 from holdfast.server.sockets.acceptor import BACKLOG, AcceptLoop
 from holdfast.server.sockets.tcp import ListenerCount, TcpConnection
 from holdfast.server.sockets.websocket import UpgradeAdmission, WebSocketConnection
+
+logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+
+PORT_WAIT_S: Final = 5.0
+PORT_PAUSE_S: Final = 0.1
+"""The time in seconds that a standby waits for an occupied port, and the pause between checks."""
+
+
+async def when_free(take: Callable[[], T], waits: bool) -> T:
+    """The result of `take`, which binds a port. Raises `OSError`. `waits`: wait for an occupied
+    port, because an outgoing connection of any process may take it while a standby starts again,
+    and soon ends."""
+    deadline: float | None = None
+    while True:
+        try:
+            return take()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not waits:
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + PORT_WAIT_S
+                logger.warning("port_taken error=%r wait_s=%s", error.strerror, PORT_WAIT_S)
+            elif time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(PORT_PAUSE_S)
 
 
 def reserve(listener: Listener) -> list[socket.socket]:
