@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.config.dynamic_security import DynamicSecurity, read_dynamic_security
+from holdfast.config.mosquitto.dynamic_security import DynamicSecurity, read_dynamic_security
 
 DAY_S: Final = 86_400
 UNITS_S: Final = {"h": 3600, "d": DAY_S, "w": 7 * DAY_S, "m": 30 * DAY_S, "y": 365 * DAY_S}

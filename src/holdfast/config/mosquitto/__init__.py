@@ -1,0 +1,1 @@
+"""A Mosquitto configuration in the terms of this broker."""
