@@ -150,8 +150,15 @@ class SingleNode(ClusterPort):
         return self._state.journal.append(record)
 
     def publish(self, record: Record, promise: Promise) -> None:
-        self._state.journal.append(record)
-        self.promise(promise)
+        state = self._state
+        journal = state.journal
+        journal.append(record)
+        if state.memory:
+            promise.release(state)
+            return
+        # The record is pending, so the promise waits: `promise` without its question.
+        promise.after = journal.sequence
+        state.promises.append(promise)
 
     def promise(self, promise: Promise) -> None:
         state = self._state
@@ -176,7 +183,7 @@ class SingleNode(ClusterPort):
     def is_congested(self, part: int) -> bool:
         state = self._state
         promised = len(state.promises) * PROMISE_BYTES + state.promise_bytes
-        return state.journal.pending_bytes + promised > state.config.pending_bytes_max // part
+        return (state.journal.pending_bytes + promised) * part > state.config.pending_bytes_max
 
     def spread(self, message: Message, topic: str) -> None:
         """There is no other node."""
