@@ -4,8 +4,8 @@ import pytest
 
 from holdfast.config.problem import ConfigError
 from holdfast.federation.manager.access import (
-    Caller,
     Forbidden,
+    ManagerCaller,
     Role,
     Unauthorized,
     caller_of,
@@ -36,12 +36,14 @@ def settings(access: str, operators: str = "root") -> ManagerSettings:
     return ManagerSettings(access=access, token=OPERATOR, operators=operators.split())
 
 
-def caller(access: str, token: str = "", certificate: str = "", operators: str = "root") -> Caller:
+def caller(
+    access: str, token: str = "", certificate: str = "", operators: str = "root"
+) -> ManagerCaller:
     header = f"Bearer {token}" if token else ""
     return caller_of(header, certificate, settings(access, operators), STATE, 0.0)
 
 
-def speaks_for(who: Caller) -> set[int]:
+def speaks_for(who: ManagerCaller) -> set[int]:
     found = set()
     for member in STATE.members.values():
         try:
@@ -52,7 +54,7 @@ def speaks_for(who: Caller) -> set[int]:
     return found
 
 
-def joins_as(who: Caller) -> set[str]:
+def joins_as(who: ManagerCaller) -> set[str]:
     """As which members it may come, by their uuid and address."""
     found = set()
     for uuid, ip in (

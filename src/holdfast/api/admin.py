@@ -17,28 +17,28 @@ Requests from web pages and for other host names receive 403, see `holdfast.secu
 import asyncio
 import socket
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from holdfast.api.cluster_routes import ClusterRoutes
+from holdfast.api.dispatch import OpenGate, application
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
-from holdfast.api.log_routes import BadRequest, Busy, LogRoutes, StandbyRefusal
+from holdfast.api.log_routes import LogRoutes
 from holdfast.api.log_sender import LogConnections, LogSender
 from holdfast.api.metrics.node import registry_for, render
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
+from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
 from holdfast.security.http.server import HttpServer, listen
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.failures import watched
-from holdfast.server.reload import ReloadError
+from holdfast.server.reload import Reloaded, ReloadError
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""
@@ -52,27 +52,30 @@ class AdminRoutes:
         self._registry = registry_for(server)
 
     def application(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/healthz", self.healthz),
-                Route("/readyz", self.readyz),
-                Route("/metrics", self.metrics),
-                Route("/api/v1/reload", self.reload, methods=["POST"]),
-                *LogRoutes(self._server).routes(),
-                *ClusterRoutes(self._server).routes(),
-                *FederationRoutes(self._server).routes(),
-            ],
-            exception_handlers={
-                BadRequest: _bad_request,
-                StandbyRefusal: _not_serving,
-                Busy: _busy,
-            },
-        )
+        """The application of all endpoints."""
+        return application(self.endpoints(), OpenGate(), "Holdfast admin API")
 
-    async def healthz(self, request: Request) -> Response:
+    def endpoints(self) -> list[Endpoint]:
+        """The declarations of all endpoints."""
+        return [
+            Endpoint("GET", "/healthz", Scope.HEALTH, "the process runs", self.healthz, str,
+                     media_type="text/plain", any_parameter=True),
+            Endpoint("GET", "/readyz", Scope.HEALTH, "whether the node serves clients",
+                     self.readyz, dict, refusals=(503,), any_parameter=True),
+            Endpoint("GET", "/metrics", Scope.HEALTH, "the metrics for Prometheus", self.metrics,
+                     str, media_type="application/openmetrics-text", any_parameter=True),
+            Endpoint("POST", "/api/v1/reload", Scope.OPERATOR,
+                     "apply the settings and files as they are now", self.reload, Reloaded,
+                     refusals=(409,)),
+            *LogRoutes(self._server).endpoints(),
+            *ClusterRoutes(self._server).endpoints(),
+            *FederationRoutes(self._server).endpoints(),
+        ]  # fmt: skip
+
+    async def healthz(self, call: Call) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz(self, request: Request) -> Response:
+    async def readyz(self, call: Call) -> Response:
         """Report the obstacles, and the figures that explain them."""
         found = obstacles(self._server)
         body: dict[str, object] = {
@@ -106,31 +109,18 @@ class AdminRoutes:
             body["maintenance_failing"] = self._server.maintenance.failing
         return JSONResponse(body, 503 if found else 200)
 
-    async def reload(self, request: Request) -> Response:
+    async def reload(self, call: Call) -> Reloaded:
         """Apply the configuration and the files as they are now."""
         try:
-            done = await self._server.reload()
+            return await self._server.reload()
         except ReloadError as error:
-            return JSONResponse({"error": str(error)}, 409)
-        return JSONResponse(asdict(done))
+            raise ApiRefusal(409, str(error)) from None
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, call: Call) -> Response:
         return Response(
             render(self._registry),
             media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
         )
-
-
-async def _bad_request(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 400)
-
-
-async def _not_serving(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 503)
-
-
-async def _busy(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
 
 
 class AdminServer:

@@ -10,14 +10,13 @@
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, bad_request
 from holdfast.api.process import ServedProcess
+from holdfast.security.access.scopes import Scope
 
 OF_NODE: Final[Mapping[str, Callable[[ClusterOperations, str], Awaitable[object]]]] = {
     "drain": lambda cluster, node: cluster.drain(node),
@@ -27,6 +26,14 @@ OF_NODE: Final[Mapping[str, Callable[[ClusterOperations, str], Awaitable[object]
 }
 """The operations on a node, by the last part of their path."""
 UNSAFE: Final = "unsafe-recover"
+NODE: Final = Text("node", "the id of the node", required=True)
+ACCEPT_LOSS: Final = Flag("accept_loss", "acknowledged messages may be lost", default=False)
+SUMMARIES: Final = {
+    "drain": "move the leaderships and replicas away from a node",
+    "undrain": "let a node have leaderships and replicas again",
+    "remove": "remove a node for good",
+    "unsafe-recover": "make a node leader of leaderless partitions, with loss of messages",
+}
 
 
 class ClusterRoutes:
@@ -35,49 +42,54 @@ class ClusterRoutes:
     def __init__(self, server: ServedProcess) -> None:
         self._server = server
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("/cluster", self._status),
-            Route("/cluster/init", self._init, methods=["POST"]),
-            Route("/cluster/rebalance", self._rebalance, methods=["POST"]),
-            Route("/cluster/{action:str}", self._of_node, methods=["POST"]),
-        ]
+    def endpoints(self) -> list[Endpoint]:
+        found = [
+            Endpoint("GET", "/cluster", Scope.VIEWER, "the cluster as this node sees it",
+                     self._status, dict, refusals=(404,)),
+            Endpoint("POST", "/cluster/init", Scope.OPERATOR, "make a cluster of this node",
+                     self._init, dict, refusals=(404, 409)),
+            Endpoint("POST", "/cluster/rebalance", Scope.OPERATOR,
+                     "give every partition its preferred leader", self._rebalance,
+                     refusals=(404, 409)),
+        ]  # fmt: skip
+        for action, summary in SUMMARIES.items():
+            scope = Scope.OPERATOR if action in ("drain", "undrain") else Scope.ADMIN
+            parameters = (NODE, ACCEPT_LOSS) if action == UNSAFE else (NODE,)
+            handler = partial(self._of_node, action)
+            path = f"/cluster/{action}"
+            found.append(
+                Endpoint("POST", path, scope, summary, handler, None, parameters,
+                         refusals=(404, 409))
+            )  # fmt: skip
+        return found
 
-    async def _status(self, request: Request) -> Response:
-        cluster = self._server.cluster
-        return _no_cluster() if cluster is None else JSONResponse(cluster.status())
-
-    async def _init(self, request: Request) -> Response:
-        return await self._change(request, lambda cluster: cluster.init())
-
-    async def _rebalance(self, request: Request) -> Response:
-        return await self._change(request, lambda cluster: cluster.rebalance())
-
-    async def _of_node(self, request: Request) -> Response:
-        action = request.path_params["action"]
-        if action not in OF_NODE:
-            return JSONResponse({"error": f"there is no /cluster/{action}"}, 404)
-        node = request.query_params.get("node", "")
-        if not node:
-            return JSONResponse({"error": "parameter node is missing"}, 400)
-        if action == UNSAFE and request.query_params.get("accept_loss") != "true":
-            text = "acknowledged messages that the node does not have are lost: accept_loss=true"
-            return JSONResponse({"error": text}, 400)
-        return await self._change(request, lambda cluster: OF_NODE[action](cluster, node))
-
-    async def _change(
-        self, request: Request, carry_out: Callable[[ClusterOperations], Awaitable[object]]
-    ) -> Response:
+    @property
+    def _cluster(self) -> ClusterOperations:
+        """The operations. Raises `ApiRefusal` (404) without a cluster."""
         cluster = self._server.cluster
         if cluster is None:
-            return _no_cluster()
-        try:
-            answer = await carry_out(cluster)
-        except ClusterError as error:
-            return JSONResponse({"error": str(error)}, 409)
-        return JSONResponse(answer if answer is not None else {})
+            raise ApiRefusal(404, "this node belongs to no cluster: start it with --peer-bind")
+        return cluster
+
+    async def _status(self, call: Call) -> object:
+        return self._cluster.status()
+
+    async def _init(self, call: Call) -> object:
+        return await _change(self._cluster.init())
+
+    async def _rebalance(self, call: Call) -> object:
+        return await _change(self._cluster.rebalance())
+
+    async def _of_node(self, action: str, call: Call) -> object:
+        if action == UNSAFE and not call[ACCEPT_LOSS]:
+            text = "acknowledged messages that the node does not have are lost: accept_loss=true"
+            raise bad_request(text)
+        return await _change(OF_NODE[action](self._cluster, call[NODE]))
 
 
-def _no_cluster() -> Response:
-    text = "this node belongs to no cluster: start it with --peer-bind"
-    return JSONResponse({"error": text}, 404)
+async def _change(carried_out: Awaitable[object]) -> object:
+    """The result of a change. A refusal of the cluster becomes `ApiRefusal` (409)."""
+    try:
+        return await carried_out
+    except ClusterError as error:
+        raise ApiRefusal(409, str(error)) from None

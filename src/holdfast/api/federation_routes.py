@@ -4,13 +4,15 @@ With `?topic=NAME` it adds `mesh`: the members that want the topic, and the tree
 as this member knows them. The response is 404 without a federation.
 """
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from typing import Final
 
-from holdfast.api.log_routes import BadRequest
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
 from holdfast.api.process import FederatedProcess
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+from holdfast.security.access.scopes import Scope
+
+TOPIC: Final = Text("topic", "a topic, whose way to the other members is added", least=0,
+                    most=65_535)  # fmt: skip
 
 
 class FederationRoutes:
@@ -19,20 +21,23 @@ class FederationRoutes:
     def __init__(self, server: FederatedProcess) -> None:
         self._server = server
 
-    def routes(self) -> list[Route]:
-        return [Route("/api/v1/federation", self._status)]
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("GET", "/api/v1/federation", Scope.VIEWER, "the membership of a federation",
+                     self._status, dict, (TOPIC,), refusals=(404,)),
+        ]  # fmt: skip
 
-    async def _status(self, request: Request) -> Response:
+    async def _status(self, call: Call) -> object:
         federation = self._server.federation
         if federation is None:
             text = "this broker belongs to no federation: its configuration has no [federation]"
-            return JSONResponse({"error": text}, 404)
+            raise ApiRefusal(404, text)
         body = federation.status()
-        topic = request.query_params.get("topic")
+        topic = call.get(TOPIC)
         if topic is not None:
             try:
                 decode_topic(topic.encode())
             except (InvalidTopic, UnicodeEncodeError) as error:
-                raise BadRequest(f"parameter topic: {error}") from None
+                raise bad_request(f"parameter topic: {error}") from None
             body["mesh"] = federation.mesh(topic)
-        return JSONResponse(body)
+        return body

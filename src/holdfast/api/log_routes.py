@@ -13,16 +13,17 @@
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from starlette.requests import Request
+from starlette import types
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.process import ServedProcess
 from holdfast.numbers import whole_number
+from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
@@ -30,7 +31,7 @@ from holdfast.storage.record import Batch
 
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20
-
+BATCHES_TYPE: Final = "application/octet-stream"
 
 SLICE_BYTES: Final = 1 << 20
 """The bytes read from the disk at a time, plus the rest of the last batch.
@@ -43,16 +44,41 @@ READS_MAX: Final = 4
 """The most simultaneous responses with batches. Each has one slice in memory."""
 
 
-class BadRequest(Exception):
-    """A parameter is wrong. The text names it and says what is allowed."""
+PARTITION: Final = Text("partition", "the number of the partition", in_path=True)
+START: Final = Whole("start", "the first offset", required=True)
+END: Final = Whole("end", "the first offset that is not read; default: the high watermark")
+BYTES: Final = Whole(
+    "bytes", "about how many bytes are read", default=READ_BYTES_DEFAULT, most=READ_BYTES_MAX
+)
+TIMESTAMP_US: Final = Whole("timestamp_us", "microseconds since 1970", required=True)
 
 
-class StandbyRefusal(Exception):
-    """This node cannot serve the log: it is a standby, or its log is damaged."""
+@dataclass(frozen=True)
+class LogRanges:
+    """The committed log of a node."""
+
+    node: str
+    log: str
+    """The name of the log, equal on all nodes of a cluster."""
+    partitions: int
+    ranges: list[tuple[int, int]]
+    """The first offset and the high watermark of each partition."""
+    leads: list[int]
+    """The partitions whose records this node receives first."""
 
 
-class Busy(Exception):
-    """The port sends as many responses as it may. The client receives 503 and tries again."""
+@dataclass(frozen=True)
+class Offset:
+    """A position in one partition."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """A position in each partition."""
+
+    offsets: list[int]
 
 
 class LogRoutes:
@@ -62,21 +88,28 @@ class LogRoutes:
         self._server = server
         self._reads = 0
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
+        v1, scope = "/api/v1/log", Scope.READER
         return [
-            Route("/api/v1/log", self._ranges),
-            Route("/api/v1/log/offsets", self._offsets),
-            Route("/api/v1/log/{partition}", self._read),
-            Route("/api/v1/log/{partition}/offset", self._offset),
-        ]
+            Endpoint("GET", v1, scope, "the committed offsets", self._ranges, LogRanges,
+                     refusals=(503,)),
+            Endpoint("GET", f"{v1}/offsets", scope, "the offsets of a time in all partitions",
+                     self._offsets, Offsets, (TIMESTAMP_US,), refusals=(503,)),
+            Endpoint("GET", f"{v1}/{{partition}}", scope, "committed records as raw batches",
+                     self._read, bytes, (PARTITION, START, END, BYTES), refusals=(410, 503),
+                     media_type=BATCHES_TYPE),
+            Endpoint("GET", f"{v1}/{{partition}}/offset", scope, "the offset of a time",
+                     self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(503,)),
+        ]  # fmt: skip
 
     @property
     def _broker(self) -> Broker:
+        """The broker. Raises `ApiRefusal` (503) on a standby, or if the log is damaged."""
         broker = self._server.broker
         if broker is None:
-            raise StandbyRefusal("this node stands by: ask the holder of the lease")
+            raise ApiRefusal(503, "this node stands by: ask the holder of the lease")
         if not broker.runtime.believes_disk:
-            raise StandbyRefusal("the log of this node is damaged: ask another node")
+            raise ApiRefusal(503, "the log of this node is damaged: ask another node")
         return broker
 
     def _committed(self, partition: int) -> int:
@@ -84,23 +117,15 @@ class LogRoutes:
         journal = self._broker.node.state.journal
         return min(journal.high_watermark[partition], journal.written[partition])
 
-    async def _ranges(self, request: Request) -> Response:
+    async def _ranges(self, call: Call) -> LogRanges:
         config = self._broker.node.state.config
         reader = self._broker.reader
         ranges = [
-            [reader.first_offset(partition), self._committed(partition)]
+            (reader.first_offset(partition), self._committed(partition))
             for partition in range(config.partitions)
         ]
         log, leads = self._place()
-        return JSONResponse(
-            {
-                "node": config.node_id,
-                "log": log,
-                "partitions": config.partitions,
-                "ranges": ranges,
-                "leads": leads,
-            }
-        )
+        return LogRanges(config.node_id, log, config.partitions, ranges, leads)
 
     def _place(self) -> tuple[str, list[int]]:
         """Return the name of the log, and the partitions that this node leads."""
@@ -114,29 +139,30 @@ class LogRoutes:
         leads = [each["partition"] for each in partitions if each["leader"] == config.node_id]
         return str(status["cluster_id"]), leads
 
-    def _partition(self, request: Request) -> int:
-        text: str = request.path_params["partition"]
+    def _partition(self, call: Call) -> int:
+        text = call[PARTITION]
         last = self._broker.node.state.config.partitions - 1
         partition = whole_number(text, last)
         if partition is None:
-            raise BadRequest(f"partition {shown(text)}: this node has 0 to {last}")
+            raise bad_request(f"partition {shown(text)}: this node has 0 to {last}")
         return partition
 
-    async def _read(self, request: Request) -> Response:
-        partition = self._partition(request)
+    async def _read(self, call: Call) -> Response:
+        partition = self._partition(call)
         watermark = self._committed(partition)
-        start = _parameter(request, "start", None, 1 << 62)
-        end = min(_parameter(request, "end", watermark, 1 << 62), watermark)
-        size = _parameter(request, "bytes", READ_BYTES_DEFAULT, READ_BYTES_MAX)
+        start, size = call[START], call[BYTES]
+        end = call.get(END)
+        end = watermark if end is None else min(end, watermark)
         first = self._broker.reader.first_offset(partition)
         if start < first:
             return JSONResponse(
                 {"error": "older records were removed by retention", "first_offset": first}, 410
             )
         if start >= end:
-            return Response(b"", media_type="application/octet-stream")
+            return Response(b"", media_type=BATCHES_TYPE)
         if self._reads >= READS_MAX:
-            raise Busy(f"{READS_MAX} others read already: come again, or POST /api/v1/log/read")
+            text = f"{READS_MAX} others read already: come again, or POST /api/v1/log/read"
+            raise ApiRefusal(503, text, {"Retry-After": "1"})
         self._reads += 1
         try:
             first_slice = await self._read_slice(partition, start, end, size)
@@ -154,40 +180,28 @@ class LogRoutes:
         found = await self._broker.reads.in_thread(
             lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))
         )
-        # Raises StandbyRefusal if damage found meanwhile makes the whole node unfit.
+        # Raises ApiRefusal if damage found meanwhile makes the whole node unfit.
         _ = self._broker
         return found
 
-    async def _offset(self, request: Request) -> Response:
-        partition = self._partition(request)
-        timestamp_us = _parameter(request, "timestamp_us", None, 1 << 62)
+    async def _offset(self, call: Call) -> Offset:
+        partition = self._partition(call)
+        timestamp_us = call[TIMESTAMP_US]
         reader = self._broker.reader
         offset = await self._broker.reads.in_thread(
             lambda: reader.offset_for_time(partition, timestamp_us)
         )
-        return JSONResponse({"offset": offset})
+        return Offset(offset)
 
-    async def _offsets(self, request: Request) -> Response:
-        timestamp_us = _parameter(request, "timestamp_us", None, 1 << 62)
+    async def _offsets(self, call: Call) -> Offsets:
+        timestamp_us = call[TIMESTAMP_US]
         reader = self._broker.reader
         offsets: list[int] = []
         for partition in range(self._broker.node.state.config.partitions):
             # One partition at a time, so that reads of clients come in between.
             work = partial(reader.offset_for_time, partition, timestamp_us)
             offsets.append(await self._broker.reads.in_thread(work))
-        return JSONResponse({"offsets": offsets})
-
-
-def _parameter(request: Request, name: str, default: int | None, maximum: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        if default is None:
-            raise BadRequest(f"parameter {name} is missing")
-        return default
-    number = whole_number(text, maximum)
-    if number is None:
-        raise BadRequest(f"{name}={shown(text)}: a whole number from 0 to {maximum}")
-    return number
+        return Offsets(offsets)
 
 
 class _Slices(Response):
@@ -205,7 +219,7 @@ class _Slices(Response):
         size: int,
         on_ended: Callable[[], None],
     ) -> None:
-        super().__init__(media_type="application/octet-stream")
+        super().__init__(media_type=BATCHES_TYPE)
         # The length is not known yet, so the response is chunked.
         self.raw_headers = [each for each in self.raw_headers if each[0] != b"content-length"]
         self._batches = first
@@ -214,7 +228,7 @@ class _Slices(Response):
         self._left = size
         self._on_ended = on_ended
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         gone = watched(_disconnected(receive))
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -238,6 +252,6 @@ class _Slices(Response):
             self._on_ended()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _disconnected(receive: types.Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -12,14 +12,13 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from holdfast.addresses import split_address
 from holdfast.api.admin import CONNECTIONS_MAX
+from holdfast.api.dispatch import OpenGate, application
+from holdfast.api.endpoints import Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
-from holdfast.api.log_routes import BadRequest
 from holdfast.api.metrics.federation import FederationCollector
 from holdfast.api.metrics.node import render
 from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
@@ -27,6 +26,7 @@ from holdfast.federation.sidecar.edge_mqtt.retained import edge_for
 from holdfast.federation.sidecar.edge_mqtt.state import BadState
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.sidecar_settings import SidecarSettings
+from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import hosts_of_bind
@@ -70,28 +70,27 @@ class SidecarPort:
         self._registry.register(FederationCollector(self))
 
     def application(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/healthz", self._health),
-                Route("/readyz", self._ready),
-                Route("/metrics", self._metrics),
-                *FederationRoutes(self).routes(),
-            ],
-            exception_handlers={BadRequest: self._bad_request},
-        )
+        """The application of all endpoints."""
+        endpoints = [
+            Endpoint("GET", "/healthz", Scope.HEALTH, "this process runs", self._health, str,
+                     media_type="text/plain", any_parameter=True),
+            Endpoint("GET", "/readyz", Scope.HEALTH, "whether the broker accepts publishes",
+                     self._ready, dict, refusals=(503,), any_parameter=True),
+            Endpoint("GET", "/metrics", Scope.HEALTH, "the metrics for Prometheus",
+                     self._metrics, str, media_type=METRICS_TYPE, any_parameter=True),
+            *FederationRoutes(self).endpoints(),
+        ]  # fmt: skip
+        return application(endpoints, OpenGate(), "Holdfast sidecar")
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, call: Call) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def _ready(self, request: Request) -> Response:
+    async def _ready(self, call: Call) -> Response:
         edge: Any = self.federation.status()["edge"]
         return JSONResponse({"ready": edge["is_up"]}, 200 if edge["is_up"] else 503)
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, call: Call) -> Response:
         return Response(render(self._registry), media_type=METRICS_TYPE)
-
-    async def _bad_request(self, request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)}, 400)
 
 
 async def run(settings: SidecarSettings) -> None:

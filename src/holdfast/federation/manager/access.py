@@ -32,7 +32,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
-class Caller:
+class ManagerCaller:
     role: Role
     name: str
     """For the audit log."""
@@ -67,7 +67,7 @@ def caller_of(
     settings: ManagerSettings,
     state: FederationState,
     now_s: float,
-) -> Caller:
+) -> ManagerCaller:
     """`authorization`: the header, or empty; `certificate`: the name of the one that was shown and
     verified, or empty. Raises Unauthorized, Forbidden."""
     match settings.access:
@@ -86,7 +86,7 @@ def caller_of(
             name = f"{caller.name}, certificate {certificate}"
             return replace(caller, name=name, certificate=certificate)
     if not settings.token:
-        return Caller(Role.OPERATOR, "anonymous", is_anonymous=True)
+        return ManagerCaller(Role.OPERATOR, "anonymous", is_anonymous=True)
     return _by_token(authorization, settings.token, state, now_s)
 
 
@@ -97,17 +97,17 @@ def _is_operator(certificate: str, settings: ManagerSettings) -> bool:
 
 def _by_certificate(
     authorization: str, certificate: str, settings: ManagerSettings, state: FederationState
-) -> Caller:
+) -> ManagerCaller:
     """Raises Unauthorized."""
     if not certificate:
         raise Unauthorized("show a certificate that has a common name, or another name")
     name = f"certificate {certificate}"
     if certificate in settings.operators:
-        return Caller(Role.OPERATOR, name, certificate=certificate)
+        return ManagerCaller(Role.OPERATOR, name, certificate=certificate)
     # For a member that has joined before certificates were asked for.
     member = _member_of_token(authorization, state) if authorization else None
     is_member = any(each.certificate == certificate for each in state.members.values())
-    return Caller(
+    return ManagerCaller(
         Role.MEMBER if is_member or member is not None else Role.JOINER,
         name,
         member=None if member is None else member.id,
@@ -115,16 +115,18 @@ def _by_certificate(
     )
 
 
-def _by_token(authorization: str, token: str, state: FederationState, now_s: float) -> Caller:
+def _by_token(
+    authorization: str, token: str, state: FederationState, now_s: float
+) -> ManagerCaller:
     """Raises Unauthorized."""
     if not authorization.lower().startswith(BEARER):
         raise Unauthorized("send a token: Authorization: Bearer TOKEN")
     given = _given(authorization)
     if hmac.compare_digest(given.encode(), token.encode()):
-        return Caller(Role.OPERATOR, "operator", needs_token=True)
+        return ManagerCaller(Role.OPERATOR, "operator", needs_token=True)
     member = _member_of_token(authorization, state)
     if member is not None:
-        return Caller(Role.MEMBER, f"member {member.id}", member.id, needs_token=True)
+        return ManagerCaller(Role.MEMBER, f"member {member.id}", member.id, needs_token=True)
     hashed = hash_of(given)
     join_token = state.tokens.get(hashed)
     if join_token is None:
@@ -135,7 +137,9 @@ def _by_token(authorization: str, token: str, state: FederationState, now_s: flo
         )
     if join_token.expires_at_s <= now_s:
         raise Unauthorized("this join token has expired: make a new one")
-    return Caller(Role.JOINER, f"join token {hashed[:8]}", join_token=hashed, needs_token=True)
+    return ManagerCaller(
+        Role.JOINER, f"join token {hashed[:8]}", join_token=hashed, needs_token=True
+    )
 
 
 def _given(authorization: str) -> str:
@@ -148,13 +152,13 @@ def _member_of_token(authorization: str, state: FederationState) -> Member | Non
     return next((each for each in state.members.values() if each.token_hash == hashed), None)
 
 
-def require_operator(caller: Caller) -> None:
+def require_operator(caller: ManagerCaller) -> None:
     """Raises Forbidden."""
     if caller.role is not Role.OPERATOR:
         raise Forbidden("this takes the operator's token or certificate")
 
 
-def require_member(caller: Caller, member: Member) -> None:
+def require_member(caller: ManagerCaller, member: Member) -> None:
     """Raises Forbidden for anybody but this member and the operator."""
     if caller.role is Role.OPERATOR:
         return
@@ -167,7 +171,7 @@ def require_member(caller: Caller, member: Member) -> None:
         raise Forbidden(f"this takes the token of member {member.id}, or the operator's")
 
 
-def require_join(caller: Caller, uuid: str, ip: str, state: FederationState) -> None:
+def require_join(caller: ManagerCaller, uuid: str, ip: str, state: FederationState) -> None:
     """A member comes back as itself only, and takes nobody's address. `ip` is in the form in which
     members have it. Raises Forbidden."""
     if caller.role is Role.OPERATOR:
@@ -185,7 +189,7 @@ def require_join(caller: Caller, uuid: str, ip: str, state: FederationState) -> 
             _require_to_be(caller, each)
 
 
-def _require_to_be(caller: Caller, member: Member) -> None:
+def _require_to_be(caller: ManagerCaller, member: Member) -> None:
     if caller.join_token and caller.certificate == member.certificate:
         return
     try:
@@ -197,7 +201,7 @@ def _require_to_be(caller: Caller, member: Member) -> None:
 
 
 def require_broker(
-    caller: Caller, ip: str, remote: str, patterns: Sequence[str], has_password: bool
+    caller: ManagerCaller, ip: str, remote: str, patterns: Sequence[str], has_password: bool
 ) -> bool:
     """Whether the operator vouches for it. `remote`: where the caller is. Raises Forbidden for an
     address that the manager does not connect to."""

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from holdfast.federation.manager import views
 from holdfast.federation.manager.access import (
-    Caller,
     Forbidden,
+    ManagerCaller,
     Role,
     Unauthorized,
     caller_of,
@@ -46,7 +46,7 @@ from holdfast.federation.manager.messages import (
     Watched,
 )
 from holdfast.federation.manager.metrics import registry_for, render
-from holdfast.federation.manager.openapi import Described, Parameter, document, schemes_of
+from holdfast.federation.manager.openapi import Described, ManagerParameter, document, schemes_of
 from holdfast.federation.manager.state.changes import TooMany
 from holdfast.federation.manager.state.federation_state import ChangeRefused, Member, rules_of
 from holdfast.federation.manager.state.store import StateStoreError
@@ -75,9 +75,9 @@ _CODES: Final[dict[type[Exception], int]] = {
 CERTIFICATE_NAME: Final = "certificate_name"
 """Of a request's state: the name of the client's certificate, which was verified."""
 
-_ID: Final = Parameter("id", "integer", "of the member", "path")
+_ID: Final = ManagerParameter("id", "integer", "of the member", "path")
 
-Handler = Callable[[Request, Caller], Awaitable[object]]
+Handler = Callable[[Request, ManagerCaller], Awaitable[object]]
 """Returns the envelope's data, or a whole response."""
 
 
@@ -86,7 +86,7 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ManagerEndpoint:
     described: Described
     handler: Handler
 
@@ -104,11 +104,11 @@ class Api:
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
 
-    def _endpoints(self) -> list[Endpoint]:
+    def _endpoints(self) -> list[ManagerEndpoint]:
         def at(
             method: str, path: str, handler: Handler, summary: str, answer: Any = None, **more: Any
-        ) -> Endpoint:
-            return Endpoint(Described(method, path, summary, answer, **more), handler)
+        ) -> ManagerEndpoint:
+            return ManagerEndpoint(Described(method, path, summary, answer, **more), handler)
 
         v1 = "/api/v1"
         node = f"{v1}/nodes/{{id}}"
@@ -124,21 +124,21 @@ class Api:
                body=Report, parameters=(_ID,), refusals=(400, 404, 409, 413, 503)),
             at("GET", f"{v1}/topology", self._topology, "members and desired links",
                TopologyView, media_type="text/vnd.graphviz", refusals=(400,),
-               parameters=(Parameter("format", "string", "json or dot"),)),
+               parameters=(ManagerParameter("format", "string", "json or dot"),)),
             at("PUT", f"{v1}/links", self._rules, "pin or forbid links", TopologyView,
                body=LinkRules, refusals=(400, 409, 413, 503)),
             at("POST", f"{v1}/rebalance", self._rebalance, "exchange dear links for cheap ones",
                TopologyView, refusals=(503,)),
             at("GET", f"{v1}/watch", self._watch, "wait for the next revision", Watched,
                refusals=(400, 404, 429, 503), parameters=(
-                   Parameter("since", "integer", "the revision that is known"),
-                   Parameter("node", "integer", "whose neighbours to tell"),
-                   Parameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
+                   ManagerParameter("since", "integer", "the revision that is known"),
+                   ManagerParameter("node", "integer", "whose neighbours to tell"),
+                   ManagerParameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
                )),
             at("POST", f"{v1}/join-tokens", self._token, "a token that is good for one join",
                TokenView, body=TokenRequest, refusals=(400, 413, 429, 503)),
             at("GET", f"{v1}/audit", self._audit, "the newest changes first", list[AuditView],
-               refusals=(400, 503), parameters=(Parameter("lines", "integer", "how many"),)),
+               refusals=(400, 503), parameters=(ManagerParameter("lines", "integer", "how many"),)),
             at("GET", f"{v1}/health", self._health, "is the federation well", HealthView),
             at("GET", "/metrics", self._metrics, "for Prometheus", needs_token=False,
                media_type="application/openmetrics-text"),
@@ -147,7 +147,7 @@ class Api:
             at("GET", "/openapi.json", self._openapi, "this document", needs_token=False),
         ]  # fmt: skip
 
-    def _answering(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, endpoint: ManagerEndpoint) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
                 caller = self._caller(request, endpoint.described)
@@ -163,20 +163,20 @@ class Api:
 
         return respond
 
-    def _notes(self, endpoint: Endpoint) -> str:
+    def _notes(self, endpoint: ManagerEndpoint) -> str:
         lost = self._manager.changes.unknown_because
         if endpoint.described.method == "GET":
             return f"as it was when the database was lost: {lost}" if lost else ""
         return "; ".join(self._manager.problems)
 
-    def _caller(self, request: Request, described: Described) -> Caller:
+    def _caller(self, request: Request, described: Described) -> ManagerCaller:
         """Raises Unauthorized, Forbidden."""
         headers = request.headers
         text = page_refusal(headers.getlist("origin"), headers.getlist("sec-fetch-site"))
         if text:
             raise Forbidden(text)
         if not described.needs_token:
-            return Caller(Role.JOINER, "anybody")
+            return ManagerCaller(Role.JOINER, "anybody")
         return caller_of(
             request.headers.get("authorization", ""),
             getattr(request.state, CERTIFICATE_NAME, ""),
@@ -185,7 +185,7 @@ class Api:
             time.time(),
         )
 
-    async def _join(self, request: Request, caller: Caller) -> object:
+    async def _join(self, request: Request, caller: ManagerCaller) -> object:
         wanted = await _body(request, JoinRequest)
 
         def check() -> None:
@@ -204,7 +204,7 @@ class Api:
             check=check,
         )
 
-    def _require_broker(self, request: Request, caller: Caller, wanted: JoinRequest) -> bool:
+    def _require_broker(self, request: Request, caller: ManagerCaller, wanted: JoinRequest) -> bool:
         """Raises Forbidden."""
         ip = broker_url(wanted.ip)
         known = self._manager.state.by_ip(ip)
@@ -217,37 +217,37 @@ class Api:
         remote = request.client.host if request.client is not None else ""
         return require_broker(caller, ip, remote, settings.brokers, bool(settings.broker_username))
 
-    def _is(self, caller: Caller, member: Member) -> bool:
+    def _is(self, caller: ManagerCaller, member: Member) -> bool:
         try:
             require_member(caller, member)
         except Forbidden:
             return False
         return True
 
-    async def _nodes(self, request: Request, caller: Caller) -> object:
+    async def _nodes(self, request: Request, caller: ManagerCaller) -> object:
         return views.node_views(self._manager)
 
-    async def _node(self, request: Request, caller: Caller) -> object:
+    async def _node(self, request: Request, caller: ManagerCaller) -> object:
         member = self._manager.member(_id(request))
         return views.node_view(self._manager, member, self._manager.verdict())
 
-    async def _leave(self, request: Request, caller: Caller) -> object:
+    async def _leave(self, request: Request, caller: ManagerCaller) -> object:
         node = _id(request)
         self._require_member(caller, node)
         await self._manager.leave(node, caller.name)
         return None
 
-    async def _report(self, request: Request, caller: Caller) -> object:
+    async def _report(self, request: Request, caller: ManagerCaller) -> object:
         node = _id(request)
         self._require_member(caller, node)
         return await self._manager.report(node, await _body(request, Report))
 
-    def _require_member(self, caller: Caller, node: int) -> None:
+    def _require_member(self, caller: ManagerCaller, node: int) -> None:
         """One that was taken for dead hears that it is no member, not that it may not do this.
         Raises NoSuchMember, Forbidden."""
         require_member(caller, self._manager.member(node))
 
-    async def _topology(self, request: Request, caller: Caller) -> object:
+    async def _topology(self, request: Request, caller: ManagerCaller) -> object:
         wanted = request.query_params.get("format", "json")
         if wanted == "dot":
             return PlainTextResponse(views.dot(self._manager), media_type="text/vnd.graphviz")
@@ -255,7 +255,7 @@ class Api:
             raise ValueError(f"format {wanted!r}: choose json or dot")
         return views.topology_view(self._manager)
 
-    async def _rules(self, request: Request, caller: Caller) -> object:
+    async def _rules(self, request: Request, caller: ManagerCaller) -> object:
         require_operator(caller)
         wanted = await _body(request, LinkRules)
         await self._manager.set_rules(
@@ -263,12 +263,12 @@ class Api:
         )
         return views.topology_view(self._manager)
 
-    async def _rebalance(self, request: Request, caller: Caller) -> object:
+    async def _rebalance(self, request: Request, caller: ManagerCaller) -> object:
         require_operator(caller)
         await self._manager.rebalance(caller.name)
         return views.topology_view(self._manager)
 
-    async def _watch(self, request: Request, caller: Caller) -> object:
+    async def _watch(self, request: Request, caller: ManagerCaller) -> object:
         manager = self._manager
         since = _parameter(request, "since", -1)
         timeout_s = _seconds(request, "timeout", WATCH_S)
@@ -285,32 +285,32 @@ class Api:
             neighbors=manager.neighbors(node) if node >= 0 else None,
         )
 
-    async def _token(self, request: Request, caller: Caller) -> object:
+    async def _token(self, request: Request, caller: ManagerCaller) -> object:
         require_operator(caller)
         wanted = await _body(request, TokenRequest)
         token, expires_at_s = await self._manager.new_join_token(wanted.valid_s, caller.name)
         return TokenView(token=token, expires_at_s=expires_at_s)
 
-    async def _audit(self, request: Request, caller: Caller) -> object:
+    async def _audit(self, request: Request, caller: ManagerCaller) -> object:
         require_operator(caller)
         lines = _parameter(request, "lines", AUDIT_LINES)
         if lines > AUDIT_LINES_MAX:
             raise ValueError(f"lines: at most {AUDIT_LINES_MAX}")
         return await self._manager.changes.audit(lines)
 
-    async def _health(self, request: Request, caller: Caller) -> object:
+    async def _health(self, request: Request, caller: ManagerCaller) -> object:
         return views.health_view(self._manager)
 
-    async def _metrics(self, request: Request, caller: Caller) -> object:
+    async def _metrics(self, request: Request, caller: ManagerCaller) -> object:
         return Response(
             render(self._registry),
             media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
         )
 
-    async def _healthz(self, request: Request, caller: Caller) -> object:
+    async def _healthz(self, request: Request, caller: ManagerCaller) -> object:
         return PlainTextResponse("ok\n")
 
-    async def _openapi(self, request: Request, caller: Caller) -> object:
+    async def _openapi(self, request: Request, caller: ManagerCaller) -> object:
         settings = self._manager.settings
         schemes = schemes_of(settings.access, bool(settings.token))
         return JSONResponse(document([each.described for each in self.endpoints], schemes))

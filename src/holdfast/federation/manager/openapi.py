@@ -22,7 +22,7 @@ REFUSALS: Final = {
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ManagerParameter:
     name: str
     kind: str
     """Of a JSON schema."""
@@ -38,7 +38,7 @@ class Described:
     answer: Any
     """Type of the envelope's data; None: none."""
     body: type | None = None
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[ManagerParameter, ...] = ()
     refusals: tuple[int, ...] = ()
     media_type: str = ""
     """Of an answer that may be text instead."""

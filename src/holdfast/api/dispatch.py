@@ -1,0 +1,159 @@
+"""The HTTP form of endpoints: their routes, and the way of a request to its handler."""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Values, bad_request
+from holdfast.api.openapi import document
+from holdfast.security.access.scopes import Scope
+from holdfast.security.http.requests import shown
+
+logger = logging.getLogger("holdfast")
+
+OPENAPI_PATH: Final = "/api/v1/openapi.json"
+
+
+class AccessGate(Protocol):
+    """The decision about the author of a request, and the record of what the author changed."""
+
+    async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
+        """Return the caller, who has the scope of the endpoint. Raises `ApiRefusal` (401, 403)."""
+
+    async def record(self, call: Call, status: int, error: str) -> None:
+        """Record the result of a change. `error` is empty if the change was carried out."""
+
+
+class OpenGate:
+    """The gate of a port that only local processes reach: every caller has every scope."""
+
+    async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
+        return Caller("local", Scope.ADMIN, remote_of(request))
+
+    async def record(self, call: Call, status: int, error: str) -> None:
+        """Do nothing."""
+
+
+def remote_of(request: Request) -> str:
+    """The IP address of the client."""
+    return request.client.host if request.client is not None else ""
+
+
+def application(endpoints: Iterable[Endpoint], gate: AccessGate, title: str) -> Starlette:
+    """The application of these endpoints, and of the OpenAPI document about them."""
+    declared = list(endpoints)
+    encoded: list[bytes] = []
+
+    async def openapi(call: Call) -> Response:
+        # Made at the first request, because few processes are asked for it.
+        if not encoded:
+            encoded.append(json.dumps(document(declared, title)).encode())
+        return Response(encoded[0], media_type="application/json")
+
+    declared.append(
+        Endpoint("GET", OPENAPI_PATH, Scope.VIEWER, "the OpenAPI document of this port", openapi,
+                 reply=dict)
+    )  # fmt: skip
+    return Starlette(
+        routes=[Route(each.path, _responder(each, gate), methods=[each.method])
+                for each in declared],
+        exception_handlers={HTTPException: _no_route},
+    )  # fmt: skip
+
+
+def _responder(endpoint: Endpoint, gate: AccessGate) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        try:
+            caller = await gate.admit(request, endpoint)
+            values = parameters_of(request, endpoint)
+            body = await _body(request, endpoint)
+        except ApiRefusal as error:
+            return refused(error.status, str(error), error.headers)
+        call = Call(request, endpoint, caller, values, body)
+        if not endpoint.is_change:
+            return (await _carry_out(call))[0]
+        status, text = 500, "internal error"
+        try:
+            response, text = await _carry_out(call)
+            status = response.status_code
+        finally:
+            await gate.record(call, status, text)
+        return response
+
+    return respond
+
+
+async def _carry_out(call: Call) -> tuple[Response, str]:
+    """Return the response, and the reason of a refusal."""
+    try:
+        result = await call.endpoint.handler(call)
+    except ApiRefusal as error:
+        return refused(error.status, str(error), error.headers), str(error)
+    if isinstance(result, Response):
+        return result, ""
+    encoded = b"{}" if result is None else msgspec.json.encode(result)
+    return Response(encoded, media_type="application/json"), ""
+
+
+def refused(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The response of a refusal."""
+    response = Response(msgspec.json.encode({"error": text}), status, media_type="application/json")
+    response.headers.update(headers or {})
+    return response
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    text = f"there is no {request.method} {shown(request.url.path)}: see {OPENAPI_PATH}"
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return refused(status, text, headers)
+
+
+def parameters_of(request: Request, endpoint: Endpoint) -> Values:
+    """The values of the declared parameters, by name. Raises `ApiRefusal` (400)."""
+    query = request.query_params
+    names = [each.name for each in endpoint.parameters if not each.in_path]
+    if not endpoint.any_parameter:
+        for name in query:
+            if name not in names:
+                there_are = ", ".join(names) or "none"
+                raise bad_request(f"unknown parameter {shown(name)}: there are {there_are}")
+    values: dict[str, int | float | str | bool] = {}
+    for each in endpoint.parameters:
+        given = [request.path_params[each.name]] if each.in_path else query.getlist(each.name)
+        if len(given) > 1:
+            raise bad_request(f"parameter {each.name} is given {len(given)} times")
+        if given:
+            values[each.name] = each.parse(given[0])
+        elif each.required:
+            raise bad_request(f"parameter {each.name} is missing")
+        elif each.default is not None:
+            values[each.name] = each.default
+    return values
+
+
+async def _body(request: Request, endpoint: Endpoint) -> Any:
+    """The decoded body, or None if the endpoint has none. Raises `ApiRefusal` (400, 413)."""
+    if endpoint.body is None:
+        return None
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > endpoint.body_bytes_max:
+                text = f"the body has more than {endpoint.body_bytes_max} bytes"
+                raise ApiRefusal(413, text)
+    except ClientDisconnect:
+        raise bad_request("the body has ended early") from None
+    try:
+        return msgspec.json.decode(bytes(data), type=endpoint.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"body: {error}") from None
