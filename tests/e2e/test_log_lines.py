@@ -1,11 +1,19 @@
 """What clients do wrong costs the operator's disk a bounded number of bounded lines."""
 
+import json
 import socket
+import ssl
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import FILTERS_MAX
 from tests.e2e import wire
+from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
+from tests.e2e.test_access import Attempt, write_certificates
 
 LONG_ID = "i" * 60_000
 
@@ -39,3 +47,72 @@ def test_refused_connects_are_cut_and_counted(
     assert "connection_refused" in text
     # 30 MB of client ids arrived.
     assert "lines_suppressed event=connection_refused count=" in text
+
+
+def events(broker: Holdfast, event: str) -> list[dict[str, object]]:
+    """The lines of an event in a log of format "json"."""
+    found = [json.loads(line) for line in broker.log_text().splitlines()]
+    return [each for each in found if each["event"] == event]
+
+
+def test_who_came_and_why_they_went(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    """A password, an ACL and a certificate: every line names client, user, address and reason."""
+    acl = tmp_path / "acl"
+    acl.write_text("user alice\ntopic readwrite a/#\n")
+    passwords = tmp_path / "passwords"
+    subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "passwd", "-b", "-c", passwords, "alice", "pw"],
+        check=True,
+    )
+    authority, files = write_certificates(tmp_path)
+    broker = start_holdfast(
+        {
+            "logging": {"format": "json"},
+            "security": {
+                "allow_anonymous": False,
+                "password_file": str(passwords),
+                "acl_file": str(acl),
+            },
+            "[listeners]": {**files, "require_certificate": True},
+        }
+    )
+    own = authority.issue_cert("device-7", common_name="device-7")
+    own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "device.pem"))
+    context = ssl.create_default_context(cafile=files["client_ca"])
+    context.load_cert_chain(str(tmp_path / "device.pem"))
+
+    def attempt(password: str) -> Attempt:
+        made = Attempt(broker.port)
+        made.client.tls_set_context(context)
+        made.client.username_pw_set("alice", password)
+        return made
+
+    assert attempt("wrong").run() == reasons.BAD_USER_NAME_OR_PASSWORD
+    good = attempt("pw")
+    assert good.run() == reasons.SUCCESS
+    good.client.publish("b/secret", b"x", 1).wait_for_publish(10)
+    good.client.disconnect()
+    stranger = ssl.create_default_context(cafile=files["client_ca"])
+    with (
+        socket.create_connection(("127.0.0.1", broker.port), timeout=10) as raw,
+        suppress(OSError),
+        stranger.wrap_socket(raw, server_hostname="127.0.0.1") as secured,
+    ):
+        assert not secured.recv(1)
+    broker.stop()
+    (refused,) = events(broker, "connection_refused")
+    assert (refused["level"], refused["user"]) == ("warning", "alice")
+    assert refused["reason"] == "Bad User Name or Password"
+    (connected,) = events(broker, "connected")
+    (denied,) = events(broker, "publish_denied")
+    (disconnected,) = events(broker, "disconnected")
+    for line in (connected, denied, disconnected):
+        assert line["user"] == "alice"
+        assert str(line["remote"]).startswith("127.0.0.1:")
+        assert line["client"] == connected["client"]
+    assert denied["topic"] == "b/secret"
+    assert disconnected["reason"] == "Normal disconnection"
+    # The first ones are of the harness, which waits for the port.
+    failed = events(broker, "tls_handshake_failed")[-1]
+    assert "certificate" in str(failed["error"]).lower()
+    assert str(failed["remote"]).startswith("127.0.0.1:")

@@ -522,3 +522,20 @@ def test_many_partitions_in_few_words() -> None:
 
 def status_of(cluster: FakeCluster) -> ClusterStatus:
     return msgspec.convert(cluster.status(), ClusterStatus)
+
+
+def test_the_leaders_of_a_failed_node_are_one_line(cluster: FakeCluster) -> None:
+    before = msgspec.convert(cluster.status(), ClusterStatus)
+    moved = [
+        msgspec.structs.replace(each, leader="n3" if each.partition % 2 else "n2", epoch=9)
+        for each in before.partitions
+    ]
+    lines = changes(before, msgspec.structs.replace(before, partitions=moved))
+    (line,) = [each for each in lines if "leader" in each]
+    assert line.startswith("6 partitions leader n1 -> n2 (")
+    same = [msgspec.structs.replace(each, leader="n9", epoch=9) for each in before.partitions[:2]]
+    start = [msgspec.structs.replace(each, leader="n1") for each in before.partitions[:2]]
+    two = msgspec.structs.replace(before, partitions=start)
+    assert changes(two, msgspec.structs.replace(two, partitions=same)) == [
+        "partitions 0-1 leader n1 -> n9"
+    ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import logs
+from holdfast.cli.log_fields import parse_format
 from holdfast.cli.log_rate import (
     EVENTS_MAX,
     LINE_CHARACTERS_MAX,
@@ -147,11 +148,15 @@ def test_a_flood_is_a_few_lines_and_a_summary(lines: io.StringIO) -> None:
     assert len(text) < 40_000
     written = text.splitlines()
     assert len(written) == LINES_BURST + 1
-    assert f"event=connection_refused count={2000 - LINES_BURST}" in written[-1]
-    assert "'" + "c" * 256 + "...'" in written[0]
-    if written[0].startswith("{"):
-        for line in written:
-            assert json.loads(line)["level"] == "info"
+    if not written[0].startswith("{"):
+        assert f"event=connection_refused count={2000 - LINES_BURST}" in written[-1]
+        assert "'" + "c" * 256 + "...'" in written[0]
+        return
+    lines_found = [json.loads(line) for line in written]
+    assert {each["level"] for each in lines_found} == {"info"}
+    assert lines_found[0]["client"] == "c" * 256 + "..."
+    last = lines_found[-1]
+    assert (last["of_event"], last["count"]) == ("connection_refused", 2000 - LINES_BURST)
 
 
 def test_a_traceback_is_bounded(lines: io.StringIO) -> None:
@@ -186,3 +191,57 @@ def test_every_line_is_an_event_with_values() -> None:
     lines = {line for module in modules for line in logged(module)} - NAMES_PROMISED
     assert len(lines) > 100
     assert [line for line in sorted(lines) if not EVENT.fullmatch(line)] == []
+
+
+def json_lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("lines", ["json"], indirect=True)
+def test_values_of_an_event_are_members(lines: io.StringIO) -> None:
+    logger = logging.getLogger("holdfast")
+    logger.info("connected client=%r user=%r version=%r", "c\u202e1", "", 5)
+    logger.warning("ready listeners=%s took_s=%.1f text='all is well' of=%d/%d", ["a"], 0.25, 1, 2)
+    logger.error("failed error=%r flag=%s nothing=%r", ValueError("no"), True, None)
+    one, two, three = json_lines(lines)
+    assert one.pop("time")
+    assert one == {
+        "level": "info",
+        "node_id": "",
+        "event": "connected",
+        "client": "c\u202e1",
+        "user": "",
+        "version": 5,
+    }
+    assert "\u202e" not in lines.getvalue()
+    assert two["listeners"] == ["a"]
+    assert (two["took_s"], two["text"], two["of"]) == (0.25, "all is well", "1/2")
+    assert (three["error"], three["flag"], three["nothing"]) == ("no", True, None)
+
+
+@pytest.mark.parametrize("lines", ["json"], indirect=True)
+def test_a_value_never_replaces_a_member_of_the_line(lines: io.StringIO) -> None:
+    logging.getLogger("holdfast").info("lines_suppressed event=%s level=%s", "x", "y")
+    logging.getLogger("uvicorn.error").error("Some text = of a library: %s", "z")
+    one, two = json_lines(lines)
+    assert (one["event"], one["level"]) == ("lines_suppressed", "info")
+    assert (one["of_event"], one["of_level"]) == ("x", "y")
+    assert "event" not in two
+    assert two["message"] == "Some text = of a library: z"
+
+
+@pytest.mark.parametrize("lines", ["json"], indirect=True)
+def test_values_in_json_are_bounded(lines: io.StringIO) -> None:
+    logging.getLogger("holdfast").info("found names=%s raw=%r", ["n" * 100] * 500, b"\xff" * 5000)
+    assert len(lines.getvalue()) < 4000
+
+
+def test_every_line_of_the_broker_can_be_divided() -> None:
+    """What the tree logs is divided into the same names that the text shows."""
+    for module in SOURCE.rglob("*.py"):
+        if SOURCE / "pipeline" in module.parents:
+            continue
+        for line in set(logged(module)) - NAMES_PROMISED:
+            parsed = parse_format(line)
+            assert parsed.event == line.partition(" ")[0]
+            assert len(parsed.parts) == len(re.findall(r" [a-z0-9_]+=", line)), line

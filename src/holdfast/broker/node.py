@@ -10,6 +10,7 @@ from typing import Final
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections import connect as connecting
+from holdfast.broker.connections.client_notes import note_no_room, note_unopened
 from holdfast.broker.connections.close import (
     close_connection,
     handle_connection_lost,
@@ -154,11 +155,7 @@ class Node:
         """Count and log a connection without room. The driver closes its socket without a packet,
         because MQTT has none before CONNECT."""
         self.state.stats.connections_refused += 1
-        self.state.note(
-            "warning",
-            event,
-            {"remote": remote, "listener": listener, "max_connections": connections_max},
-        )
+        note_no_room(self.state, event, remote, listener, connections_max)
 
     def displace_silent(self) -> bool:
         """Close the oldest connection that has sent no CONNECT. False: there is none."""
@@ -170,7 +167,7 @@ class Node:
     def _displace(self, connection: Connection) -> None:
         state = self.state
         state.stats.connections_displaced += 1
-        state.note("info", "connection_displaced", {"remote": connection.remote})
+        note_unopened(state, connection, "connection_displaced")
         state.pending_connects.leave(connection)
         handle_connection_lost(state, connection)
         state.effects.append(Cut(connection))
@@ -422,7 +419,7 @@ class Node:
             assert isinstance(subject, Connection)
             if subject.state not in (OPEN, CLOSED):
                 # [MQTT-3.1.4-1] a reasonable time for CONNECT
-                state.note("info", "connect_timeout", {"remote": subject.remote})
+                note_unopened(state, subject, "connect_timeout")
                 handle_connection_lost(state, subject)
         elif kind == WILL_DUE:
             assert isinstance(subject, Session)

@@ -6,6 +6,7 @@ filters that changed since then matches its topic.
 
 from typing import Final
 
+from holdfast.broker.connections.client_notes import note_read_denied
 from holdfast.broker.rights import is_reserved, may_read
 from holdfast.broker.session.session import Group, Session, Subscription
 from holdfast.broker.state import NodeState, Route
@@ -99,6 +100,7 @@ def _resolve(state: NodeState, route: Route) -> None:
             continue
         if not may_read(session, raw):
             denied.add(session)
+            note_read_denied(state, session, route.topic)
             continue
         index = merged.get(session, -1)
         if index < 0:

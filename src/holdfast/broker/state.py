@@ -18,6 +18,7 @@ from holdfast.broker.connections.pending_connects import PendingConnects
 from holdfast.broker.effects import Effect, Note, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producers import ProducerTable
+from holdfast.broker.repeats import Repeats
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import FEDERATION, Group, Session, Subscription
@@ -111,6 +112,7 @@ class NodeState:
         # Further values under $SYS/broker/, by name.
         self.sys_values: Callable[[], dict[str, str]] | None = None
         self.stats = Stats()
+        self.repeats = Repeats()
         # Set by the driver before every call: monotonic seconds, wall clock microseconds.
         self.now = 0.0
         self.wall_us = 0
@@ -131,11 +133,7 @@ class NodeState:
         # next one if it has none. A record with a lower offset that commits later must not replace
         # it. See completion.retain_at_once.
         self.retained_ahead: dict[str, int] = {}
-        # When the retained store last had no room; 0.0: never.
-        self.retained_noted_at = 0.0
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
-        # When a producer was last evicted; 0.0: never.
-        self.producers_noted_at = 0.0
         self.routes: dict[bytes, Route] = {}
         self.routes_bytes = 0
         self.route_version = 0

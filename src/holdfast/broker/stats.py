@@ -23,6 +23,8 @@ class Stats:
         self.connections_refused = 0
         # Connections closed before their CONNECT arrived, because others needed the room.
         self.connections_displaced = 0
+        # TLS handshakes and WebSocket upgrades that failed: no MQTT packet arrived.
+        self.handshakes_failed = 0
         self.clients_maximum = 0
         self.sessions_expired = 0
         self.sessions_taken_over = 0

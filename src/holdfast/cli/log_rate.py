@@ -17,6 +17,8 @@ EVENTS_MAX: Final = 1000
 """The most events with a bucket of their own. All others share one."""
 EVENT_CHARACTERS_MAX: Final = 64
 VALUE_CHARACTERS_MAX: Final = 256
+CRITICAL_CHARACTERS_MAX: Final = 2048
+"""The most characters of a value of a critical line, which tells an operator what to do."""
 LINE_CHARACTERS_MAX: Final = 4096
 TRACEBACK_CHARACTERS_MAX: Final = 16_384
 OTHERS: Final = "other_events"
@@ -100,14 +102,14 @@ def cut(text: str, characters_max: int) -> str:
     return text if len(text) <= characters_max else f"{text[:characters_max]}..."
 
 
-def cut_value(value: object) -> object:
+def cut_value(value: object, characters_max: int = VALUE_CHARACTERS_MAX) -> object:
     """Limit a value of a line, because a peer may have chosen it."""
     if isinstance(value, str):
-        return cut(value, VALUE_CHARACTERS_MAX)
-    if isinstance(value, bytes) and len(value) > VALUE_CHARACTERS_MAX:
-        return value[:VALUE_CHARACTERS_MAX] + b"..."
+        return cut(value, characters_max)
+    if isinstance(value, bytes) and len(value) > characters_max:
+        return value[:characters_max] + b"..."
     if isinstance(value, BaseException):
-        return cut(str(value), VALUE_CHARACTERS_MAX)
+        return cut(str(value), characters_max)
     return value
 
 

@@ -5,11 +5,15 @@ import logging
 import sys
 import threading
 import time
+from datetime import datetime
 from typing import Final
 
+from holdfast.cli.log_fields import fields_of, parse_format
 from holdfast.cli.log_rate import (
+    CRITICAL_CHARACTERS_MAX,
     SUMMARY_S,
     TRACEBACK_CHARACTERS_MAX,
+    VALUE_CHARACTERS_MAX,
     LineRate,
     cut,
     cut_value,
@@ -46,8 +50,17 @@ class LineFilter(logging.Filter):
                 if not self._rate.admit(event, record.levelno, _now()):
                     self._start_timer()
                     return False
+        args: tuple[object, ...] = ()
         if isinstance(record.args, tuple):
-            record.args = tuple(cut_value(value) for value in record.args)
+            limit = (
+                CRITICAL_CHARACTERS_MAX
+                if record.levelno >= logging.CRITICAL
+                else VALUE_CHARACTERS_MAX
+            )
+            args = record.args = tuple(cut_value(value, limit) for value in record.args)
+        line = parse_format(message)
+        if line.event:
+            record.event, record.fields = line.event, dict(fields_of(line, args))
         record.msg = one_line(record.getMessage())
         record.args = None
         return True
@@ -58,10 +71,14 @@ class LineFilter(logging.Filter):
             self._timer = None
             summaries = self._rate.summaries(_now())
         for each in summaries:
-            text = f"{SUMMARY} event={each.event} count={each.lines} seconds={each.seconds:.1f}"
-            name = logging.getLevelName(each.level).lower()
-            fields = {"name": LOGGERS[0], "levelno": each.level, "levelname": name.upper()}
-            self._handler.handle(logging.makeLogRecord({**fields, "msg": text}))
+            fields = {
+                "name": LOGGERS[0],
+                "levelno": each.level,
+                "levelname": logging.getLevelName(each.level),
+                "msg": f"{SUMMARY} event=%s count=%d seconds=%s",
+                "args": (each.event, each.lines, round(each.seconds, 1)),
+            }
+            self._handler.handle(logging.makeLogRecord(fields))
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -76,15 +93,29 @@ class _Formatter(logging.Formatter):
 
 
 class _JsonFormatter(_Formatter):
+    """An event with its values as members. A line of a library has `message` in place of them."""
+
+    def __init__(self, node_id: str) -> None:
+        super().__init__()
+        self._node_id = node_id
+
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+        at = datetime.fromtimestamp(record.created).astimezone()
+        fields: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "node_id": self._node_id,
         }
+        event = getattr(record, "event", "")
+        if event:
+            fields |= {"event": event, **getattr(record, "fields", {})}
+        else:
+            fields["message"] = record.getMessage()
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        text = json.dumps(fields, ensure_ascii=False)
+        # Marks that change the direction of writing are escaped, like control characters.
+        return text if text.isprintable() else json.dumps(fields)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -100,11 +131,14 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
         super().close()
 
 
-def set_up_logging(level: str, format: str) -> None:
-    """Set up the broker's log. `level`: a level's name in lower case. `format`: text or json."""
+def set_up_logging(level: str, format: str, node_id: str = "") -> None:
+    """Set up the broker's log. `level`: a level's name in lower case. `format`: text or json.
+
+    `node_id`: the node's name, a member of each JSON line.
+    """
     formatter: logging.Formatter
     if format == "json":
-        formatter = _JsonFormatter()
+        formatter = _JsonFormatter(node_id)
     else:
         formatter = _Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     handler = _Handler(formatter)

@@ -143,7 +143,7 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
     from holdfast.server.server import STAND_BY_AGAIN, START_ANEW
     from holdfast.storage.files.layout import MANIFEST
 
-    set_up_logging(config.logging.level, config.logging.format)
+    set_up_logging(config.logging.level, config.logging.format, config.node.id)
     _claim_descriptors(config)
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
@@ -154,9 +154,8 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
         loop.close()
     if code == STAND_BY_AGAIN and not (Path(config.node.data) / MANIFEST).exists():
         # A new process would create an empty directory and serve it.
-        logging.getLogger("holdfast").critical(
-            "%s: the data directory is gone: is it mounted?", config.node.data
-        )
+        text = "data_directory_gone directory=%r text='is it mounted?'"
+        logging.getLogger("holdfast").critical(text, config.node.data)
         return EXIT_FAILED
     if code in (STAND_BY_AGAIN, START_ANEW):
         # execv keeps the process id and replaces everything else: threads that wait for the disk
@@ -189,12 +188,12 @@ async def _serve(config: Config, read: Callable[[], Config]) -> int:
     from holdfast.server.server import Server, StartError
 
     for warning in warnings(config):
-        logging.getLogger("holdfast").warning("configuration %s", warning)
+        logging.getLogger("holdfast").warning("configuration text=%r", warning)
     server = Server(config, read)
     try:
         await server.start()
     except StartError as error:
-        logging.getLogger("holdfast").critical("%s", error)
+        logging.getLogger("holdfast").critical("start_failed error=%r", str(error))
         await server.stop()
         return EXIT_FAILED
     spare_the_collector()

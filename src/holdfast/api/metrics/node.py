@@ -25,6 +25,7 @@ COUNTERS = {
     "producer_evicted": "Places of producers forgotten because of limits.producers_max.",
     "connections_opened": "CONNECT packets accepted.",
     "connections_refused": "CONNECT packets refused.",
+    "handshakes_failed": "TLS handshakes and WebSocket upgrades that failed.",
     "connections_displaced": "Connections closed before CONNECT to make room for others.",
     "sessions_expired": "Sessions ended by their expiry interval.",
     "sessions_taken_over": "Connections replaced by another one with the same client id.",

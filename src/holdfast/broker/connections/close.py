@@ -1,5 +1,15 @@
 """The end of connections and sessions: DISCONNECT, errors, wills, expiry."""
 
+from holdfast.broker.connections.client_notes import (
+    DISCONNECTED,
+    LOST,
+    NORMAL,
+    PROTOCOL_ERROR,
+    TAKEN_OVER,
+    note_closed,
+    note_refused,
+    reason_name,
+)
 from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, encode_session
@@ -10,8 +20,8 @@ from holdfast.broker.state import SESSION_EXPIRY, STEPS_AT_ONCE, WILL_DUE, NodeS
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
-from holdfast.protocol.mqtt.errors import ProtocolViolation
-from holdfast.protocol.mqtt.packets import Connack, Connect, Disconnect, Properties
+from holdfast.protocol.mqtt.errors import MessageRefused, ProtocolViolation
+from holdfast.protocol.mqtt.packets import Connack, Disconnect, Properties
 from holdfast.storage import record as log_record
 
 
@@ -20,21 +30,9 @@ def refuse(
 ) -> None:
     """Send CONNACK with a reason, then close. [MQTT-3.2.2-7]"""
     state.stats.connections_refused += 1
-    client_id = connection.client_id
-    if not client_id and isinstance(connection.connect, Connect):
-        client_id = connection.connect.client_id
+    note_refused(state, connection, reason, text)
     # [MQTT-3.1.4-2] no further packet of the client is processed
     connection.connect = None
-    state.note(
-        "info",
-        "connection_refused",
-        {
-            "remote": connection.remote,
-            "client": client_id,
-            "reason": reasons.NAMES.get(reason, hex(reason)),
-            "error": text,
-        },
-    )
     if connection.state != CLOSED:
         properties: Properties = {p.REASON_STRING: text}
         if server_reference:
@@ -48,10 +46,15 @@ def refuse(
 
 
 def close_connection(
-    state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
+    state: NodeState,
+    connection: Connection,
+    reason: int,
+    text: str,
+    server_reference: str = "",
+    event: str = DISCONNECTED,
 ) -> None:
     """Close a connection from the broker's side. An MQTT 5 client is sent the reason and, if given,
-    the reference to another server. [MQTT-4.13.1-1]"""
+    the reference to another server. [MQTT-4.13.1-1] `event`: the name of the log line."""
     if connection.state == CLOSED:
         return
     if connection.state == OPEN and connection.version >= 5:
@@ -64,31 +67,28 @@ def close_connection(
         data = encode_within(packet, connection.version, connection.packet_bytes_max)
         if data:
             connection.send(data, state.dirty)
-    _detach(state, connection, reason == reasons.SESSION_TAKEN_OVER)
+    if reason == reasons.SESSION_TAKEN_OVER:
+        event = TAKEN_OVER
+    _detach(state, connection, event, reason_name(reason), text)
 
 
 def handle_violation(state: NodeState, connection: Connection, error: ProtocolViolation) -> None:
     """Report a protocol violation to the client as its state allows, and close. [MQTT-4.13.1-1]
     [MQTT-4.13.2-1]"""
+    text = str(error)
+    if isinstance(error, MessageRefused):
+        close_connection(state, connection, error.reason, text)
+        return
     state.stats.protocol_errors += 1
-    state.note(
-        "info",
-        "protocol_error",
-        {
-            "remote": connection.remote,
-            "client": connection.client_id,
-            "reason": reasons.NAMES.get(error.reason, hex(error.reason)),
-            "error": str(error),
-        },
-    )
     if connection.state == OPEN:
-        close_connection(state, connection, error.reason, str(error))
+        close_connection(state, connection, error.reason, text, event=PROTOCOL_ERROR)
     elif connection.state == NEW and error.reason != reasons.UNSUPPORTED_PROTOCOL_VERSION:
         # [MQTT-3.1.0-1] without a CONNECT there is no reply
-        _detach(state, connection, False)
+        note_closed(state, connection, PROTOCOL_ERROR, reason_name(error.reason), text)
+        _detach(state, connection)
     else:
-        refuse(state, connection, error.reason, str(error))
-        _detach(state, connection, False)
+        refuse(state, connection, error.reason, text)
+        _detach(state, connection)
 
 
 def handle_disconnect(
@@ -107,15 +107,25 @@ def handle_disconnect(
         # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
         session.will = None
     connection.clean_disconnect = True
-    _detach(state, connection, False)
+    name = NORMAL if packet.reason == reasons.SUCCESS else reason_name(packet.reason)
+    _detach(state, connection, reason=name)
 
 
 def handle_connection_lost(state: NodeState, connection: Connection) -> None:
     """Handle a closed socket: the session's will is due. [MQTT-3.1.2-8]"""
-    _detach(state, connection, False)
+    _detach(state, connection)
 
 
-def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
+def _detach(
+    state: NodeState,
+    connection: Connection,
+    event: str = DISCONNECTED,
+    reason: str = LOST,
+    text: str = "",
+) -> None:
+    """Close a connection and its session. The log line is for a client that had its CONNACK."""
+    if connection.state == OPEN:
+        note_closed(state, connection, event, reason, text)
     connection.state = CLOSED
     connection.close(state.dirty)
     session = connection.session

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import close_connection, end_session, refuse
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
@@ -53,6 +54,7 @@ class ConnackPromise(Promise):
         if connection.state != OPENING or session.connection is not connection:
             return
         connection.state = OPEN
+        note_connected(state, connection, session)
         connection.reader.packet_bytes_max = state.config.packet_bytes_max
         state.pending_connects.leave(connection)
         connection.send(self.data, state.dirty)

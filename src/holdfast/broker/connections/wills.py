@@ -24,7 +24,11 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
     if not may_leave(state, session.username, session.client_id, route.topic):
         # The rules have changed since the client connected.
         state.stats.wills_denied += 1
-        fields: dict[str, object] = {"client": session.client_id, "topic": route.topic}
+        fields: dict[str, object] = {
+            "client": session.client_id,
+            "user": session.username or "",
+            "topic": route.topic,
+        }
         state.note("warning", "will_denied", fields)
         _log_done(state, session)
         return

@@ -1,8 +1,6 @@
 """The completion of an inbound message when its record is committed: the retained update, delivery,
 and the acknowledgement or its replacement."""
 
-from typing import Final
-
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
@@ -18,9 +16,6 @@ from holdfast.protocol.mqtt.packets import PUBACK, PUBREC, Ack, Properties
 from holdfast.protocol.mqtt.properties import REASON_STRING
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
-
-FULL_BURST_S: Final = 60.0
-"""The seconds within which retained messages without room share one line of the log."""
 
 
 def acknowledgement(qos: int) -> int:
@@ -195,7 +190,7 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
     # Without room the topic has no retained message, because the old one is out of date.
     retained.remove(topic)
     state.stats.refused_quota += 1
-    if not state.retained_noted_at or state.now >= state.retained_noted_at + FULL_BURST_S:
+    if state.repeats.count("retained_limit", state.now):
         state.note(
             "warning",
             "retained_limit",
@@ -205,7 +200,6 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
                 "retained_bytes": state.config.retained_bytes_max,
             },
         )
-    state.retained_noted_at = state.now
 
 
 def _has_room(state: NodeState, topic: str, size_bytes: int) -> bool:

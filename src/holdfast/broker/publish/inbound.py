@@ -4,6 +4,7 @@ QoS 1 and 2 messages are appended to the log; the rest (see `completion`) happen
 is committed.
 """
 
+from holdfast.broker.connections.client_notes import note_publish_denied
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.publish.completion import (
     PublishPromise,
@@ -30,7 +31,7 @@ from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
-from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
+from holdfast.protocol.mqtt.errors import MalformedPacket, MessageRefused, ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBCOMP, PUBREC
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import InvalidTopic
@@ -279,15 +280,16 @@ def _refuse(
     """
     if reason == reasons.NOT_AUTHORIZED:
         state.stats.authorizations_denied += 1
+        note_publish_denied(state, connection, publish.topic, text)
     if publish.qos == 0:
         return
     is_repeated = not state.cluster.is_single and publish.qos == 2 and publish.dup
     if is_repeated and reason == reasons.QUOTA_EXCEEDED:
         # See PublishPromise.
-        raise ProtocolViolation(reason, f"the message could not be stored: {text}")
+        raise MessageRefused(reason, f"the message could not be stored: {text}")
     if connection.version < 5:
         if reason != reasons.NOT_AUTHORIZED:
-            raise ProtocolViolation(reason, f"the message could not be stored: {text}")
+            raise MessageRefused(reason, f"the message could not be stored: {text}")
         reason = reasons.SUCCESS
     counted = reason == reasons.QUOTA_EXCEEDED
     packet_type = acknowledgement(publish.qos)
@@ -310,6 +312,8 @@ def _reply_sequenced(
     """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
     promise: the record may still be on its way to the disk, so it waits for all records."""
     reason = sequencer.reason
+    if reason == reasons.NOT_AUTHORIZED:
+        note_publish_denied(state, connection, publish.topic, sequencer.text)
     packet_type = acknowledgement(publish.qos)
     is_open = publish.qos == 2 and reason < 0x80
     if is_open:

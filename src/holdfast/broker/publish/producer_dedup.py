@@ -19,8 +19,6 @@ from holdfast.storage.record import Record
 
 HOLES_MAX: Final = 256
 """The most producers with a refused sequence on one connection."""
-EVICTION_BURST_S: Final = 60.0
-"""The seconds within which evictions share one line of the log."""
 
 UNNUMBERED: Final = 0
 """The outcome for a message without a producer sequence."""
@@ -237,11 +235,10 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
 
 
 def note_evicted(state: NodeState, evicted: int) -> None:
-    """Count evicted positions, with one line in the log for each burst."""
+    """Count evicted positions, with at most one line a minute in the log."""
     state.stats.producer_evicted += evicted
-    if not state.producers_noted_at or state.now >= state.producers_noted_at + EVICTION_BURST_S:
+    if state.repeats.count("producers_evicted", state.now):
         state.note("warning", "producers_evicted", {"producers_max": state.config.producers_max})
-    state.producers_noted_at = state.now
 
 
 def _may_use(state: NodeState, connection: Connection, producer: Producer) -> bool:

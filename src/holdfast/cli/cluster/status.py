@@ -199,13 +199,10 @@ def _node_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
 
 
 def _partition_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
-    lines = []
+    lines = _leader_changes(before, now)
     alike: dict[str, list[int]] = {}
     for was, is_now in zip(before.partitions, now.partitions, strict=False):
         number = is_now.partition
-        if (was.leader, was.epoch) != (is_now.leader, is_now.epoch):
-            moved = _moved(was.leader, is_now.leader)
-            lines.append(f"partition {number} leader {moved} epoch {is_now.epoch}")
         for name, old, new in (
             ("in sync", was.in_sync, is_now.in_sync),
             ("replicas", was.replicas, is_now.replicas),
@@ -214,6 +211,23 @@ def _partition_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
             if set(old) != set(new):
                 alike.setdefault(f"{name} {_difference(old, new)}", []).append(number)
     return lines + [f"{_partitions_text(numbers)} {text}" for text, numbers in alike.items()]
+
+
+def _leader_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    """Return one line, because the failure of one node moves a third of all partitions."""
+    moved: dict[str, list[PartitionStatus]] = {}
+    for was, is_now in zip(before.partitions, now.partitions, strict=False):
+        if (was.leader, was.epoch) != (is_now.leader, is_now.epoch):
+            moved.setdefault(_moved(was.leader, is_now.leader), []).append(is_now)
+    changed = sorted(each.partition for moves in moved.values() for each in moves)
+    if not changed:
+        return []
+    if len(moved) > 1:
+        counts = ", ".join(f"{move} ({len(moves)})" for move, moves in sorted(moved.items()))
+        return [f"{count_text(len(changed), 'partition')} leader {counts}"]
+    ((move, moves),) = moved.items()
+    epoch = f" epoch {moves[0].epoch}" if len(moves) == 1 else ""
+    return [f"{_partitions_text(changed)} leader {move}{epoch}"]
 
 
 def _moved(before: str, now: str) -> str:

@@ -15,6 +15,11 @@ class ProtocolViolation(Exception):
         self.reason = reason
 
 
+class MessageRefused(ProtocolViolation):
+    """A valid message that the broker cannot store now, from a client that can only be told by the
+    end of its connection."""
+
+
 class MalformedPacket(ProtocolViolation):
     """Bytes that are not a valid encoding of their packet type. [MQTT-4.13.1-1]"""
 

@@ -120,9 +120,11 @@ class Broker:
             if not connection.input_paused:
                 transport.resume_reading()
         elif isinstance(effect, Note):
-            # The values stay arguments, because the log's handler truncates each of them.
-            text = " ".join([effect.event, *(f"{key}=%r" for key in effect.fields)])
-            logger.log(LEVELS[effect.level], text, *effect.fields.values())
+            level = LEVELS[effect.level]
+            if logger.isEnabledFor(level):
+                # The values stay arguments, because the log's handler truncates each of them.
+                text = " ".join([effect.event, *(f"{key}=%r" for key in effect.fields)])
+                logger.log(level, text, *effect.fields.values())
         elif isinstance(effect, Cut):
             transport = effect.connection.transport
             if isinstance(transport, ClientTransport):

@@ -110,7 +110,9 @@ class AcceptLoop:
             )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError, and so is a connection reset.
-            logger.info("tls_handshake_failed remote=%r error=%r", remote, str(error))
+            broker.node.state.stats.handshakes_failed += 1
+            text = "tls_handshake_failed remote=%r listener=%r error=%r"
+            logger.info(text, remote, self._name, str(error))
         finally:
             broker.node.state.handshakes -= 1
 

@@ -60,7 +60,9 @@ class WebSocketConnection(WebSocketStream):
         if self._error is not None:
             peer = self.get_extra_info("peername")
             remote = f"{peer[0]}:{peer[1]}" if peer else "?"
-            logger.info("websocket_error remote=%r error=%r", remote, str(self._error))
+            listener = self._connection.listener.name
+            text = "websocket_error remote=%r listener=%r error=%r"
+            logger.info(text, remote, listener, str(self._error))
         super().connection_lost(error)
 
     def read_upgrade(self, head: bytes, rest: bytes) -> None:
@@ -80,7 +82,7 @@ class WebSocketConnection(WebSocketStream):
         response = self._answer(upgrade, request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             text = bytes(response.body).decode().partition("\n")[0]
-            self.refuse(_error(response.status_code, text), response.serialize())
+            self._refuse(_error(response.status_code, text), response)
             return
         self.socket.write(response.serialize())
         self.opened(rest)
@@ -90,7 +92,11 @@ class WebSocketConnection(WebSocketStream):
         response = ServerProtocol(logger=_library_logger).reject(
             status, f"{text}. This is a WebSocket listener for MQTT.\n"
         )
-        self.refuse(_error(status, text), response.serialize())
+        self._refuse(_error(status, text), response)
+
+    def _refuse(self, error: WebSocketError, response: Response) -> None:
+        self._connection.broker.node.state.stats.handshakes_failed += 1
+        self.refuse(error, response.serialize())
 
     def _answer(self, upgrade: ServerProtocol, request: Request) -> Response:
         path = self._admission.path

@@ -1,0 +1,150 @@
+"""The log lines about clients: one for each connect, refusal, disconnect, takeover and denial.
+
+All have the fields `client`, `user` and `remote` (address and port), and `listener` where the line
+concerns the door. `user` is the name that the client has proved. In `connection_refused` it is the
+claimed name, because an operator must see whose password was wrong. docs/logs.md lists the lines.
+"""
+
+from typing import Final
+
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Connect
+
+DISCONNECTED: Final = "disconnected"
+TAKEN_OVER: Final = "session_taken_over"
+PROTOCOL_ERROR: Final = "protocol_error"
+
+NOT_LET_IN: Final = (
+    reasons.BAD_USER_NAME_OR_PASSWORD,
+    reasons.NOT_AUTHORIZED,
+    reasons.BAD_AUTHENTICATION_METHOD,
+)
+"""The reasons of a refusal that an operator should see: somebody may be trying passwords."""
+
+LOST: Final = "Connection lost"
+NORMAL: Final = "Normal disconnection"
+
+
+def reason_name(reason: int) -> str:
+    """The name of a reason code in the MQTT specification."""
+    return reasons.NAMES.get(reason, hex(reason))
+
+
+def note_connected(state: NodeState, connection: Connection, session: Session) -> None:
+    """Note that a client's session is open."""
+    if connection.is_internal:
+        return
+    state.note(
+        "info",
+        "connected",
+        {
+            "client": connection.client_id,
+            "user": connection.username or "",
+            "remote": connection.remote,
+            "listener": connection.listener,
+            "version": connection.version,
+            "keep_alive_s": int(connection.keep_alive_s),
+            "session_expiry_s": session.expiry_s,
+        },
+    )
+
+
+def note_refused(state: NodeState, connection: Connection, reason: int, text: str) -> None:
+    """Note that a client's CONNECT is refused, with the client id and user name that it sent."""
+    client_id, username = connection.client_id, connection.username
+    packet = connection.connect
+    if isinstance(packet, Connect):
+        client_id = client_id or packet.client_id
+        username = username or packet.username
+    state.note(
+        "warning" if reason in NOT_LET_IN else "info",
+        "connection_refused",
+        {
+            "remote": connection.remote,
+            "client": client_id,
+            "user": username or "",
+            "listener": connection.listener,
+            "reason": reason_name(reason),
+            "error": text,
+        },
+    )
+
+
+def note_no_room(
+    state: NodeState, event: str, remote: str, listener: str, connections_max: int
+) -> None:
+    """Note that a socket is closed unread, because a limit on connections is reached."""
+    fields: dict[str, object] = {
+        "remote": remote,
+        "listener": listener,
+        "max_connections": connections_max,
+    }
+    state.note("warning", event, fields)
+
+
+def note_unopened(state: NodeState, connection: Connection, event: str) -> None:
+    """Note that the broker closes a connection whose CONNECT it has not answered."""
+    packet = connection.connect
+    fields: dict[str, object] = {
+        "remote": connection.remote,
+        "client": packet.client_id if isinstance(packet, Connect) else connection.client_id,
+        "listener": connection.listener,
+    }
+    state.note("info", event, fields)
+
+
+def note_closed(
+    state: NodeState, connection: Connection, event: str, reason: str, text: str
+) -> None:
+    """Note that a connection ends, whichever side ended it."""
+    if connection.is_internal:
+        return
+    fields: dict[str, object] = {
+        "client": connection.client_id,
+        "user": connection.username or "",
+        "remote": connection.remote,
+        "reason": reason,
+    }
+    if text:
+        fields["error"] = text
+    state.note("info", event, fields)
+
+
+def note_publish_denied(
+    state: NodeState, connection: Connection, raw_topic: bytes, text: str
+) -> None:
+    """Note that a client may not publish to a topic. `count`: how often since the last line."""
+    topic = raw_topic.decode()
+    key = f"{connection.client_id} {topic}"
+    count = state.repeats.count(key, state.now)
+    if count:
+        fields: dict[str, object] = {
+            "client": connection.client_id,
+            "user": connection.username or "",
+            "remote": connection.remote,
+            "topic": topic,
+            "reason": text or "no rule allows it",
+            "count": count,
+        }
+        state.note("warning", "publish_denied", fields)
+
+
+def note_read_denied(state: NodeState, session: Session, topic: str) -> None:
+    """Note that a message was not delivered, because its subscriber may not read the topic.
+
+    A subscription to `#` is normal where rules select the topics, so the line is for debugging.
+    """
+    count = state.repeats.count(f"{session.client_id} < {topic}", state.now)
+    connection = session.connection
+    if count:
+        fields: dict[str, object] = {
+            "client": session.client_id,
+            "user": session.username or "",
+            "remote": "" if connection is None else connection.remote,
+            "topic": topic,
+            "count": count,
+        }
+        state.note("debug", "read_denied", fields)
