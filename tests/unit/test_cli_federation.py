@@ -72,7 +72,7 @@ def test_a_mesh_is_a_tree_with_those_that_pass_on_in_brackets() -> None:
         "parents": {"b": "a", "c": "b", "d": "a"},
         "children": {"a": ["b", "d"], "b": ["c"]},
     }
-    assert mesh_lines(mesh) == [
+    assert mesh_lines(mesh, {}) == [
         "4 members want t",
         "a",
         "  (b)",
@@ -81,9 +81,9 @@ def test_a_mesh_is_a_tree_with_those_that_pass_on_in_brackets() -> None:
         "no way to lonely",
     ]
     one = {"topic": "t", "root": "a", "members": ["a"], "parents": {}, "children": {}}
-    assert mesh_lines(one) == ["1 member wants t", "a"]
+    assert mesh_lines(one, {}) == ["1 member wants t", "a"]
     nobody = {"topic": "t", "root": None, "members": [], "parents": {}, "children": {}}
-    assert mesh_lines(nobody) == ["nobody wants t"]
+    assert mesh_lines(nobody, {}) == ["nobody wants t"]
 
 
 def test_a_broker_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,3 +91,20 @@ def test_a_broker_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> No
     assert "nothing listens on 127.0.0.1:1" in capsys.readouterr().err
     assert main(["federation", "mesh", "t", "--admin", "nonsense"]) == 1
     assert "give ADDR:PORT" in capsys.readouterr().err
+
+
+def test_sites_have_names_where_they_are_known() -> None:
+    node, other = "a" * 32, "b" * 32
+    links = [
+        {"id": other, "name": "bergen", "remote": "x:1", "rtt_ms": None, "up_s": 1.0, "busy": False,
+         "usable": True}
+    ]  # fmt: skip
+    custody = {"messages": 1, "queued": {"c" * 32: 1}, "disk_full": False}
+    names = {node: "oslo", "c" * 32: "hamar"}
+    lines = status_lines(status(id=node, names=names, links=links, custody=custody))
+    text = "\n".join(lines)
+    assert lines[0].startswith("member oslo (aaaaaaaa) of plants")
+    assert "bergen (bbbbbbbb)" in text
+    assert "hamar (cccccccc)" in text
+    mesh = {"topic": "t", "root": node, "members": [node], "parents": {}, "children": {}}
+    assert mesh_lines(mesh, names)[1] == "oslo (aaaaaaaa)"

@@ -13,6 +13,8 @@ from holdfast.addresses import ADDRESS, is_any, is_loopback, split_address
 from holdfast.config.problem import Problem, shown
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
 
+SITE: Final = r"^[A-Za-z0-9_.-]{0,64}$"
+"""The names of sites."""
 PEER: Final = r"^([0-9a-f]{32}@)?" + ADDRESS[1:]
 BROKER_SCHEMES: Final = ("tcp", "ssl", "ws", "wss")
 
@@ -25,6 +27,11 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     id: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$", description="32 hexadecimal digits")] = ""
     """The id of this member, for life; empty: made at the first start. A certificate must name
     it."""
+    site: Annotated[str, Meta(pattern=SITE, description="up to 64 letters, digits, _, . and -")] = (
+        ""
+    )
+    """The name of this member for people, in the logs, status and metrics of all members. Empty: a
+    broker's `node.id` unless that is `n1`, the default; none beside another broker."""
     data: Annotated[str, Meta(min_length=1)] = "holdfast-federation"
     """The directory for the identity and the messages in custody; created when missing."""
     listen: Annotated[

@@ -74,7 +74,7 @@ ACCEPT: Final = 3
 ESTABLISH: Final = 4
 REFUSE: Final = 5
 
-_LATER_FIELDS: Final = ("features", "disk")
+_LATER_FIELDS: Final = ("features", "disk", "site")
 """The fields of the identity that older versions do not send."""
 _VERSION: Final = struct.Struct(">H")
 _HEADER: Final = struct.Struct(">HB")
@@ -122,6 +122,8 @@ class PeerIdentity:
     commas."""
     disk: str = ""
     """The position of its disk (`cluster.partitions.disk_position`), or ""."""
+    site: str = ""
+    """The name of a federation's member, for people, or ""."""
 
     @property
     def answers_apart(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from holdfast.config.federation import Federation
+from holdfast.config.schema import Node
 from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
 from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
@@ -39,7 +40,8 @@ class BrokerFederation:
 
         `created`: its time of creation, which distinguishes its log from other logs of this member.
         """
-        self._settings = replace(config, data=str(data / DIRECTORY))
+        site = config.site or _name_of(broker.node.state.config.node_id)
+        self._settings = replace(config, data=str(data / DIRECTORY), site=site)
         self._broker = broker
         self._log = sha256(created.encode()).hexdigest()[:LOG_BYTES_MAX]
         self._federator: Federator | None = None
@@ -150,6 +152,11 @@ class BrokerFederation:
             logger.error("federation_down error=%r again_s=%s", text, AGAIN_S)
             self._complained_at = now
         self.failure = text
+
+
+def _name_of(node_id: str) -> str:
+    """Return the name that a node id gives its site. The default id tells no sites apart."""
+    return "" if node_id == Node().id else node_id
 
 
 def mesh_fields(mesh: Mesh) -> dict[str, object]:

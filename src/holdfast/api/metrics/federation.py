@@ -85,18 +85,21 @@ class FederationCollector(Collector):
             gauge = GaugeMetricFamily(f"holdfast_federation_{name}", text)
             gauge.add_metric([], _as_float(value))
             yield gauge
+        names = _table(status, "names")
         queued = GaugeMetricFamily(
-            "holdfast_federation_queued", "Messages in custody for a member.", labels=["member"]
+            "holdfast_federation_queued",
+            "Messages in custody for a member.",
+            labels=["member", "site"],
         )
         for node, count in _table(custody, "queued").items():
-            queued.add_metric([node], _as_float(count))
+            queued.add_metric([node, str(names.get(node, ""))], _as_float(count))
         yield queued
         rtt = GaugeMetricFamily(
-            "holdfast_federation_link_rtt_ms", "Round trip of a link.", labels=["member"]
+            "holdfast_federation_link_rtt_ms", "Round trip of a link.", labels=["member", "site"]
         )
         for link in links:
             if link["rtt_ms"] is not None:
-                rtt.add_metric([link["id"]], link["rtt_ms"])
+                rtt.add_metric([link["id"], link["name"]], link["rtt_ms"])
         yield rtt
 
 

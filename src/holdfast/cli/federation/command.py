@@ -21,6 +21,8 @@ from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError
 
 EXIT_FAILED: Final = 1
+REFUSALS: Final = {"nobody": "no process listened at the address"}
+"""The reasons whose word says too little."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -64,16 +66,24 @@ def run(args: argparse.Namespace) -> int:
     elif not status["running"]:
         print(f"{status['federation']}: down: {status['failure']}")
     else:
-        print("\n".join(mesh_lines(shown) if query else status_lines(shown)))
+        print(
+            "\n".join(mesh_lines(shown, status.get("names", {})) if query else status_lines(shown))
+        )
     return 0 if status["running"] else EXIT_FAILED
+
+
+def site_name(names: dict[str, str], node: str) -> str:
+    """Return a member's name with the beginning of its id, or its id."""
+    return f"{names[node]} ({node[:8]})" if names.get(node) else node
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
     """Return a member's status as lines for people."""
+    names = status.get("names", {})
     custody, interest, edge = status["custody"], status["interest"], status["edge"]
     lines = [
-        f"member {status['id']} of {status['federation']}, start {status['epoch']},"
-        f" at {status['address'] or 'no address'}",
+        f"member {site_name(names, status['id'])} of {status['federation']}, start"
+        f" {status['epoch']}, at {status['address'] or 'no address'}",
         f"knows {count_text(status['members'], 'member')}, itself included; announces"
         f" {count_text(interest['local'], 'filter')}, others want"
         f" {count_text(interest['remote'], 'filter')}",
@@ -98,12 +108,13 @@ def status_lines(status: dict[str, Any]) -> list[str]:
             else f"the manager at {manager['url']} does not answer: the links stay as they are"
         )
     lines += [
-        f"{count_text(count, 'connection')} refused: {reason.replace('_', ' ')} (the log says more)"
+        f"{count_text(count, 'connection')} refused:"
+        f" {REFUSALS.get(reason, reason.replace('_', ' '))} (the log says more)"
         for reason, count in status["counters"]["refused"].items()
     ]
     rows = [
         {
-            "link": link["id"],
+            "link": site_name(names | {link["id"]: link.get("name", "")}, link["id"]),
             "remote": link["remote"],
             "rtt ms": "-" if link["rtt_ms"] is None else f"{link['rtt_ms']:.1f}",
             "up s": f"{link['up_s']:.0f}",
@@ -112,11 +123,14 @@ def status_lines(status: dict[str, Any]) -> list[str]:
         for link in status["links"]
     ]
     lines += list(table(rows, ("rtt ms", "up s"))) or ["no links"]
-    queued = [{"waits for": node, "messages": str(n)} for node, n in custody["queued"].items()]
+    queued = [
+        {"waits for": site_name(names, node), "messages": str(count)}
+        for node, count in custody["queued"].items()
+    ]
     return [*lines, *table(queued, ("messages",))]
 
 
-def mesh_lines(mesh: dict[str, Any]) -> list[str]:
+def mesh_lines(mesh: dict[str, Any], names: dict[str, str]) -> list[str]:
     """Return the tree from the root, indented by two blanks per link.
 
     Members that only forward are in brackets.
@@ -129,9 +143,10 @@ def mesh_lines(mesh: dict[str, Any]) -> list[str]:
     waiting = [(mesh["root"], 0)]
     while waiting:
         node, depth = waiting.pop()
-        lines.append("  " * depth + (node if node in members else f"({node})"))
+        text = site_name(names, node)
+        lines.append("  " * depth + (text if node in members else f"({text})"))
         below = mesh["children"].get(node, [])
         waiting += [(child, depth + 1) for child in reversed(below)]
     reached = {*mesh["parents"], mesh["root"]}
-    lines += [f"no way to {node}" for node in sorted(members - reached)]
+    lines += [f"no way to {site_name(names, node)}" for node in sorted(members - reached)]
     return lines

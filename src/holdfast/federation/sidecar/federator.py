@@ -181,9 +181,9 @@ class Federator:
         assert kept is not None
         auth = await asyncio.to_thread(PeerAuth.load, settings)
         signing = await asyncio.to_thread(signing_of, settings)
-        announced = identity_of(identity.node, settings.name, settings.address)
+        announced = identity_of(identity.node, settings.name, settings.address, settings.site)
         bounds = replace(BOUNDS, send_bytes_max=settings.link_buffer_bytes)
-        self._links = MemberLinks(self, announced, auth, bounds)
+        self._links = MemberLinks(self, announced, auth, bounds, epoch=identity.epoch)
         self._managing = NeighbourSources(self, self._directory)
         self._has_edge = True
         # First, so that the interest it reports at once is part of the first announcement.

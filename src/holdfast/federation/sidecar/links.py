@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from holdfast.addresses import ADDRESS, join_address, split_address
 from holdfast.federation.core.frames import FRAME_BYTES_MAX, VERSION
+from holdfast.federation.sidecar.site_names import SiteNames
 from holdfast.security.peer_handshake import FEDERATION, PeerIdentity, Refusal
 from holdfast.server.event_loop.failures import report
 from holdfast.server.peers.authentication import PeerAuth
@@ -32,6 +33,8 @@ PING: Final = 1
 PONG: Final = 2
 TOKEN: Final = struct.Struct(">d")
 """The layout of a PING's token: the sender's clock. The PONG returns it unchanged."""
+NAMES: Final = 3
+"""The kind of a frame with names of sites. Older members ignore it."""
 PING_S: Final = 5.0
 STIR_S: Final = 0.25
 """The shortest time in seconds between two reports of a sign of life other than a frame."""
@@ -69,13 +72,16 @@ class MemberLinks(PeerMesh):
         auth: PeerAuth,
         bounds: LinkBounds = BOUNDS,
         ping_s: float = PING_S,
+        epoch: int = 1,
     ) -> None:
-        """`identity`: the member's id in hexadecimal digits, the federation as cluster id."""
+        """`identity`: the member's id in hexadecimal digits, the federation as cluster id.
+        `epoch`: of this start."""
         super().__init__(
             asyncio.get_running_loop(), identity, auth, FEDERATION, bounds, "federation"
         )
         self.dropped: Counter[str] = Counter()
         """Frames that were not sent, by reason."""
+        self.names = SiteNames(bytes.fromhex(identity.node_id), epoch, identity.site)
         self.address = ""
         self._owner = owner
         self._dials: dict[bytes, asyncio.Task[None]] = {}
@@ -217,6 +223,8 @@ class MemberLinks(PeerMesh):
 
     def _connected(self, link: PeerLink, peer: PeerIdentity) -> None:
         self._owner.link_up(bytes.fromhex(peer.node_id))
+        for payload in self.names.frames():
+            self.send(peer.node_id, NAMES, payload)
         if link.is_busy:
             self.busy(link)
 
@@ -225,6 +233,9 @@ class MemberLinks(PeerMesh):
             self._owner.link_frame(bytes.fromhex(node_id), payload)
             return
         self.stirred(link)
+        if kind == NAMES:
+            self._spread_names(node_id, payload)
+            return
         if len(payload) != TOKEN.size:
             return
         if kind == PING:
@@ -236,11 +247,18 @@ class MemberLinks(PeerMesh):
                 before_s = rtt_s if link.rtt_s is None else link.rtt_s
                 link.rtt_s = before_s + (rtt_s - before_s) / 8
 
+    def _spread_names(self, node_id: str, payload: bytes) -> None:
+        news = self.names.receive(payload)
+        if news:
+            for other in self._links:
+                if other != node_id:
+                    self.send(other, NAMES, news)
+
     def _disconnected(self, link: PeerLink, node_id: str) -> None:
         self._owner.link_down(bytes.fromhex(node_id))
 
 
-def identity_of(node: bytes, federation: str, address: str) -> PeerIdentity:
+def identity_of(node: bytes, federation: str, address: str, site: str = "") -> PeerIdentity:
     return PeerIdentity(
         node.hex(),
         "",
@@ -248,4 +266,5 @@ def identity_of(node: bytes, federation: str, address: str) -> PeerIdentity:
         VERSION,
         peer_address=address,
         process=os.urandom(8).hex(),
+        site=site,
     )

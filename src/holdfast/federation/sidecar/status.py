@@ -11,6 +11,7 @@ from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import ManagerClient
 from holdfast.federation.sidecar.publications import Publications
 from holdfast.federation.sidecar.store.store import MemberStore
+from holdfast.server.peers.link import PeerLink
 
 QUEUES_MAX: Final = 256
 """The most destinations in a status, those with the longest queues first."""
@@ -46,6 +47,23 @@ def problems_of(member: FederationMember) -> list[str]:
     return [problem for problem in problems if problem]
 
 
+def link_name(link: PeerLink) -> str:
+    """The name that the member at the other end has given itself, or ""."""
+    return "" if link.peer is None else link.peer.site
+
+
+def _link_fields(node: bytes, link: PeerLink, now: float) -> dict[str, object]:
+    return {
+        "id": node.hex(),
+        "remote": link.remote,
+        "dialled": link.dials,
+        "up_s": round(now - link.established_at, 3),
+        "rtt_ms": None if link.rtt_s is None else round(1e3 * link.rtt_s, 3),
+        "busy": link.is_busy,
+        "unsent_bytes": link.pending_bytes(),
+    }
+
+
 def status_of(
     settings: Federation,
     epoch: int,
@@ -74,15 +92,12 @@ def status_of(
         "broker_connected": deliveries.is_up,
         "members": len(entries),
         "digest": member.database.digest.hex(),
+        "site": settings.site,
+        "names": links.names.by_id(),
         "links": [
-            {
-                "id": node.hex(),
-                "remote": link.remote,
-                "dialled": link.dials,
-                "up_s": round(now - link.established_at, 3),
-                "rtt_ms": None if link.rtt_s is None else round(1e3 * link.rtt_s, 3),
-                "busy": link.is_busy,
-                "unsent_bytes": link.pending_bytes(),
+            _link_fields(node, link, now)
+            | {
+                "name": links.names.name_of(node) or link_name(link),
                 "usable": node in member.links and member.links[node].usable_at <= now,
             }
             for node, link in sorted(links.linked().items())

@@ -138,7 +138,7 @@ class PeerMesh:
         """Close the link to a peer, if there is one. `is_reported`: call `_disconnected`."""
         link = self._links.get(node_id)
         if link is not None:
-            self._log_closed(logging.INFO, node_id, link, text)
+            self._log(logging.INFO, "closed", link, node_id, text=text)
             self._unlink(link, node_id, is_reported)
             link.close()
 
@@ -166,18 +166,13 @@ class PeerMesh:
         assert peer is not None
         known = self._links.get(peer.node_id)
         if known is not None:
-            logger.info(f"{self._subject}_restarted node=%s address=%s", peer.node_id, link.remote)
+            self._log(logging.INFO, "restarted", link, peer.node_id)
             self._unlink(known, peer.node_id)
             known.abort()
         self._links[peer.node_id] = link
         self.metrics.connects += 1
         self._complaints.forget(peer.node_id)
-        logger.info(
-            f"{self._subject}_connected node=%s address=%s dialled=%s",
-            peer.node_id,
-            link.remote,
-            link.dials,
-        )
+        self._log(logging.INFO, "connected", link, peer.node_id, dialled=link.dials)
         self._connected(link, peer)
 
     def received(self, link: PeerLink, kind: int, payload: bytes) -> None:
@@ -186,7 +181,7 @@ class PeerMesh:
 
     def broken_off(self, link: PeerLink, text: str) -> None:
         assert link.peer is not None
-        self._log_closed(logging.WARNING, link.peer.node_id, link, text)
+        self._log(logging.WARNING, "closed", link, link.peer.node_id, text=text)
 
     def stirred(self, link: PeerLink) -> None:
         pass
@@ -200,12 +195,15 @@ class PeerMesh:
             self._all_closed.set()
         peer = link.peer
         if peer is not None and self._links.get(peer.node_id) is link:
-            logger.info(f"{self._subject}_lost node=%s address=%s", peer.node_id, link.remote)
+            self._log(logging.INFO, "lost", link, peer.node_id)
             self._unlink(link, peer.node_id)
 
-    def _log_closed(self, level: int, node_id: str, link: PeerLink, text: str) -> None:
-        event = f"{self._subject}_closed"
-        logger.log(level, f"{event} node=%s address=%s text=%r", node_id, link.remote, text)
+    def _log(self, level: int, what: str, link: PeerLink, node_id: str, **fields: object) -> None:
+        values: dict[str, object] = {"node": node_id, "address": link.remote, **fields}
+        if link.peer is not None and link.peer.site:
+            values["site"] = link.peer.site
+        names = "".join(f" {name}=%{'r' if name == 'text' else 's'}" for name in values)
+        logger.log(level, f"{self._subject}_{what}" + names, *values.values())
 
     def _unlink(self, link: PeerLink, node_id: str, is_reported: bool = True) -> None:
         del self._links[node_id]
