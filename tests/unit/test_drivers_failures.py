@@ -106,7 +106,7 @@ async def test_a_packet_that_makes_the_node_fail(tmp_path: Path) -> None:
     """Its connection is cut at once, and nobody else notices."""
     async with loop_broker(tmp_path) as broker:
         state = broker.broker.node.state
-        state.authenticators[POISON] = fail  # type: ignore[assignment]
+        state.admission.authenticators[POISON] = fail  # type: ignore[assignment]
         found: list[BaseException] = []
         stop_on_unexpected(asyncio.get_running_loop(), found.append)
         other = Client("127.0.0.1", broker.port)

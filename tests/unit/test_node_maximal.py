@@ -393,7 +393,9 @@ def new_bench(auto_commit: bool) -> NodeBench:
     )
     bench = NodeBench(config, auto_commit=auto_commit)
     credentials = make_credentials("secret", salt=b"salt")
-    bench.node.state.authenticators[METHOD] = lambda: ScramAuthenticator(lambda user: credentials)
+    bench.node.state.admission.authenticators[METHOD] = lambda: ScramAuthenticator(
+        lambda user: credentials
+    )
     return bench
 
 

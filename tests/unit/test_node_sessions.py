@@ -432,7 +432,7 @@ def test_assigned_client_id_and_empty_id_rules() -> None:
 def test_password_is_checked_before_anything_else_is_read() -> None:
     config = NodeConfig(partitions=2, sys_interval_s=0, allow_anonymous=False)
     bench = NodeBench(config)
-    bench.node.state.checks_passwords = True
+    bench.node.state.admission.checks_passwords = True
     bench.valid_passwords = {"u": b"right"}
     good = bench.peer()
     good.send(m.Connect(5, True, 0, "c", None, "u", b"right", {}), subscribe("t", 1), m.Pingreq())

@@ -644,7 +644,7 @@ def guarded(**limits: int) -> Bench:
 
 
 def let_in(bench: NodeBench) -> None:
-    bench.node.state.checks_passwords = True
+    bench.node.state.admission.checks_passwords = True
     bench.valid_passwords = {"alice": b"secret", "mallory": b"secret"}
 
 

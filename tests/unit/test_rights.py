@@ -395,7 +395,7 @@ def test_a_name_that_nobody_can_prove_is_none() -> None:
 def test_a_name_that_is_not_proved_is_refused_where_names_can_be() -> None:
     for bench in (Bench(), Bench(proves=False)):
         if not bench.config.authenticates_users:
-            bench.node.state.authenticators["SCRAM-SHA-256"] = lambda: None  # type: ignore[assignment,return-value]
+            bench.node.state.admission.authenticators["SCRAM-SHA-256"] = lambda: None  # type: ignore[assignment,return-value]
         for name in ("", "device"):
             peer = bench.peer()
             peer.connection.certificate_name = name

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from holdfast.broker.admission.limits import AdmissionLimits
+
 
 @dataclass
 class NodeConfig:
@@ -51,3 +53,4 @@ class NodeConfig:
     authenticates_users: bool = False
     """True: user names (or certificates) are verified, so a producer id can be bound to one."""
     qos0_logged: list[str] = field(default_factory=list)
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)

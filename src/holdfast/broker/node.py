@@ -8,9 +8,17 @@ here blocks or raises because of what a client sends.
 import heapq
 from typing import Final
 
+from holdfast.broker.admission.throttle import (
+    charge_bytes,
+    count_sessions,
+    handle_throttle,
+    release_meter,
+    throttled_until,
+)
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections import connect as connecting
-from holdfast.broker.connections.client_notes import note_no_room, note_unopened
+from holdfast.broker.connections.accept import has_room, limit_pending, refuse_connection
+from holdfast.broker.connections.client_notes import note_unopened
 from holdfast.broker.connections.close import (
     close_connection,
     handle_connection_lost,
@@ -30,7 +38,7 @@ from holdfast.broker.delivery.acknowledgements import (
     proceed,
 )
 from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
-from holdfast.broker.effects import Cut, FetchInflight, ReadLog, ResumeInput
+from holdfast.broker.effects import FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
@@ -43,6 +51,7 @@ from holdfast.broker.state import (
     SESSION_EXPIRY,
     STEPS_PER_TURN,
     SYS,
+    THROTTLE,
     WILL_DUE,
     WORK,
     NodeState,
@@ -121,18 +130,11 @@ class Node:
         state.started_us = state.wall_us
         if state.config.sys_interval_s > 0:
             state.arm(state.now, SYS, None)
+        count_sessions(state)
 
     def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
         """Make room for a connection if necessary. False: the driver closes its socket."""
-        state = self.state
-        pending = state.pending_connects
-        if pending.is_crowded(remote):
-            self.refuse_connection("address_full", remote, listener, pending.per_address_max)
-            return False
-        if state.connections + state.handshakes >= sockets_max and not self.displace_silent():
-            self.refuse_connection("connections_full", remote, listener, sockets_max)
-            return False
-        return True
+        return has_room(self.state, remote, listener, sockets_max)
 
     def handle_connected(self, remote: str, listener: str) -> Connection:
         """Register a new connection and start the timeout of its CONNECT."""
@@ -152,38 +154,12 @@ class Node:
     def refuse_connection(
         self, event: str, remote: str, listener: str, connections_max: int
     ) -> None:
-        """Count and log a connection without room. The driver closes its socket without a packet,
-        because MQTT has none before CONNECT."""
-        self.state.stats.connections_refused += 1
-        note_no_room(self.state, event, remote, listener, connections_max)
-
-    def displace_silent(self) -> bool:
-        """Close the oldest connection that has sent no CONNECT. False: there is none."""
-        oldest = self.state.pending_connects.oldest_silent()
-        if oldest is not None:
-            self._displace(oldest)
-        return oldest is not None
-
-    def _displace(self, connection: Connection) -> None:
-        state = self.state
-        state.stats.connections_displaced += 1
-        note_unopened(state, connection, "connection_displaced")
-        state.pending_connects.leave(connection)
-        handle_connection_lost(state, connection)
-        state.effects.append(Cut(connection))
+        """Count and log a connection without room. The driver closes its socket."""
+        refuse_connection(self.state, event, remote, listener, connections_max)
 
     def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
         """Count the bytes of the HTTP request that a WebSocket buffers before it is open."""
-        self._limit_pending(connection, size_bytes)
-
-    def _limit_pending(self, connection: Connection, size_bytes: int) -> None:
-        """Close the oldest connection with a part of its CONNECT while the connections without an
-        answered CONNECT buffer more than `pending_connect_bytes`."""
-        pending = self.state.pending_connects
-        pending.buffer(connection, size_bytes)
-        while pending.bytes > pending.bytes_max and not connection.closing:
-            oldest = pending.oldest_partial()
-            self._displace(connection if oldest is None else oldest)
+        limit_pending(self.state, connection, size_bytes)
 
     def handle_data(self, connection: Connection, data: bytes) -> None:
         state = self.state
@@ -212,10 +188,12 @@ class Node:
         if connection.closing:
             self.state.pending_connects.leave(connection)
         elif connection.state != OPEN:
-            self._limit_pending(connection, reader.waiting_bytes())
+            limit_pending(self.state, connection, reader.waiting_bytes())
 
     def handle_resumed(self, connection: Connection) -> None:
         """Read from the connection again. Bytes that have arrived already are processed first."""
+        if throttled_until(connection) > self.state.now:
+            return
         connection.input_paused = False
         if connection.closing:
             return
@@ -229,6 +207,7 @@ class Node:
         self.state.connections -= 1
         self.state.pending_connects.leave(connection)
         self.state.cancel(connection.timer)
+        release_meter(self.state, connection)
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
 
@@ -280,6 +259,8 @@ class Node:
             else:
                 self._control(connection, session, packet_type)
                 left -= (reader.end - reader.begin) // FILTER_BYTES_MIN
+                if connection.meter is not None:
+                    charge_bytes(state, connection, reader.end - reader.begin)
             if state.appended != appended:
                 appended = state.appended
                 if state.is_congested():
@@ -427,6 +408,9 @@ class Node:
         elif kind == SESSION_EXPIRY:
             assert isinstance(subject, Session)
             handle_expiry(state, subject)
+        elif kind == THROTTLE:
+            assert isinstance(subject, Connection)
+            handle_throttle(state, subject)
         elif kind == WORK:
             state.run_work()
         elif kind == SYS:

@@ -146,6 +146,12 @@ def forget(session: Session) -> None:
 
 def attach(state: NodeState, session: Session, connection: Connection) -> None:
     """Give the session the user and the rights of this connection."""
+    users = state.admission.users
+    if users is not None:
+        if session.username and session.username != connection.username:
+            users.leave(session.username, session.client_id)
+        if connection.username:
+            users.enter(connection.username, session.client_id)
     session.username = connection.username
     session.is_owned = connection.username is not None
     _give_rights(state, session)
@@ -212,7 +218,9 @@ def proves_names(state: NodeState) -> bool:
     """Whether clients can prove user names to this broker. If not, a name is not trusted, and
     sessions belong to no user."""
     return (
-        state.config.authenticates_users or state.checks_passwords or len(state.authenticators) > 0
+        state.config.authenticates_users
+        or state.admission.checks_passwords
+        or len(state.admission.authenticators) > 0
     )
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.admission.control import AdmissionControl
 from holdfast.broker.cluster_port import ClusterPort, SingleNode
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.pending_connects import PendingConnects
@@ -26,7 +27,6 @@ from holdfast.broker.stats import Stats
 from holdfast.protocol.topics.retained import RetainedTrie
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.security.acl import AclFile
-from holdfast.security.enhanced_authentication import Factory
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
@@ -39,6 +39,7 @@ SESSION_EXPIRY: Final = 4
 PROGRESS: Final = 5
 SYS: Final = 6
 WORK: Final = 7
+THROTTLE: Final = 8
 
 ENDED_EPOCHS_MAX: Final = 10_000
 """The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
@@ -168,9 +169,7 @@ class NodeState:
         self.progress_armed = False
 
         self.acl: AclFile | None = None
-        self.checks_passwords = False
-        # Enhanced authentication by method name.
-        self.authenticators: dict[str, Factory] = {}
+        self.admission = AdmissionControl(config.admission)
         self.disk_full = False
         # Clients whose input waits until the journal has written the pending records.
         self.paused_inputs: list[Connection] = []

@@ -56,6 +56,11 @@ class Stats:
         self.refused_disk_full = 0
         self.refused_unavailable = 0
         self.refused_quota = 0
+        self.refused_rate = 0
+        self.refused_connect_rate = 0
+        self.refused_banned = 0
+        self.inputs_throttled = 0
+        self.lockouts = 0
         self.log_reads = 0
         self.log_records_read = 0
         self.readers_fell_behind = 0

@@ -259,6 +259,62 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     shared_available: bool = True
 
 
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
+
+
+class ScopeRates(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The rates of each client, user, address or listener. 0: no limit."""
+
+    messages_per_s: Rate = 0.0
+    """The most PUBLISH packets a second."""
+    bytes_per_s: Rate = 0.0
+    """The most bytes a second of PUBLISH, SUBSCRIBE and UNSUBSCRIBE packets."""
+    connects_per_s: Rate = 0.0
+    """The most CONNECT packets a second. One more is refused with 0x9F (Connection rate
+    exceeded)."""
+
+
+class Rates(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The rates of clients, users, addresses and listeners. All connections of one name share its
+    allowance."""
+
+    client: ScopeRates = field(default_factory=ScopeRates)
+    user: ScopeRates = field(default_factory=ScopeRates)
+    address: ScopeRates = field(default_factory=ScopeRates)
+    listener: ScopeRates = field(default_factory=ScopeRates)
+    over: Literal["refuse", "wait", "disconnect"] = "refuse"
+    """The effect of a message above a rate. refuse: an MQTT 5 message of QoS 1 or 2 is refused with
+    0x97 (Quota exceeded); other clients wait. wait: the broker stops reading from the client for as
+    long as the rate says. disconnect: the connection ends with 0x96 (Message rate too high)."""
+    burst_s: Seconds = 1.0
+    """The seconds of a rate that may come at once after silence."""
+
+
+class Quotas(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The quotas of each user. 0: no limit. Clients without a proved user name have none."""
+
+    sessions_per_user: Count = 0
+    """The most sessions of one user at this node. The CONNECT of one more is refused with 0x97."""
+    bytes_per_user: Bytes = 0
+    """The most bytes that a user publishes in `period_s`. Above it messages are refused with 0x97;
+    of MQTT 3, QoS 0 is dropped, and QoS 1 or 2 ends the connection."""
+    period_s: Seconds = 86_400.0
+    """The seconds in which a used quota is complete again; it grows evenly."""
+
+
+class Lockout(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The lock-out after failed authentications."""
+
+    failures: Count = 0
+    """The failures within `window_s` after which a name is locked out; 0: never."""
+    window_s: Seconds = 60.0
+    duration_s: Seconds = 300.0
+    """The seconds for which CONNECT is refused with 0x8A (Banned)."""
+    scopes: list[Literal["address", "user", "client"]] = field(default_factory=lambda: ["address"])
+    """The names that are locked out. With "user" or "client", a stranger can lock others out."""
+
+
 class Sys(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The $SYS topics."""
 
@@ -286,5 +342,8 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
+    rates: Rates = field(default_factory=Rates)
+    quotas: Quotas = field(default_factory=Quotas)
+    lockout: Lockout = field(default_factory=Lockout)
     sys: Sys = field(default_factory=Sys)
     logging: Logging = field(default_factory=Logging)

@@ -32,9 +32,10 @@ class Success:
 @dataclass(frozen=True)
 class Failure:
     """The step that refuses with 0x87 (not authorised). `reason_text` may go to the log and to the
-    client."""
+    client. `username`: the name that was not proved, if it is known."""
 
     reason_text: str
+    username: str = ""
 
 
 Step = Continue | Success | Failure
@@ -91,4 +92,4 @@ class ScramAuthenticator:
                 return Continue(self._server.start(data or b""))
             return Success(self._server.finish(data or b""), self._server.username)
         except ScramError as error:
-            return Failure(str(error))
+            return Failure(str(error), self._server.username)

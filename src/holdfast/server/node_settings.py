@@ -3,8 +3,10 @@
 import secrets
 import time
 
+from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
+from holdfast.config import schema
 from holdfast.config.schema import Config
 from holdfast.server.event_loop import descriptors
 from holdfast.server.security_files import SecurityFiles, authenticates_users
@@ -48,7 +50,32 @@ def node_config(config: Config) -> NodeConfig:
         producer_expiry_s=limits.producer_expiry_s,
         authenticates_users=authenticates_users(config),
         qos0_logged=list(config.log.qos0),
+        admission=admission_limits(config),
     )
+
+
+def admission_limits(config: Config) -> AdmissionLimits:
+    """The rates, quotas and lock-out of the configuration."""
+    rates, quotas, lockout = config.rates, config.quotas, config.lockout
+    return AdmissionLimits(
+        client=_scope_rates(rates.client),
+        user=_scope_rates(rates.user),
+        address=_scope_rates(rates.address),
+        listener=_scope_rates(rates.listener),
+        over=rates.over,
+        burst_s=rates.burst_s,
+        sessions_per_user=quotas.sessions_per_user,
+        bytes_per_user=quotas.bytes_per_user,
+        period_s=quotas.period_s,
+        lockout_failures=lockout.failures,
+        lockout_window_s=lockout.window_s,
+        lockout_s=lockout.duration_s,
+        lockout_scopes=list(lockout.scopes),
+    )
+
+
+def _scope_rates(rates: schema.ScopeRates) -> RateLimits:
+    return RateLimits(rates.messages_per_s, rates.bytes_per_s, rates.connects_per_s)
 
 
 def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.broker.admission.throttle import replace_limits
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.rights import replace_rules
@@ -35,7 +36,16 @@ from holdfast.server.sockets.listeners import OpenListener, reserve
 
 logger = logging.getLogger("holdfast")
 
-SECTIONS: Final = ("listeners", "security", "limits", "logging.level", "log.retention")
+SECTIONS: Final = (
+    "listeners",
+    "security",
+    "limits",
+    "rates",
+    "quotas",
+    "lockout",
+    "logging.level",
+    "log.retention",
+)
 """The settings that can change at run time, except those in `ANNOUNCED`."""
 ANNOUNCED: Final = frozenset(
     f"limits.{name}"
@@ -159,6 +169,7 @@ def apply_limits(state: NodeState, config: NodeConfig) -> None:
     state.pending_connects.per_address_max = config.pending_connects_per_address
     state.producers.positions_max = config.producers_max
     state.producers.expiry_us = config.producer_expiry_s * 1_000_000
+    replace_limits(state, config.admission)
 
 
 def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[int]":
@@ -215,6 +226,9 @@ def _merged(present: Config, wanted: Config) -> Config:
         listeners=wanted.listeners,
         security=wanted.security,
         limits=replace(wanted.limits, **{name: getattr(present.limits, name) for name in told}),
+        rates=wanted.rates,
+        quotas=wanted.quotas,
+        lockout=wanted.lockout,
         logging=replace(present.logging, level=wanted.logging.level),
         log=replace(present.log, retention=wanted.log.retention),
     )

@@ -35,8 +35,10 @@ class SecurityFiles:
     def apply_to(self, node: Node) -> None:
         """Make the node authenticate clients by these files."""
         state = node.state
-        state.checks_passwords = self.passwords is not None
-        state.authenticators = {} if self.scram is None else dict(scram_factories(self.scram))
+        state.admission.checks_passwords = self.passwords is not None
+        state.admission.authenticators = (
+            {} if self.scram is None else dict(scram_factories(self.scram))
+        )
 
 
 def authenticates_users(config: Config) -> bool:

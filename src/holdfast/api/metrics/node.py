@@ -37,6 +37,8 @@ COUNTERS = {
     "sessions_denied": "CONNECT packets refused: the client id is another user's.",
     "protocol_errors": "Connections closed because the client broke the protocol.",
     "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
+    "inputs_throttled": "Times a client was not read for a while, because of a rate.",
+    "lockouts": "Names locked out after failed authentications.",
     "keep_alive_timeouts": "Connections closed for silence.",
     "wills_published": "Wills published.",
     "reloads": "Reloads of settings and files that were applied.",
@@ -52,7 +54,13 @@ DROPPED = {
     "lost": "dropped_lost",
     "unreadable": "dropped_unreadable",
 }
-REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
+REFUSED = {
+    "disk_full": "refused_disk_full",
+    "quota": "refused_quota",
+    "rate": "refused_rate",
+    "connect_rate": "refused_connect_rate",
+    "banned": "refused_banned",
+}
 
 
 class LeaseCollector(Collector):

@@ -244,6 +244,8 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
     """Forget a session without a connection. `in_slices`: a long removal continues as Work."""
     if state.sessions.get(session.client_id) is session:
         del state.sessions[session.client_id]
+        if state.admission.users is not None and session.username:
+            state.admission.users.leave(session.username, session.client_id)
         if state.cluster.is_single and (session.recorded or session.epoch > 1):
             state.note_ended(session)
     state.cancel(session.expiry_timer)

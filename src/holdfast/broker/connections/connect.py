@@ -1,5 +1,6 @@
 """CONNECT: its checks, and the authentication of its client."""
 
+from holdfast.broker.admission.checks import may_connect, note_failure
 from holdfast.broker.connections.close import refuse
 from holdfast.broker.connections.exchange import start_exchange
 from holdfast.broker.connections.session_open import open_session
@@ -39,6 +40,8 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     if state.connections - state.pending_connects.silent > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
         return
+    if not may_connect(state, connection, packet.client_id, packet.username):
+        return
     if packet.will is not None and not _check_will(state, connection, packet):
         return
     method = packet.properties.get(p.AUTHENTICATION_METHOD)
@@ -50,16 +53,16 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         if connection.certificate_name:
             connection.username = connection.certificate_name
         elif not state.config.allow_anonymous:
-            state.stats.authentications_failed += 1
+            note_failure(state, connection)
             refuse(state, connection, reasons.NOT_AUTHORIZED, "anonymous clients are not allowed")
             return
         open_session(state, connection)
         return
-    if not state.checks_passwords:
+    if not state.admission.checks_passwords:
         if packet.username == connection.certificate_name:
             connection.username = packet.username
         elif proves_names(state) or not state.config.allow_anonymous:
-            state.stats.authentications_failed += 1
+            note_failure(state, connection)
             refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
             return
         # No client can prove a name here, so the name is ignored: the client is anonymous.
@@ -94,7 +97,7 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
     if connection.state != AUTHENTICATING:
         return
     if not valid:
-        state.stats.authentications_failed += 1
+        note_failure(state, connection)
         refuse(state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         return
     packet = connection.connect

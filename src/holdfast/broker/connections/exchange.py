@@ -1,5 +1,6 @@
 """Enhanced authentication of MQTT 5: AUTH packets until the client is accepted or refused."""
 
+from holdfast.broker.admission.checks import note_failure
 from holdfast.broker.connections.close import refuse
 from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.session.connection import (
@@ -18,10 +19,10 @@ from holdfast.security.enhanced_authentication import Continue, Failure, Success
 
 def start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
     """Begin enhanced authentication. [MQTT-4.12.0-1]"""
-    factory = state.authenticators.get(method)
+    factory = state.admission.authenticators.get(method)
     if factory is None:
-        state.stats.authentications_failed += 1
-        text = f"authentication method {method!r}, known: {sorted(state.authenticators)}"
+        note_failure(state, connection)
+        text = f"authentication method {method!r}, known: {sorted(state.admission.authenticators)}"
         refuse(state, connection, reasons.BAD_AUTHENTICATION_METHOD, text)
         return
     authenticator = factory()
@@ -49,7 +50,7 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     if packet.reason == reasons.REAUTHENTICATE:
         if connection.state != OPEN:
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
-        factory = state.authenticators.get(method)
+        factory = state.admission.authenticators.get(method)
         if factory is None:
             text = f"authentication method {method!r} is not offered any more"
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, text)
@@ -80,7 +81,7 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
         open_session(state, connection, fields)
     else:
         assert isinstance(step, Failure)
-        state.stats.authentications_failed += 1
+        note_failure(state, connection, step.username)
         if connection.state == OPEN:
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, step.reason_text)
         refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text)

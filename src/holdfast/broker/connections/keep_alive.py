@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from holdfast.broker.admission.throttle import throttled_until
 from holdfast.broker.connections.close import close_connection
 from holdfast.broker.session.connection import CLOSED, Connection
 from holdfast.broker.state import KEEP_ALIVE, NodeState
@@ -17,6 +18,10 @@ def check_keep_alive(state: NodeState, connection: Connection) -> None:
     if connection.state == CLOSED:
         return
     deadline = connection.last_received + connection.keep_alive_s * 1.5
+    waits_until = throttled_until(connection)
+    if waits_until > state.now:
+        # It is not read, so it cannot show that it lives.
+        deadline = waits_until + connection.keep_alive_s * 1.5
     if deadline > state.now:
         connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
         return

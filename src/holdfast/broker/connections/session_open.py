@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from holdfast.broker.admission.checks import has_session_room, may_open_as
+from holdfast.broker.admission.throttle import give_meter
 from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import close_connection, end_session, refuse
 from holdfast.broker.delivery.acknowledgements import proceed
@@ -93,6 +95,8 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
             f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
         )
         return
+    if not may_open_as(state, connection):
+        return
     session = state.sessions.get(client_id)
     if session is not None and not may_open(state, session, connection):
         refuse_other_user(state, connection)
@@ -100,6 +104,12 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     if session is None and not connection.is_internal and not state.cluster.has_room(client_id):
         state.stats.refused_quota += 1
         text = f"there are {state.config.sessions_max} sessions, which is the limit"
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+        return
+    if session is None and not has_session_room(state, connection.username):
+        state.stats.refused_quota += 1
+        limit = state.config.admission.sessions_per_user
+        text = f"this user has {limit} sessions, which is the limit"
         refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
         return
     if session is not None and session.connection is not None:
@@ -261,6 +271,7 @@ def _attach(
     state.cancel(session.will_timer)
     session.will = will
     attach(state, session, connection)
+    give_meter(state, connection)
     if session.inbound is not None:
         connection.unacknowledged = len(session.inbound)
     if session.positions is None and not session.outbox:

@@ -4,6 +4,7 @@ QoS 1 and 2 messages are appended to the log; the rest (see `completion`) happen
 is committed.
 """
 
+from holdfast.broker.admission.throttle import charge_publish, refusal_of
 from holdfast.broker.connections.client_notes import note_publish_denied
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.publish.completion import (
@@ -46,6 +47,10 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
     state.stats.publish_received += 1
     route = _checked_route(state, connection, publish)
+    if connection.meter is not None and not charge_publish(
+        state, connection, reader.end - reader.begin, publish.qos
+    ):
+        return
     if not may_write(connection, route):
         _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return
@@ -168,7 +173,7 @@ def _store(
 ) -> None:
     """Append the record and promise its acknowledgement, or refuse the message. A cluster sends the
     record to its leader. Delivery and the retained update follow when it comes back committed."""
-    text = state.cluster.refusal(connection, record)
+    text = refusal_of(connection) or state.cluster.refusal(connection, record)
     if text:
         _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
         return

@@ -132,6 +132,8 @@ class Connection:
         self.authentication: Any = None
         # broker.rights.Rights; None: everything is allowed.
         self.rights: object | None = None
+        # broker.admission.meters.Meter; None: no rate or quota applies.
+        self.meter: object | None = None
         self.clean_disconnect = False
         # Refusals that wait behind earlier promises. A message that arrives before its client has
         # received the refusal of an earlier one is refused too, or the order would change.

@@ -1,0 +1,33 @@
+"""The state of admission at one node, and how its clients prove who they are."""
+
+from holdfast.broker.admission.bans import BanTable, FailureCount
+from holdfast.broker.admission.limits import AdmissionLimits
+from holdfast.broker.admission.meters import MeterTable
+from holdfast.broker.admission.users import UserSessions
+from holdfast.security.enhanced_authentication import Factory
+
+
+class AdmissionControl:
+    """Limits in force, allowances in use, bans and counted failures."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self.checks_passwords = False
+        # Enhanced authentication by method name.
+        self.authenticators: dict[str, Factory] = {}
+        self.limits = limits
+        self.meters = MeterTable(limits)
+        self.bans = BanTable()
+        self.failures = FailureCount()
+        # None: sessions are not counted.
+        self.users: UserSessions | None = None
+        self.counts_messages = False
+        self.counts_connects = False
+        self.replace(limits)
+
+    def replace(self, limits: AdmissionLimits) -> None:
+        """Use other limits. The connections keep their meters until they are given others."""
+        self.limits = limits
+        self.meters.replace(limits)
+        self.counts_messages = limits.counts_messages()
+        self.counts_connects = limits.counts_connects()
+        self.users = UserSessions(limits.sessions_per_user) if limits.sessions_per_user else None

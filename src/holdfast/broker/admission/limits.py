@@ -1,0 +1,69 @@
+"""The configured rates, quotas and lock-out, as plain values. 0 switches a limit off."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+CLIENT: Final = "client"
+USER: Final = "user"
+ADDRESS: Final = "address"
+LISTENER: Final = "listener"
+SCOPES: Final = (CLIENT, USER, ADDRESS, LISTENER)
+"""The scopes of a limit. Everything of one scope and name shares its allowance."""
+
+REFUSE: Final = "refuse"
+WAIT: Final = "wait"
+DISCONNECT: Final = "disconnect"
+
+
+@dataclass
+class RateLimits:
+    """The rates of each client, user, address or listener."""
+
+    messages_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    connects_per_s: float = 0.0
+
+    def counts_messages(self) -> bool:
+        """Whether messages of the scope are counted."""
+        return self.messages_per_s > 0 or self.bytes_per_s > 0
+
+
+@dataclass
+class AdmissionLimits:
+    """All limits of admission."""
+
+    client: RateLimits = field(default_factory=RateLimits)
+    user: RateLimits = field(default_factory=RateLimits)
+    address: RateLimits = field(default_factory=RateLimits)
+    listener: RateLimits = field(default_factory=RateLimits)
+    over: str = REFUSE
+    """The effect of a message above a rate: REFUSE, WAIT or DISCONNECT."""
+    burst_s: float = 1.0
+    """The seconds of a rate that may come at once."""
+    sessions_per_user: int = 0
+    bytes_per_user: int = 0
+    """The most bytes that a user may publish in `period_s`."""
+    period_s: float = 86_400.0
+    lockout_failures: int = 0
+    """The failed authentications within `lockout_window_s` after which a name is locked out."""
+    lockout_window_s: float = 60.0
+    lockout_s: float = 300.0
+    lockout_scopes: list[str] = field(default_factory=lambda: [ADDRESS])
+
+    def rates_of(self, scope: str) -> RateLimits:
+        """The rates of a scope."""
+        if scope == CLIENT:
+            return self.client
+        if scope == USER:
+            return self.user
+        return self.address if scope == ADDRESS else self.listener
+
+    def counts_messages(self) -> bool:
+        """Whether any limit counts messages."""
+        return self.bytes_per_user > 0 or any(
+            self.rates_of(scope).counts_messages() for scope in SCOPES
+        )
+
+    def counts_connects(self) -> bool:
+        """Whether any limit counts CONNECTs."""
+        return any(self.rates_of(scope).connects_per_s > 0 for scope in SCOPES)

@@ -1,0 +1,340 @@
+"""Rates, quotas, bans and lock-outs on a node without sockets: reason codes, waits, bounds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.broker.admission import bans, meters
+from holdfast.broker.admission.bans import Ban, BanTable, FailureCount
+from holdfast.broker.admission.checks import ban, lift_ban, present_bans
+from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
+from holdfast.broker.admission.meters import MeterTable, names_of
+from holdfast.broker.admission.throttle import replace_limits
+from holdfast.broker.admission.token_bucket import TokenBucket
+from holdfast.broker.config import NodeConfig
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import reasons
+from tests.support.node_bench import NodeBench, Peer
+
+STEPS = st.lists(
+    st.tuples(st.floats(0, 5), st.floats(0.1, 40)), min_size=1, max_size=200
+)  # (seconds passed, amount wanted)
+
+
+@given(per_s=st.floats(0.01, 1000), burst=st.floats(0.5, 1000), steps=STEPS)
+def test_a_bucket_gives_no_more_than_its_rate(
+    per_s: float, burst: float, steps: list[tuple[float, float]]
+) -> None:
+    bucket = TokenBucket(per_s, burst, 0.0)
+    now = taken = largest = 0.0
+    for passed_s, amount in steps:
+        now += passed_s
+        if not bucket.is_empty(now):
+            bucket.take(amount)
+            taken += amount
+            largest = max(largest, amount)
+        allowed = burst + per_s * now + largest
+        assert taken <= allowed * (1 + 1e-6) + 1e-6
+    wait_s = bucket.wait_s()
+    assert not bucket.is_empty(now + wait_s + 1e-6)
+
+
+@given(per_s=st.floats(0.5, 100), amounts=st.lists(st.floats(1, 5), min_size=1, max_size=50))
+def test_one_that_waits_gets_its_rate(per_s: float, amounts: list[float]) -> None:
+    bucket = TokenBucket(per_s, max(1.0, per_s), 0.0)
+    now = 0.0
+    for amount in amounts:
+        bucket.refill(now)
+        now += bucket.wait_s()
+        assert not bucket.is_empty(now + 1e-6)
+        bucket.take(amount)
+    assert now <= sum(amounts) / per_s + 1.0
+
+
+def limits(**values: object) -> AdmissionLimits:
+    return AdmissionLimits(**values)  # type: ignore[arg-type]
+
+
+def bench(admission: AdmissionLimits, **config: object) -> NodeBench:
+    settings = NodeConfig(partitions=4, sys_interval_s=0, admission=admission, **config)  # type: ignore[arg-type]
+    return NodeBench(settings)
+
+
+def publication(number: int, qos: int, payload: bytes = b"") -> m.Publish:
+    return m.Publish(b"t", payload, qos, False, False, number if qos else 0, b"", 0, -1)
+
+
+def login(node: NodeBench, user: str, client_id: str, password: bytes = b"right") -> Peer:
+    peer = node.peer()
+    peer.send(m.Connect(5, True, 0, client_id, None, user, password, {}))
+    return peer
+
+
+def reason(peer: Peer) -> int:
+    (connack,) = peer.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    return connack.reason
+
+
+def acks(peer: Peer, qos: int = 1) -> list[int]:
+    """The reasons, with 0 for every acceptance."""
+    return [
+        each.reason * (each.reason >= 0x80)
+        for each in peer.take(m.Ack)
+        if isinstance(each, m.Ack) and each.kind == (m.PUBACK if qos == 1 else m.PUBREC)
+    ]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_above_the_rate_is_refused(qos: int) -> None:
+    node = bench(limits(client=RateLimits(messages_per_s=3)))
+    peer = node.connect("c")
+    peer.send(*(publication(number, qos) for number in range(1, 6)))
+    assert acks(peer, qos) == [0, 0, 0, reasons.QUOTA_EXCEEDED, reasons.QUOTA_EXCEEDED]
+    assert node.node.state.stats.refused_rate == 2
+    node.advance(1.0)
+    peer.send(publication(9, qos))
+    assert acks(peer, qos) == [0]
+    assert not peer.closed
+
+
+def test_a_repeated_qos_2_message_is_never_refused() -> None:
+    """It was stored: a client that is told otherwise would publish it again."""
+    node = bench(limits(client=RateLimits(messages_per_s=1)))
+    peer = node.connect("c")
+    again = m.Publish(b"t", b"", 2, False, True, 1, b"", 0, -1)
+    peer.send(publication(1, 2), again)
+    assert acks(peer, 2) == [0, 0]
+
+
+@pytest.mark.parametrize(("version", "qos"), [(5, 0), (4, 0), (4, 1), (3, 1)])
+def test_where_mqtt_has_no_refusal_the_client_waits(version: int, qos: int) -> None:
+    node = bench(limits(client=RateLimits(messages_per_s=2)))
+    receiver = node.connect("r")
+    receiver.send(m.Subscribe(1, [m.SubscriptionRequest("t", 0)]))
+    peer = node.connect("c", version)
+    peer.send(*(publication(number, qos) for number in range(1, 8)))
+    assert len(receiver.publishes()) == 2
+    assert peer.connection.input_paused
+    arrived = 2
+    for _ in range(40):
+        node.advance(0.25)
+        arrived += len(receiver.publishes())
+        assert arrived <= 2 + 2 * (node.now - 1000.0) + 1
+        if arrived == 7:
+            break
+    assert arrived == 7
+    assert not peer.closed
+    assert node.now - 1000.0 == pytest.approx(2.5, abs=0.5)
+
+
+def test_other_clients_do_not_wait() -> None:
+    node = bench(limits(client=RateLimits(messages_per_s=2)))
+    loud, quiet = node.connect("loud", 4), node.connect("quiet", 4)
+    loud.send(*(publication(number, 1) for number in range(1, 100)))
+    quiet.send(publication(1, 1))
+    assert acks(quiet) == [0]
+    assert not quiet.connection.input_paused
+
+
+def test_a_wait_is_no_silence() -> None:
+    node = bench(limits(client=RateLimits(bytes_per_s=10)))
+    peer = node.connect("c", 4, keep_alive_s=10)
+    peer.send(publication(1, 1, bytes(1000)), m.Pingreq())
+    for _ in range(9):
+        node.advance(10.0)
+        assert not peer.closed
+    node.advance(12.0)
+    assert peer.take(m.Pingresp)
+    node.advance(16.0)
+    assert peer.closed
+
+
+def test_disconnect_above_the_rate() -> None:
+    node = bench(limits(client=RateLimits(messages_per_s=1), over="disconnect"))
+    peer = node.connect("c")
+    peer.send(publication(1, 1), publication(2, 1))
+    (left,) = peer.take(m.Disconnect)
+    assert isinstance(left, m.Disconnect)
+    assert left.reason == reasons.MESSAGE_RATE_TOO_HIGH
+    assert peer.closed
+
+
+def test_connecting_again_gives_no_new_allowance() -> None:
+    node = bench(limits(client=RateLimits(messages_per_s=2)))
+    for expected in ([0, 0], [reasons.QUOTA_EXCEEDED] * 2):
+        peer = node.connect("c")
+        peer.send(publication(1, 1), publication(2, 1))
+        assert acks(peer) == expected
+        peer.lose()
+
+
+def test_the_connections_of_a_user_share_an_allowance() -> None:
+    node = bench(limits(user=RateLimits(messages_per_s=2)))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    one, two = login(node, "u", "one"), login(node, "u", "two")
+    one.send(publication(1, 1), publication(2, 1))
+    two.send(publication(1, 1))
+    assert acks(one) == [0, 0]
+    assert acks(two) == [reasons.QUOTA_EXCEEDED]
+
+
+def test_a_topic_alias_counts_in_a_message_that_is_dropped() -> None:
+    node = bench(limits(bytes_per_user=1, period_s=10.0))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    peer = login(node, "u", "c")
+    peer.send(publication(1, 1))
+    peer.send(m.Publish(b"t", b"dropped", 0, False, False, 0, b"", 7, -1))
+    node.advance(30.0)
+    peer.send(m.Publish(b"", b"passes", 0, False, False, 0, b"", 7, -1))
+    assert not peer.closed
+
+
+def test_a_used_quota_of_bytes_comes_back_evenly() -> None:
+    node = bench(limits(bytes_per_user=1000, period_s=100.0))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    peer = login(node, "u", "c")
+    peer.send(publication(1, 1, bytes(1000)), publication(2, 1))
+    assert acks(peer) == [0, reasons.QUOTA_EXCEEDED]
+    assert node.node.state.stats.refused_quota == 1
+    node.advance(10.0)
+    peer.send(publication(3, 1, bytes(50)))
+    assert acks(peer) == [0]
+
+
+@pytest.mark.parametrize("scope", ["client", "address", "listener", "user"])
+def test_a_connect_above_the_rate_is_refused(scope: str) -> None:
+    node = bench(limits(**{scope: RateLimits(connects_per_s=2)}))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    found = [reason(login(node, "u", "c")) for _ in range(4)]
+    assert found == [0, 0, reasons.CONNECTION_RATE_EXCEEDED, reasons.CONNECTION_RATE_EXCEEDED]
+    assert node.node.state.stats.refused_connect_rate == 2
+    node.advance(0.6)
+    assert reason(login(node, "u", "c")) == 0
+
+
+def test_a_user_has_so_many_sessions() -> None:
+    node = bench(limits(sessions_per_user=2))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords |= {"u": b"right", "v": b"right"}
+    assert [reason(login(node, "u", name)) for name in "abc"] == [0, 0, reasons.QUOTA_EXCEEDED]
+    # A takeover is no new session; another user has room; an ended session leaves some.
+    taken_over = login(node, "u", "a")
+    assert reason(taken_over) == 0
+    assert reason(login(node, "v", "d")) == 0
+    taken_over.lose()
+    assert reason(login(node, "u", "c")) == 0
+
+
+def test_kept_sessions_count_after_a_restart() -> None:
+    node = bench(limits(sessions_per_user=1), authenticates_users=True)
+    peer = node.peer()
+    peer.connection.certificate_name = "u"
+    peer.send(m.Connect(5, True, 0, "a", None, None, None, {17: 1000}))
+    node.settle()
+    node.crash()
+    peer = node.peer()
+    peer.connection.certificate_name = "u"
+    peer.send(m.Connect(5, True, 0, "b", None, None, None, {17: 1000}))
+    assert reason(peer) == reasons.QUOTA_EXCEEDED
+
+
+def test_failures_lock_an_address_out() -> None:
+    node = bench(limits(lockout_failures=3, lockout_s=100.0))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    for _ in range(3):
+        assert reason(login(node, "u", "c", b"wrong")) == reasons.BAD_USER_NAME_OR_PASSWORD
+    assert reason(login(node, "u", "c")) == reasons.BANNED
+    assert not node.node.has_room("test:9", "test", 10)
+    assert node.node.has_room("other:9", "test", 10)
+    (note,) = [each for each in node.notes if each.event == "locked_out"]
+    assert (note.fields["scope"], note.fields["name"]) == ("address", "test")
+    node.advance(101.0)
+    assert reason(login(node, "u", "c")) == 0
+
+
+def test_failures_are_counted_within_a_window() -> None:
+    node = bench(limits(lockout_failures=2, lockout_window_s=10.0))
+    node.node.state.admission.checks_passwords = True
+    for _ in range(4):
+        assert reason(login(node, "u", "c", b"wrong")) == reasons.BAD_USER_NAME_OR_PASSWORD
+        node.advance(11.0)
+
+
+@pytest.mark.parametrize(("scope", "name"), [("client", "c"), ("user", "u"), ("address", "test")])
+def test_a_ban_ends_connections_and_is_lifted(scope: str, name: str) -> None:
+    node = bench(limits())
+    state = node.node.state
+    state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    peer = login(node, "u", "c")
+    assert reason(peer) == 0
+    ban(state, scope, name, 60.0, "too loud")
+    node.run()
+    (left,) = peer.take(m.Disconnect)
+    assert isinstance(left, m.Disconnect)
+    assert left.reason == reasons.ADMINISTRATIVE_ACTION
+    assert reason(login(node, "u", "c")) == reasons.BANNED
+    assert [each.name for each in present_bans(state)] == [name]
+    assert lift_ban(state, scope, name)
+    assert not lift_ban(state, scope, name)
+    assert reason(login(node, "u", "c")) == 0
+
+
+def test_a_banned_user_is_found_by_a_proof_other_than_the_name() -> None:
+    node = bench(limits(), authenticates_users=True)
+    ban(node.node.state, "user", "u", 60.0, "lost device")
+    peer = node.peer()
+    peer.connection.certificate_name = "u"
+    peer.send(m.Connect(5, True, 0, "c", None, None, None, {}))
+    assert reason(peer) == reasons.BANNED
+
+
+def test_other_limits_apply_to_present_connections() -> None:
+    node = bench(limits())
+    peer = node.connect("c")
+    assert peer.connection.meter is None
+    replace_limits(node.node.state, limits(client=RateLimits(messages_per_s=1)))
+    node.run()
+    peer.send(publication(1, 1), publication(2, 1))
+    assert acks(peer) == [0, reasons.QUOTA_EXCEEDED]
+    replace_limits(node.node.state, limits())
+    node.run()
+    peer.send(publication(3, 1))
+    assert acks(peer) == [0]
+    assert peer.connection.meter is None
+
+
+def test_full_buckets_are_forgotten_and_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meters, "IDLE_MAX", 50)
+    table = MeterTable(limits(client=RateLimits(messages_per_s=1)))
+    for number in range(200):
+        meter = table.meter(names_of(f"c{number}", None, "", ""), 0.0)
+        assert meter is not None
+        meter.charge(1, 1)
+        table.release(meter, 0.0)
+    assert len(table) == 50
+    for number in range(60):
+        meter = table.meter(names_of("late", None, "", ""), 100.0 + number)
+        assert meter is not None
+        table.release(meter, 100.0 + number)
+    assert len(table) <= 1
+
+
+def test_bans_and_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bans, "BANS_MAX", 10)
+    monkeypatch.setattr(bans, "FAILURES_MAX", 10)
+    table, failures = BanTable(), FailureCount()
+    table.add(Ban("user", "operator's", 1000.0, "x"))
+    for number in range(50):
+        table.add(Ban("user", f"u{number}", 100.0, "x", True))
+        failures.add("user", f"u{number}", 60.0, 0.0)
+    assert len(table) == 11
+    assert len(failures) == 10
+    assert table.find("user", "operator's", 500.0) is not None
+    assert [each.name for each in table.present(500.0)] == ["operator's"]
