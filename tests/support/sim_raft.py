@@ -72,8 +72,9 @@ class ElectionWorld(VirtualTime):
     """A planted bug: the disk loses the vote."""
 
     def __init__(self, seed: int, kind: str = "") -> None:
-        """`kind`: "votes", "backlogs" or "members" for more of that; by default the seed's."""
-        self.kind = kind or ("mixed", "votes", "backlogs", "members")[seed % 4]
+        """`kind`: "votes", "backlogs", "members" or "strangers" for more of that; by default the
+        seed's."""
+        self.kind = kind or ("mixed", "votes", "backlogs", "members", "strangers")[seed % 5]
         super().__init__()
         self.chance = random.Random(seed)
         chance = self.chance
@@ -107,8 +108,8 @@ class ElectionWorld(VirtualTime):
             self.vote_crash = 0.3
             self.timing = RaftTiming(election_max_s=0.32, election_step_s=0.0)
             disk_s = (0.001,)
-        elif self.kind == "members":
-            # Voters come and go under leaders that are cut off.
+        elif self.kind in ("members", "strangers"):
+            # Voters come and go under leaders that are cut off; strangers leave completely.
             self.fault_s = 0.06
         elif self.kind == "backlogs":
             # Leaders with entries of terms before, sent one by one, that crash meanwhile.
@@ -285,7 +286,7 @@ class ElectionWorld(VirtualTime):
         names = list(self.members)
         leaders = [each for each in self.members.values() if each.node and each.node.is_leader]
         kind = chance.randrange(6)
-        if self.kind == "members" and chance.random() < 0.6:
+        if self.kind in ("members", "strangers") and chance.random() < 0.6:
             kind = 6
         if kind <= 1 and leaders:
             member = chance.choice(leaders)
@@ -323,7 +324,9 @@ class ElectionWorld(VirtualTime):
         assert node is not None
         name = self.chance.choice(list(self.members))
         membership = node.membership
-        if name in membership.voters:
+        if name in membership.voters and self.kind == "strangers":
+            node.change_members(membership.without(name), self.now)
+        elif name in membership.voters:
             node.change_members(membership.with_learner(name), self.now)
         else:
             node.change_members(membership.with_voter(name), self.now)
@@ -353,8 +356,13 @@ class ElectionWorld(VirtualTime):
 
     def _is_settled(self) -> bool:
         nodes = [each.node for each in self.members.values() if each.node is not None]
-        commits = [node.commit for node in nodes]
-        return sum(node.is_leader for node in nodes) == 1 and min(commits) > self._top_at_mend
+        leaders = [node for node in nodes if node.is_leader]
+        if len(leaders) != 1:
+            return False
+        # A peer that was removed is told nothing more.
+        members = leaders[0].membership.members
+        commits = [node.commit for node in nodes if node.peer in members]
+        return min(commits) > self._top_at_mend
 
     # Checks
 

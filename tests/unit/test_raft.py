@@ -155,6 +155,102 @@ def test_a_member_that_was_cut_off_does_not_depose_the_leader() -> None:
     assert group.nodes["c"].term == term
 
 
+STRANGER_TERM = 40
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        VoteRequest(STRANGER_TERM, 1 << 20, STRANGER_TERM),
+        VoteRequest(STRANGER_TERM, 1 << 20, STRANGER_TERM, is_trial=True),
+        VoteRequest(STRANGER_TERM, 1 << 20, STRANGER_TERM, is_transfer=True),
+        VoteReply(STRANGER_TERM, False),
+        Append(STRANGER_TERM, 0, 0, 0),
+        AppendReply(STRANGER_TERM, False, 0),
+        Install(STRANGER_TERM, RaftSnapshot(1 << 20, STRANGER_TERM, Membership(("z",)), b"")),
+        TimeoutNow(1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_no_stranger_deposes_a_live_leader(message: Message) -> None:
+    group = elected("abc", "d")
+    term = group.nodes["a"].term
+    for receiver in "abcd":
+        group.nodes[receiver].handle_message("z", message, group.now)
+    group.run(2.0)
+    assert {node.term for node in group.nodes.values()} == {term}
+    assert group.leader() == "a"
+    assert all(receiver != "z" for _, receiver, _ in group.sent)
+    group.propose(b"x")
+    assert all(applied == [b"x"] for applied in group.applied.values())
+
+
+def test_a_removed_peer_that_was_not_told_deposes_nobody() -> None:
+    group = elected("abcd")
+    group.cut = {"d"}
+    group.nodes["a"].change_members(Membership(("a", "b", "c")), group.now)
+    group.settle()
+    term = group.nodes["a"].term
+    group.disks["d"].term = STRANGER_TERM
+    group.start("d")
+    group.run(2.0)
+    group.cut = set()
+    group.nodes["d"].handle_message("a", Append(STRANGER_TERM, 0, 0, 0), group.now)
+    group.nodes["d"].handle_message("a", TimeoutNow(STRANGER_TERM), group.now)
+    group.run(3.0)
+    assert group.nodes["d"].term > STRANGER_TERM
+    assert group.nodes["a"].is_leader
+    assert {group.nodes[name].term for name in "abc"} == {term}
+
+
+def with_voter_unknown_to(names: str, lagging: str) -> Group:
+    """`a` of `names` leads and has added the voter `e`; these others have not received that."""
+    group = elected(names)
+    group.disks["e"] = RaftState()
+    group.start("e")
+    group.cut = set(lagging)
+    leader = group.nodes["a"]
+    assert leader.change_members(leader.membership.with_learner("e"), group.now) is not None
+    group.settle()
+    assert leader.may_change_members
+    return group
+
+
+def test_a_voter_that_a_majority_does_not_know_is_elected_by_it() -> None:
+    """Of the voters `a` to `d`, `d` is dead. `a` adds `e`, which alone receives that, and stops."""
+    group = with_voter_unknown_to("abcd", "d")
+    del group.nodes["d"]
+    group.cut = {"b", "c"}
+    group.nodes["a"].change_members(Membership(tuple("abcde")), group.now)
+    group.settle()
+    assert group.nodes["e"].membership.voters == tuple("abcde")
+    assert "e" not in group.nodes["b"].membership.voters
+    del group.nodes["a"]
+    group.cut = set()
+    group.run(3.0)
+    assert group.leader() == "e"
+    assert {node.leader for node in group.nodes.values()} == {"e"}
+
+
+def test_a_peer_that_lags_follows_a_leader_that_it_does_not_know() -> None:
+    """`c` does not have the entry that adds `e`, and its leader hands over to `e`."""
+    group = with_voter_unknown_to("abc", "c")
+    group.nodes["a"].change_members(Membership(tuple("abce")), group.now)
+    group.settle()
+    group.now += 0.01
+    group.cut = set()
+    group.nodes["c"].handle_message("a", Append(group.nodes["a"].term, 0, 0, 0), group.now)
+    assert group.nodes["a"].transfer("e", group.now)
+    group.settle()
+    assert group.nodes["e"].is_leader
+    assert "e" not in group.nodes["c"].membership.members
+    assert group.nodes["c"].leader == "a"
+    group.run(1.0)
+    assert group.leader() == "e"
+    assert {node.leader for node in group.nodes.values()} == {"e"}
+    assert group.nodes["c"].membership.voters == tuple("abce")
+
+
 def test_a_leader_without_a_majority_is_none_any_more() -> None:
     group = elected("abcde")
     assert group.nodes["a"].has_majority(group.now)

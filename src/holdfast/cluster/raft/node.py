@@ -168,11 +168,13 @@ class RaftNode:
         raft.election_at = now
 
     def handle_message(self, sender: str, message: Message, now: float) -> None:
-        """Process one message.
+        """Process one message, unless it comes from a stranger while the leader is alive.
 
         Raises `RaftFailure` if it shows a state that Raft excludes.
         """
         raft = self._raft
+        if raft.has_live_leader(now) and not raft.knows(sender):
+            return
         if isinstance(message, Append):
             handle_append(raft, sender, message, now)
         elif isinstance(message, AppendReply):

@@ -174,6 +174,24 @@ class Raft:
             self.role == LEADER or now - self.leader_seen_at < self.timing.election_min_s
         )
 
+    def knows(self, sender: str) -> bool:
+        """True if the sender is the leader or a peer, by the membership in force or the committed
+        one.
+
+        While the leader is alive, the messages of all others are dropped, not only their vote
+        requests (Raft thesis, section 4.2.3): each kind of message can contain a higher term and
+        depose the leader. Without a live leader they count, because this peer may be behind.
+        Smallest counter-example: of the voters A to D, D is down. A adds E, only E has that entry,
+        and A stops. E needs the votes of B and C, which do not know E.
+
+        A deposed leader that is still alive here does not delay its successor for long. Each
+        majority of its peers contains one with a higher term, whose replies do not count for it, so
+        it steps down within `election_max_s`.
+        """
+        if sender == self.leader or sender in self.log.membership.members:
+            return True
+        return sender in self.log.membership_at(self.commit).members
+
     def append(self, kind: int, data: bytes) -> LogEntry:
         entry = LogEntry(self.log.last_index + 1, self.term, kind, data)
         self.log.append(entry)
