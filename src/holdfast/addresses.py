@@ -1,4 +1,10 @@
-"""Addresses, host:port, and the meaning of those to listen on."""
+"""Addresses, host:port, and the meaning of those to listen on.
+
+A node announces its client addresses as one text: the address of its first listener, then
+`kind=address` for one listener of each kind, separated by blanks. A node of a version before the
+kinds announces only the former, for all clients. The texts of several nodes are separated by
+commas.
+"""
 
 from ipaddress import IPv6Address, ip_address
 from typing import Final
@@ -60,3 +66,22 @@ def is_loopback(bind: str) -> bool:
         return ip_address(bind.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def server_reference(nodes: str, kind: str) -> str:
+    """The Server Reference for a client of a listener of this kind: host:port, separated by blanks,
+    or "" if there is no such listener. [MQTT-3.2.2-19]"""
+    found: list[str] = []
+    for node in nodes.split(","):
+        words = node.split()
+        tagged = [word.partition("=") for word in words if "=" in word]
+        if tagged and kind:
+            found += [address for name, _, address in tagged if name == kind]
+        else:
+            found += [word for word in words if "=" not in word]
+    return " ".join(found)
+
+
+def plain_address(node: str) -> str:
+    """The address of a node's first listener, or "" if it announces none."""
+    return node.partition(" ")[0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.effects import Effect, Note, ResumeInput
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import IMAGE, BadFrame
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
@@ -271,7 +272,7 @@ class Process:
 
     def accept(self, socket: "ClientSocket") -> Connection:
         self.touch()
-        connection = self.node.handle_connected("sim", "sim")
+        connection = self.node.handle_connected("sim", ListenerRules("sim"))
         self.sockets[connection] = socket
         return connection
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
-from holdfast.config.schema import Listener
+from holdfast.config.listener import Listener
 from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.listeners import OpenListener, reserve

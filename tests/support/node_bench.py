@@ -9,6 +9,7 @@ from holdfast.broker.effects import CheckPassword, FetchInflight, Note, ReadLog,
 from holdfast.broker.node import Node
 from holdfast.broker.recovery.recovery import Recovery, snapshot_entries
 from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import packets as m
@@ -29,10 +30,14 @@ PACKET_BYTES_MAX = 268_435_460
 class Peer:
     """A client's end of one connection: sends packets, keeps what it received."""
 
-    def __init__(self, bench: "NodeBench", version: int) -> None:
+    def __init__(
+        self, bench: "NodeBench", version: int, rules: ListenerRules | None = None
+    ) -> None:
         self.bench = bench
         self.version = version
-        self.connection: Connection = bench.node.handle_connected("test:1", "test")
+        self.connection: Connection = bench.node.handle_connected(
+            "test:1", rules or ListenerRules("test")
+        )
         self.connection.transport = self
         self.reader = FrameReader(PACKET_BYTES_MAX)
         self.received: list[object] = []
@@ -294,8 +299,8 @@ class NodeBench:
             positions = [max(a, b) for a, b in zip(positions, effect.limits, strict=True)]
         self.node.handle_read(effect, found, positions, done, 0)
 
-    def peer(self, version: int = 5) -> Peer:
-        return Peer(self, version)
+    def peer(self, version: int = 5, rules: ListenerRules | None = None) -> Peer:
+        return Peer(self, version, rules)
 
     def connect(
         self,

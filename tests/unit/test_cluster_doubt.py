@@ -4,6 +4,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.delivery import can_send
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState as BrokerState
@@ -53,7 +54,7 @@ class Bench:
             HELD_UP_S,
             0.0,
         )
-        self.connection = Connection(1 << 20, "", "")
+        self.connection = Connection(1 << 20, "", ListenerRules(""))
         self.connection.state = OPEN
         self.session = Session("c", b"c")
         self.session.connection = self.connection

@@ -4,6 +4,7 @@ again."""
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD
@@ -69,7 +70,7 @@ class Bench:
         self, name: str, partition: int = 0, qos: int = 1, size: int = 1, client: str = "c"
     ) -> int:
         """Append a message and promise its acknowledgement; the ticket."""
-        connection = self.connections.setdefault(client, Connection(1 << 28, "", ""))
+        connection = self.connections.setdefault(client, Connection(1 << 28, "", ListenerRules("")))
         record = self.record(partition, log_record.MESSAGE, qos, name, b"x" * size)
         self.forwarding.publish(record, Promised(self.kept, name, connection))
         return self.newest()
@@ -279,7 +280,7 @@ def test_what_waits_for_the_newest_record_waits_for_those_before_it() -> None:
 def test_the_progress_of_a_group_does_not_outlive_its_coordinator() -> None:
     """The next one has begun without it. A session's goes on: its epoch is the session's."""
     bench = Bench()
-    connection = Connection(1 << 20, "", "")
+    connection = Connection(1 << 20, "", ListenerRules(""))
     for epoch, client_id in ((3, b"$share/g/t"), (1 << 30, b"c")):
         bench.forwarding.publish(
             Record(0, log_record.CURSOR, client_id=client_id, sequence=epoch, payload=b""),

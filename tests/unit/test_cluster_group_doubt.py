@@ -4,6 +4,7 @@ may have them by then. [MQTT-4.8.2-4]"""
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.subscriptions import leave_groups
 from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, GroupMember, Session
 from holdfast.broker.state import NodeState
@@ -49,7 +50,7 @@ class Node:
         """A client with capacity for one message subscribes."""
         session = Session(client_id, client_id.encode())
         session.inflight_max = 1
-        session.connection = Connection(1 << 20, "", "")
+        session.connection = Connection(1 << 20, "", ListenerRules(""))
         session.connection.state = OPEN
         member = GroupMember(session, self.group.key, qos, False, False, 0, 0)
         self.group.members[session] = member

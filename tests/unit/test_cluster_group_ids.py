@@ -7,6 +7,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
 from holdfast.broker.session import session as session_module
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Inflight, Session, tag_of
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
@@ -53,7 +54,7 @@ class Member:
         self.session.groups = of_groups(self.session, "g")
         self.entry = Inflight(*PLACE, 2, False)
         self.entry.group_tag = tag_of(KEY)
-        self.connection = Connection(1 << 20, "", "")
+        self.connection = Connection(1 << 20, "", ListenerRules(""))
         self.connection.state = OPEN
         self.pubrel = Pubrel(self.connection)
 

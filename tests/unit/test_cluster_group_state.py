@@ -6,6 +6,7 @@ from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.delivery import send_inflight
 from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session, Subscription
 from holdfast.broker.session.state import decode_cursor, encode_cursor
@@ -27,7 +28,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
         state.cluster = ClusterPort()
     session = Session("c", b"c")
     session.expiry_s = 60
-    session.connection = Connection(1 << 20, "", "")
+    session.connection = Connection(1 << 20, "", ListenerRules(""))
     session.connection.state = OPEN
     message = Message(b"t", b"payload", 1, False, b"", -1, 0, b"p")
     message.partition = 0

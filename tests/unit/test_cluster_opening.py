@@ -8,6 +8,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.recovery.recovery import session_entry
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
@@ -99,7 +100,7 @@ class Bench:
         return image
 
     def connect(self, expiry_s: int = 3600, *, clean_start: bool = False) -> Connection:
-        connection = Connection(1 << 20, "", "")
+        connection = Connection(1 << 20, "", ListenerRules(""))
         connection.version = 5
         connection.client_id = CLIENT
         connection.state = OPENING

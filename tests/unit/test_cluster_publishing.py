@@ -10,6 +10,7 @@ from holdfast.broker.node import Node
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import ReplyPromise
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.broker_port import UNAVAILABLE_S, BrokerPort
@@ -63,7 +64,7 @@ def test_a_repetition_that_cannot_be_taken_is_not_refused(version: int, dup: boo
     answer the client sends it once more."""
     node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
     cluster = node.state.cluster = Refusing(node.state)
-    connection = node.handle_connected("remote", "listener")
+    connection = node.handle_connected("remote", ListenerRules("listener"))
     node.handle_data(connection, connect("c", version))
     node.handle_resumed(connection)
     assert not connection.closing
@@ -80,7 +81,7 @@ def test_the_client_gets_the_true_reason(version: int) -> None:
     replies: list[Promise] = []
     cluster.promise = replies.append  # type: ignore[method-assign]
     node.state.cluster = cluster
-    connection = node.handle_connected("remote", "listener")
+    connection = node.handle_connected("remote", ListenerRules("listener"))
     node.handle_data(connection, connect("c", version))
     node.handle_resumed(connection)
     node.state.effects = []
@@ -101,7 +102,7 @@ def test_the_majority_is_looked_at_when_it_is_needed() -> None:
     context = ClusterContext("n1", Journal(1, replicated=True))
     side._state = node.state
     side._context = context
-    connection = Connection(1 << 20, "", "")
+    connection = Connection(1 << 20, "", ListenerRules(""))
     record = Record(0, log_record.MESSAGE)
     node.state.now = UNAVAILABLE_S + 1
     assert side.refusal(connection, record)

@@ -9,6 +9,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import Sequencer
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import (
@@ -56,7 +57,7 @@ class Bench:
         self.context.connected.add(LEADER)
         self.forwarding = RecordForwarder(self.state, self.context, Taking())
         self.kept: list[str] = []
-        self.connection = Connection(1 << 20, "", "")
+        self.connection = Connection(1 << 20, "", ListenerRules(""))
         self.tickets: dict[str, int] = {}
 
     def publish(self, name: str, client: bytes = b"c", flags: int = 1) -> None:

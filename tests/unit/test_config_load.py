@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from msgspec.inspect import type_info
 
+from holdfast.addresses import is_loopback
 from holdfast.config.check import warnings
 from holdfast.config.load import check, load
 from holdfast.config.problem import ConfigError
-from holdfast.config.schema import Config, is_loopback
+from holdfast.config.schema import Config
 from holdfast.config.values import all_keys
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "holdfast.toml"
@@ -44,7 +45,7 @@ def test_example_changes_nothing_and_shows_every_key() -> None:
     assert load(EXAMPLE) == load(None)
     shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
     defaults = msgspec.to_builtins(Config())
-    del defaults["security"]["allow_anonymous"]
+    del defaults["security"]["allow_anonymous"], defaults["listeners"][0]["allow_anonymous"]
     assert defaults.pop("federation") is None
     assert shown == defaults
 
@@ -156,6 +157,28 @@ def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path
         ('[node]\ndata = "a\\u0000b"', "must be text that is not empty"),
         ('[security]\nallow_anonymous = "yes"', 'allow_anonymous = "yes": must be true or false'),
         ("x =", "not valid TOML"),
+        ('[[listeners]]\nmount = "a"', 'listeners[0].mount = "a": must be a prefix of topics'),
+        ('[[listeners]]\nmount = "$SYS/"', "must be a prefix of topics that ends with a slash"),
+        ('[[listeners]]\nmount = "a/+/"', "without +, # and blanks"),
+        ("[[listeners]]\npacket_bytes = 5", "packet_bytes = 5: must be 0 or at least 128"),
+        (
+            "[[listeners]]\npacket_bytes = 99_999_999",
+            "at most limits.packet_bytes = 2097152",
+        ),
+        (
+            '[[listeners]]\nauthentication = ["scram"]',
+            '[0] = "scram": needs security.scram_file',
+        ),
+        (
+            '[[listeners]]\nauthentication = ["voodoo"]',
+            'authentication[0] = "voodoo": must be one of "certificate", "password", "scram"',
+        ),
+        ('[[listeners]]\ncertificate_user = "san"', 'certificate_user = "san": needs client_ca'),
+        (
+            '[security]\npassword_file = "p"\n[[listeners]]\ncertificate = "c"\nkey = "k"\n'
+            'client_ca = "a"\nauthentication = ["password"]',
+            "authentication = ['password']: without certificate",
+        ),
     ],
 )
 def test_wrong_file(tmp_path: Path, text: str, expected: str) -> None:
@@ -218,6 +241,17 @@ def test_check_lists_every_problem(tmp_path: Path) -> None:
         ('[security]\npassword_file = "p"\nallow_anonymous = true', True, ""),
         ('[[listeners]]\nbind = "::"\n[security]\nallow_anonymous = true', True, "anybody who"),
         ('[admin]\nbind = "0.0.0.0"', True, "admin.bind"),
+        (
+            '[[listeners]]\nbind = "0.0.0.0"\nallow_anonymous = true\n[security]\n'
+            'allow_anonymous = false\npassword_file = "p"',
+            False,
+            "listeners[0].allow_anonymous = true: anybody who",
+        ),
+        (
+            "[[listeners]]\nallow_anonymous = false\n[[listeners]]\nport = 1884",
+            True,
+            "listeners[0]: anonymous clients are refused",
+        ),
         ('[[listeners]]\ntransport = "websocket"', True, "whatever page a browser"),
         (
             '[[listeners]]\ntransport = "websocket"\nallowed_origins = ["https://a.b:1"]',

@@ -35,7 +35,7 @@ ROOMS = {
     "server": (
         "server/maintenance.py", "server/shared_directory.py", "server/federation.py",
         "server/replacement.py", "server/reload.py", "server/security_files.py",
-        "server/node_settings.py",
+        "server/node_settings.py", "server/addresses.py",
     ),
     "api": ("api",),
     "process": ("server",),

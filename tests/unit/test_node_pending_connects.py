@@ -6,10 +6,11 @@ import pytest
 
 from holdfast.broker.connections.pending_connects import PendingConnects, address_of
 from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 
 
 def connection(number: int) -> Connection:
-    return Connection(1000, f"10.0.0.{number % 3}:{number}", "l")
+    return Connection(1000, f"10.0.0.{number % 3}:{number}", ListenerRules("l"))
 
 
 def test_any_order_of_events_leaves_nothing_behind() -> None:

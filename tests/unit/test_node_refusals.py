@@ -5,6 +5,7 @@ import pytest
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import PUBREC
@@ -20,7 +21,7 @@ def test_a_reason_that_no_acknowledgement_may_have_ends_the_connection(
 ) -> None:
     """Another node has the session by now. [MQTT-3.5.2-1]"""
     state = NodeState(NodeConfig(partitions=1), Journal(1, replicated=True))
-    connection = Connection(1 << 20, "", "")
+    connection = Connection(1 << 20, "", ListenerRules(""))
     connection.version = 5
     connection.state = OPEN
     connection.unacknowledged = 1

@@ -364,7 +364,7 @@ def test_what_the_federation_brings_under_sys_is_refused() -> None:
 
 
 def test_what_is_remembered_of_a_client_is_bounded() -> None:
-    rights = Rights(AclFile.parse("topic read a/#", "acl").for_client(None, "c"))
+    rights = Rights(AclFile.parse("topic read a/#", "acl").for_client(None, "c"), b"")
     for number in range(3000):
         topic = f"a/{number}/" + "x" * 1000
         assert rights.learn_read(topic.encode())

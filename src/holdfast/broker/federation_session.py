@@ -25,6 +25,7 @@ from holdfast.broker.publish.producer_dedup import note_evicted
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
@@ -37,7 +38,7 @@ REMOTE = "federation"
 
 def connect(state: NodeState, transport: object) -> Connection:
     """Open or resume the federation's session, as MQTT 5. CONNACK comes as to a client."""
-    connection = Connection(state.config.packet_bytes_max, REMOTE, REMOTE)
+    connection = Connection(state.config.packet_bytes_max, REMOTE, ListenerRules(REMOTE))
     connection.is_internal = True
     connection.transport = transport
     connection.version = 5

@@ -8,6 +8,7 @@ here blocks or raises because of what a client sends.
 import heapq
 from typing import Final
 
+from holdfast.addresses import server_reference
 from holdfast.broker.admission.throttle import (
     charge_bytes,
     count_sessions,
@@ -28,6 +29,7 @@ from holdfast.broker.connections.close import (
     handle_will_due,
 )
 from holdfast.broker.connections.exchange import handle_auth
+from holdfast.broker.connections.input import Input, mount_filters
 from holdfast.broker.connections.keep_alive import check_keep_alive
 from holdfast.broker.connections.pending_connects import CONNECT_FIRST_BYTE
 from holdfast.broker.delivery import log_replay as catching_up
@@ -42,6 +44,7 @@ from holdfast.broker.effects import FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import (
     CANCELLED,
@@ -56,7 +59,6 @@ from holdfast.broker.state import (
     WORK,
     NodeState,
     Timer,
-    Work,
 )
 from holdfast.broker.sys_topics import SysTopics
 from holdfast.protocol.mqtt import reasons
@@ -96,20 +98,6 @@ RECEIVERS_PER_PACKET: Final = 8
 PROGRESS_STEPS_PER_TURN: Final = 500
 
 
-class Input(Work):
-    """The continuation of a connection's input that was too much for one turn."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self.connection = connection
-
-    def step(self, state: NodeState, steps: int) -> int:
-        self.has_more = False
-        if not self.connection.closing:
-            state.effects.append(ResumeInput(self.connection))
-        return steps
-
-
 class Node:
     """One node of a broker. Its driver makes one call at a time; it owns disk, sockets and
     clock."""
@@ -136,12 +124,13 @@ class Node:
         """Make room for a connection if necessary. False: the driver closes its socket."""
         return has_room(self.state, remote, listener, sockets_max)
 
-    def handle_connected(self, remote: str, listener: str) -> Connection:
+    def handle_connected(self, remote: str, listener: ListenerRules) -> Connection:
         """Register a new connection and start the timeout of its CONNECT."""
         state = self.state
         config = state.config
         # A CONNECT needs no more; ConnackPromise raises the limit.
-        packet_bytes_max = min(config.connect_bytes, config.packet_bytes_max)
+        packet_bytes_max = listener.packet_bytes_max or config.packet_bytes_max
+        packet_bytes_max = min(config.connect_bytes, packet_bytes_max)
         connection = Connection(packet_bytes_max, remote, listener)
         connection.last_received = state.now
         state.connections += 1
@@ -297,6 +286,8 @@ class Node:
         packet = decode(
             reader.buffer, reader.first, reader.start, reader.end, connection.version, True
         )
+        if connection.mount:
+            mount_filters(packet, connection.mount.decode())
         if packet_type == PINGREQ:
             # [MQTT-3.12.4-1]
             connection.send(PINGRESP_BYTES, state.dirty)
@@ -417,25 +408,27 @@ class Node:
             self.sys_topics.publish()
             state.arm(state.now + state.config.sys_interval_s, SYS, None)
 
-    def shut_down(self, server_reference: str = "") -> None:
+    def shut_down(self, others: str = "") -> None:
         """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]
-        `server_reference`: other servers for the clients, as host:port separated by blanks."""
+        `others`: the addresses of other nodes, see `holdfast.addresses`."""
         self.state.closing = True
-        self._send_away("shutting down", server_reference)
+        self._send_away("shutting down", others)
 
-    def redirect(self, server_reference: str, text: str) -> None:
-        """Send all clients, also those that connect later, to other servers; "" ends that. `text`
+    def redirect(self, others: str, text: str) -> None:
+        """Send all clients, also those that connect later, to other nodes; "" ends that. `text`
         is the reason that clients are given."""
         state = self.state
-        if state.redirect != server_reference:
-            state.redirect = server_reference
-            if server_reference:
-                self._send_away(text, server_reference)
+        if state.redirect != others:
+            state.redirect = others
+            if others:
+                self._send_away(text, others)
 
-    def _send_away(self, text: str, server_reference: str) -> None:
+    def _send_away(self, text: str, others: str) -> None:
         state = self.state
-        reason = reasons.USE_ANOTHER_SERVER if server_reference else reasons.SERVER_SHUTTING_DOWN
+        reason = reasons.USE_ANOTHER_SERVER if others else reasons.SERVER_SHUTTING_DOWN
         for session in list(state.sessions.values()):
-            if session.connection is not None:
-                close_connection(state, session.connection, reason, text, server_reference)
+            connection = session.connection
+            if connection is not None:
+                servers = server_reference(others, connection.listener.kind)
+                close_connection(state, connection, reason, text, servers)
         log_progress(state)

@@ -37,8 +37,10 @@ TOPIC_BYTES: Final = 100
 class Rights:
     """The rights of one client, remembered by topic. The rules do not change while it lives."""
 
-    def __init__(self, acl: ClientAcl) -> None:
+    def __init__(self, acl: ClientAcl | None, mount: bytes) -> None:
+        """`acl` None: everything below the `mount`, the prefix of the client's topics."""
         self.acl = acl
+        self.mount = mount
         # Made on first use: most clients only read, or only write.
         self.reads: dict[bytes, bool] | None = None
         self.reads_bytes = 0
@@ -47,7 +49,8 @@ class Rights:
 
     def learn_read(self, raw: bytes) -> bool:
         """Look up whether the client may read a topic, and remember the result."""
-        allowed = self.acl.can_read(raw.decode())
+        acl = self.acl
+        allowed = raw.startswith(self.mount) and (acl is None or acl.can_read(raw.decode()))
         self.reads_bytes += len(raw) + TOPIC_BYTES
         if self.reads is None or self.reads_bytes > TOPICS_BYTES_MAX:
             self.reads = {}
@@ -57,7 +60,8 @@ class Rights:
 
     def learn_write(self, raw: bytes, topic: str) -> bool:
         """Look up whether the client may write a topic, and remember the result."""
-        allowed = self.acl.can_write(topic)
+        acl = self.acl
+        allowed = raw.startswith(self.mount) and (acl is None or acl.can_write(topic))
         self.writes_bytes += len(raw) + TOPIC_BYTES
         if self.writes is None or self.writes_bytes > TOPICS_BYTES_MAX:
             self.writes = {}
@@ -121,7 +125,7 @@ def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
 
 def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
     """Whether any member of the group, connected or not, may receive a message of this topic."""
-    if state.acl is None:
+    if not has_rules(state):
         return True
     if group.readable_at != group.changes or len(group.readable) >= READABLE_MAX:
         group.readable.clear()
@@ -136,7 +140,7 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
 
 def has_rules(state: NodeState) -> bool:
     """Whether some clients may do less than others."""
-    return state.acl is not None
+    return state.acl is not None or state.config.has_mounts
 
 
 def forget(session: Session) -> None:
@@ -209,9 +213,12 @@ def _give_rights(state: NodeState, session: Session) -> None:
 
 
 def _rights_of(state: NodeState, session: Session) -> Rights | None:
-    if state.acl is None or session.is_internal:
+    mount = b"" if session.connection is None else session.connection.mount
+    if session.is_internal or (state.acl is None and not mount):
         return None
-    return Rights(state.acl.for_client(session.username, session.client_id))
+    acl = state.acl
+    names = (session.username, session.client_id)
+    return Rights(None if acl is None else acl.for_client(*names), mount)
 
 
 def proves_names(state: NodeState) -> bool:
@@ -222,6 +229,12 @@ def proves_names(state: NodeState) -> bool:
         or state.admission.checks_passwords
         or len(state.admission.authenticators) > 0
     )
+
+
+def may_be_anonymous(state: NodeState, connection: Connection) -> bool:
+    """Whether the connection's client needs no user name."""
+    own = connection.listener.allow_anonymous
+    return state.config.allow_anonymous if own is None else own
 
 
 def may_open(state: NodeState, session: Session, connection: Connection) -> bool:

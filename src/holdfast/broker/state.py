@@ -176,7 +176,7 @@ class NodeState:
         self.closing = False
         # In a cluster: sessions may have other owners by now (see sessions.ownership_lease).
         self.is_ownership_expired = False
-        # Clients are sent to these servers, host:port separated by blanks; "": they are not.
+        # Clients are sent to these nodes: see holdfast.addresses; "": they are not.
         self.redirect = ""
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
         self.client_id_prefix = "auto-"

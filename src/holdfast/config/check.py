@@ -5,14 +5,14 @@ but probably a mistake.
 """
 
 from collections.abc import Iterator
-from re import fullmatch
 from typing import Final
 
-from holdfast.addresses import address_problem, overlap, split_address
+from holdfast.addresses import address_problem, is_loopback, overlap, split_address
 from holdfast.config.check_cluster import cluster_problems
 from holdfast.config.check_federation import federation_contradictions
+from holdfast.config.check_listener import listener_problems, listener_warnings
 from holdfast.config.problem import Problem, shown
-from holdfast.config.schema import WEBSOCKET_PATH, Config, Listener
+from holdfast.config.schema import Config
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}
@@ -24,7 +24,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
     if not config.listeners:
         yield "listeners", " = []: must have at least one listener"
     for index, listener in enumerate(config.listeners):
-        for name, text in _listener_problems(listener):
+        for name, text in listener_problems(listener, config):
             yield f"listeners[{index}].{name}", text
     yield from _address_problems(config)
     for index, filter in enumerate(config.log.qos0):
@@ -57,33 +57,6 @@ def _lease_problems(config: Config) -> Iterator[Problem]:
             ' = "memory": a shared data directory (node.standby) keeps only what is in its files:'
             ' must be "fsync"',
         )
-
-
-def _listener_problems(listener: Listener) -> Iterator[Problem]:
-    text = address_problem(listener.bind)
-    if text:
-        yield "bind", f" = {shown(listener.bind)}: {text}"
-    if listener.key and not listener.certificate:
-        yield "key", f" = {shown(listener.key)}: needs a certificate beside it"
-    if listener.certificate and not listener.key:
-        yield "certificate", f" = {shown(listener.certificate)}: needs a key beside it"
-    if listener.client_ca and not listener.certificate:
-        yield "client_ca", f" = {shown(listener.client_ca)}: needs TLS: set certificate and key"
-    if listener.require_certificate and not listener.client_ca:
-        yield "require_certificate", " = true: needs client_ca, the CA that signed the clients"
-    if listener.transport != "websocket":
-        needs = 'needs transport = "websocket"'
-        if listener.path != WEBSOCKET_PATH:
-            yield "path", f" = {shown(listener.path)}: {needs}"
-        if listener.allowed_origins:
-            yield "allowed_origins", f" = {shown(listener.allowed_origins)}: {needs}"
-    for index, origin in enumerate(listener.allowed_origins):
-        if not fullmatch(r"[a-z][a-z0-9+.-]*://[^/A-Z\s]+", origin):
-            yield (
-                f"allowed_origins[{index}]",
-                f" = {shown(origin)}: must be as browsers send it: https://host or"
-                " https://host:port, in lower case and without a path",
-            )
 
 
 def _address_problems(config: Config) -> Iterator[Problem]:
@@ -121,40 +94,15 @@ def _filter_problem(filter: str) -> str:
 
 def warnings(config: Config) -> list[str]:
     """Settings that are allowed, but probably a mistake; for the log at start."""
-    found = []
-    security = config.security
-    reachable = [one for one in config.listeners if not one.is_loopback()]
-    if not security.allow_anonymous:
-        credentials = security.password_file or security.scram_file
-        if not credentials and not any(one.require_certificate for one in config.listeners):
-            found.append(
-                "security: anonymous clients are refused and there is no password_file or"
-                " scram_file: nobody can connect"
-            )
-    elif reachable:
-        found.append(
-            f"security.allow_anonymous = true: anybody who reaches {reachable[0].bind} may"
-            " connect without a password"
-        )
-    if security.allow_anonymous:
-        for index, listener in enumerate(config.listeners):
-            if listener.transport == "websocket" and not listener.allowed_origins:
-                found.append(
-                    f"listeners[{index}].allowed_origins = []: without a password, whatever page a"
-                    f" browser that reaches {listener.bind} shows may connect"
-                )
+    found = listener_warnings(config)
     cluster = config.cluster
     if cluster.peer_bind and not cluster.secret_file and not cluster.ca:
         found.append(
             "cluster.secret_file: not set, and no certificates either: whatever program on this"
             " machine may take part in the cluster"
         )
-    if config.admin.enabled and not _loopback_admin(config):
+    if config.admin.enabled and not is_loopback(config.admin.bind):
         found.append(
             f"admin.bind = {shown(config.admin.bind)}: the admin port asks nobody for a password"
         )
     return found
-
-
-def _loopback_admin(config: Config) -> bool:
-    return Listener(bind=config.admin.bind).is_loopback()

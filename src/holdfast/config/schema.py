@@ -9,22 +9,12 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from holdfast.addresses import ADDRESS, is_loopback, join_address
+from holdfast.addresses import ADDRESS, join_address
 from holdfast.config.federation import Federation
-
-PACKET_BYTES_LIMIT: Final = 268_435_460 - 131_072
-"""The most bytes of `limits.packet_bytes`: those of the largest MQTT packet (header byte, four
-length bytes, 268,435,455 bytes of body), less 128 KiB. A message grows on its way to a receiver: by
-a topic that its publisher gave as an alias (at most 65,535 bytes), by a length of properties, an
-alias and subscription identifiers."""
-
-WEBSOCKET_PATH: Final = "/mqtt"
+from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
 
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
-"""A port; 0 lets the system choose a free one."""
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 CountAboveZero: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 62)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 Uint16: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
@@ -114,37 +104,6 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
         if self.peer_advertise:
             return self.peer_advertise
         return join_address(self.peer_bind, self.peer_port)
-
-
-class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """One address on which clients are accepted."""
-
-    bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
-    port: Port = 1883
-    transport: Literal["tcp", "websocket"] = "tcp"
-    path: Annotated[
-        str,
-        Meta(
-            pattern=r'^/[!"$->@-~]*$',
-            description="a path that begins with a slash: printable ASCII but ? and #",
-        ),
-    ] = WEBSOCKET_PATH
-    """The path in a WebSocket listener's URL."""
-    allowed_origins: list[str] = field(default_factory=list)
-    """The origins of the web pages that may open a WebSocket; empty: all. Clients that are no
-    browsers need not send one."""
-    certificate: str = ""
-    """The PEM file with the server's chain; with it the listener uses TLS."""
-    key: str = ""
-    client_ca: str = ""
-    """The PEM file of the signers whose client certificates are accepted."""
-    require_certificate: bool = False
-    max_connections: Count = 0
-    """The most connections of this listener; 0: only `limits.connections` applies."""
-
-    def is_loopback(self) -> bool:
-        """Whether the listener can be reached from this machine only."""
-        return is_loopback(self.bind)
 
 
 class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -20,9 +20,18 @@ def certificate_names(certificate: object) -> frozenset[str]:
 
 def certificate_identity(certificate: object) -> str:
     """The common name, otherwise the first DNS name, mail address or URI, otherwise ""."""
-    named = common_name(certificate)
-    if named:
-        return named
+    return common_name(certificate) or _alternative_name(certificate)
+
+
+def user_of(certificate: object, source: str) -> str:
+    """The user name that a client certificate proves, or "". `source`: "cn" for the common name,
+    "san" for the first DNS name, mail address or URI, "none"."""
+    if source == "cn":
+        return common_name(certificate)
+    return _alternative_name(certificate) if source == "san" else ""
+
+
+def _alternative_name(certificate: object) -> str:
     alternatives = _alternatives(certificate)
     return next(
         (value for kind in _IDENTITIES for key, value in alternatives if key == kind and value), ""

@@ -30,6 +30,7 @@ from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
 from holdfast.security.peer_handshake import ANSWERS_APART
+from holdfast.server.addresses import admin_address, client_addresses
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.server.disk.storage import Storage, StorageError, report_damage
@@ -39,7 +40,6 @@ from holdfast.server.maintenance import Maintenance
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.replacement import AsideDirectory
-from holdfast.server.shared_directory import address_of, admin_of
 from holdfast.storage.files.data_directory import DataDirectoryError
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.segment_reader import Damage
@@ -91,7 +91,10 @@ class ClusterMembership:
         self.storage = storage
         incarnation = storage.directory.manifest.incarnation
         self.presence = Presence(
-            incarnation, config.cluster.peer_address(), address_of(config), admin_of(config)
+            incarnation,
+            config.cluster.peer_address(),
+            client_addresses(config),
+            admin_address(config),
         )
         node = new_node(storage.journal)
         found: list[Damage] = []

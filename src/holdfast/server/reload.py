@@ -22,8 +22,9 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.rights import replace_rules
 from holdfast.broker.state import NodeState
+from holdfast.config.listener import Listener
 from holdfast.config.problem import ConfigError
-from holdfast.config.schema import Config, Listener
+from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.security_files import (
@@ -89,6 +90,11 @@ class Preparation:
     security: SecurityFiles
     listeners: list[tuple[OpenListener, Listener, ssl.SSLContext | None]]
     """Each listener with its new settings and context."""
+
+    def apply_rules(self) -> None:
+        """Make the connected clients of each listener follow its new settings."""
+        for listener, settings, _ in self.listeners:
+            listener.apply_rules(settings)
 
     def discard(self, present: list[OpenListener]) -> None:
         """Close the listeners that were bound for this reload only."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.broker.node import Node
-from holdfast.config.schema import Config, Listener
+from holdfast.config.listener import Listener
+from holdfast.config.schema import Config
 from holdfast.security.acl import AclError, AclFile
 from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.passwords import PasswordError, PasswordFile
@@ -45,7 +46,7 @@ def authenticates_users(config: Config) -> bool:
     """Return whether a client can prove a user name to this broker on any listener."""
     security = config.security
     return bool(security.password_file or security.scram_file) or any(
-        listener.client_ca for listener in config.listeners
+        listener.client_ca and listener.certificate_user != "none" for listener in config.listeners
     )
 
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from holdfast.api.admin import AdminServer
 from holdfast.api.cluster_operations import ClusterOperations
@@ -46,8 +45,6 @@ from holdfast.server.sockets.listeners import OpenListener, reserve, when_free
 from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
-
-T = TypeVar("T")
 
 SHUTDOWN_S = 5.0
 """The time in seconds at shutdown for clients to take their last bytes, and for the disk."""
@@ -116,7 +113,7 @@ class Server:
             # Ports are reserved now: a standby must not find out at takeover that one is taken.
             for settings, context in zip(config.listeners, contexts, strict=True):
                 if not config.cluster.witness:
-                    sockets = await self._when_free(partial(reserve, settings))
+                    sockets = await when_free(partial(reserve, settings), config.node.standby)
                     self.listeners.append(OpenListener(settings, context, sockets))
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
@@ -142,9 +139,6 @@ class Server:
         await self._serve(node, storage)
         await self._start_admin()
         self._log_ready()
-
-    async def _when_free(self, take: Callable[[], T]) -> T:
-        return await when_free(take, self.config.node.standby)
 
     def _new_node(self, journal: Journal) -> Node:
         return new_node(self.config, self._security, journal)
@@ -273,8 +267,9 @@ class Server:
         if admin.enabled:
             try:
                 hosts = admin_hosts(self.config)
-                server = await self._when_free(
-                    lambda: AdminServer(self, admin.bind, admin.port, hosts)
+                server = await when_free(
+                    lambda: AdminServer(self, admin.bind, admin.port, hosts),
+                    self.config.node.standby,
                 )
             except OSError as error:
                 raise StartError(f"cannot listen: {error}") from error
@@ -340,6 +335,7 @@ class Server:
         disconnected = 0
         if broker is not None:
             apply_limits(broker.node.state, node_config(made.config))
+            made.apply_rules()
             disconnected = await apply_security(broker, made.security)
         if self.maintenance is not None:
             self.maintenance.reload(made.config)

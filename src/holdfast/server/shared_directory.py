@@ -3,18 +3,17 @@
 import asyncio
 import gc
 import logging
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.addresses import join_address
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.cluster.lease.watch import LeaseTimes
 from holdfast.config.schema import Config
+from holdfast.server.addresses import admin_address, client_addresses
 from holdfast.server.disk.filesystem_type import NETWORK, file_system_type, objection
 from holdfast.server.disk.mastership import OLD_EPOCHS_KEPT_S, Mastership, clock
 from holdfast.server.disk.storage import Storage, StorageError, now_text
@@ -79,7 +78,7 @@ class SharedDirectory:
             path,
             manifest,
             config.log.segment_bytes,
-            HolderInfo(config.node.id, address_of(config), admin_of(config)),
+            HolderInfo(config.node.id, client_addresses(config), admin_address(config)),
             times,
             file_system=kind,
             kills_stale_holder=config.lease.kill_stale_holder,
@@ -116,7 +115,7 @@ class SharedDirectory:
     async def others(self) -> str:
         """Return the addresses of possible successors if this node holds the lease.
 
-        The form is that of a Server Reference.
+        The form is that of `holdfast.addresses`.
         """
         if not self.mastership.is_holder:
             return ""
@@ -125,7 +124,7 @@ class SharedDirectory:
         except OSError as error:
             logger.warning("nodes_not_read error=%r", str(error))
             return ""
-        return " ".join(node.address for node in nodes if node.address)
+        return ",".join(node.address for node in nodes if node.address)
 
     async def stop(self) -> None:
         """Release the lease. The caller makes no promises any more."""
@@ -169,21 +168,3 @@ def _open(path: Path, config: Config) -> Manifest:
                 raise StorageError(str(error)) from error
         time.sleep(OPEN_PAUSE_S)
     raise AssertionError
-
-
-def address_of(config: Config) -> str:
-    """Return the address for clients, "" if the configuration does not determine it."""
-    if config.node.advertise:
-        return config.node.advertise
-    listener = config.listeners[0]
-    if not listener.port:
-        return ""
-    host = listener.bind
-    if host in ("0.0.0.0", "::", "[::]"):
-        host = socket.getfqdn()
-    return join_address(host, listener.port)
-
-
-def admin_of(config: Config) -> str:
-    admin = config.admin
-    return f"{admin.bind}:{admin.port}" if admin.enabled and admin.port else ""

@@ -27,7 +27,7 @@ def may_connect(
     admission = state.admission
     if not len(admission.bans) and not admission.counts_connects:
         return True
-    names = names_of(client_id, username, address_of(connection.remote), connection.listener)
+    names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
     if is_banned(state, connection, names):
         return False
     now = state.now
@@ -88,7 +88,7 @@ def note_failure(state: NodeState, connection: Connection, username: str = "") -
     if connect is not None:
         client_id = connect.client_id
         username = username or connect.username or ""
-    names = names_of(client_id, username, address_of(connection.remote), connection.listener)
+    names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
     now = state.now
     failures = state.admission.failures
     for scope in limits.lockout_scopes:

@@ -33,7 +33,9 @@ def give_meter(state: NodeState, connection: Connection) -> None:
     release_meter(state, connection)
     if admission.counts_messages and not connection.is_internal:
         address = address_of(connection.remote)
-        names = names_of(connection.client_id, connection.username, address, connection.listener)
+        names = names_of(
+            connection.client_id, connection.username, address, connection.listener.name
+        )
         connection.meter = admission.meters.meter(names, state.now)
 
 

@@ -44,7 +44,7 @@ def note_connected(state: NodeState, connection: Connection, session: Session) -
             "client": connection.client_id,
             "user": connection.username or "",
             "remote": connection.remote,
-            "listener": connection.listener,
+            "listener": connection.listener.name,
             "version": connection.version,
             "keep_alive_s": int(connection.keep_alive_s),
             "session_expiry_s": session.expiry_s,
@@ -66,7 +66,7 @@ def note_refused(state: NodeState, connection: Connection, reason: int, text: st
             "remote": connection.remote,
             "client": client_id,
             "user": username or "",
-            "listener": connection.listener,
+            "listener": connection.listener.name,
             "reason": reason_name(reason),
             "error": text,
         },
@@ -91,7 +91,7 @@ def note_unopened(state: NodeState, connection: Connection, event: str) -> None:
     fields: dict[str, object] = {
         "remote": connection.remote,
         "client": packet.client_id if isinstance(packet, Connect) else connection.client_id,
-        "listener": connection.listener,
+        "listener": connection.listener.name,
     }
     state.note("info", event, fields)
 

@@ -1,15 +1,17 @@
 """CONNECT: its checks, and the authentication of its client."""
 
+from holdfast.addresses import server_reference
 from holdfast.broker.admission.checks import may_connect, note_failure
 from holdfast.broker.connections.close import refuse
 from holdfast.broker.connections.exchange import start_exchange
 from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.effects import CheckPassword, ResumeInput
-from holdfast.broker.rights import proves_names
+from holdfast.broker.rights import may_be_anonymous, proves_names
 from holdfast.broker.session.connection import (
     AUTHENTICATING,
     Connection,
 )
+from holdfast.broker.session.listener_rules import CERTIFICATE, PASSWORD
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -35,7 +37,8 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         return
     if state.redirect:
         text = "this node takes no clients"
-        refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, state.redirect)
+        servers = server_reference(state.redirect, connection.listener.kind)
+        refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, servers)
         return
     if state.connections - state.pending_connects.silent > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
@@ -48,20 +51,22 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     if isinstance(method, str):
         start_exchange(state, connection, packet, method)
         return
+    listener = connection.listener
+    certified = connection.certificate_name if listener.takes(CERTIFICATE) else ""
     if packet.username is None:
         # A TLS client certificate may stand for a user name.
-        if connection.certificate_name:
-            connection.username = connection.certificate_name
-        elif not state.config.allow_anonymous:
+        if certified:
+            connection.username = certified
+        elif not may_be_anonymous(state, connection):
             note_failure(state, connection)
             refuse(state, connection, reasons.NOT_AUTHORIZED, "anonymous clients are not allowed")
             return
         open_session(state, connection)
         return
-    if not state.admission.checks_passwords:
-        if packet.username == connection.certificate_name:
+    if not (state.admission.checks_passwords and listener.takes(PASSWORD)):
+        if packet.username == certified:
             connection.username = packet.username
-        elif proves_names(state) or not state.config.allow_anonymous:
+        elif proves_names(state) or not may_be_anonymous(state, connection):
             note_failure(state, connection)
             refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
             return
@@ -86,6 +91,8 @@ def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bo
         return False
     try:
         decode_topic(will.topic.encode())
+        if connection.mount:
+            will.topic = decode_topic(connection.mount + will.topic.encode())
     except InvalidTopic as error:
         refuse(state, connection, reasons.TOPIC_NAME_INVALID, f"will topic: {error}")
         return False

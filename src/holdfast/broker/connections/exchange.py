@@ -8,21 +8,23 @@ from holdfast.broker.session.connection import (
     OPEN,
     Connection,
 )
+from holdfast.broker.session.listener_rules import SCRAM
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import Auth, Connect, Properties
-from holdfast.security.enhanced_authentication import Continue, Failure, Success
+from holdfast.security.enhanced_authentication import Continue, Factory, Failure, Success
 
 
 def start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
     """Begin enhanced authentication. [MQTT-4.12.0-1]"""
-    factory = state.admission.authenticators.get(method)
+    offered = _offered(state, connection)
+    factory = offered.get(method)
     if factory is None:
         note_failure(state, connection)
-        text = f"authentication method {method!r}, known: {sorted(state.admission.authenticators)}"
+        text = f"authentication method {method!r}, known: {sorted(offered)}"
         refuse(state, connection, reasons.BAD_AUTHENTICATION_METHOD, text)
         return
     authenticator = factory()
@@ -31,6 +33,10 @@ def start_exchange(state: NodeState, connection: Connection, packet: Connect, me
     data = packet.properties.get(p.AUTHENTICATION_DATA)
     step = authenticator.start(packet.client_id, data if isinstance(data, bytes) else None)
     _take_step(state, connection, step, method)
+
+
+def _offered(state: NodeState, connection: Connection) -> dict[str, Factory]:
+    return state.admission.authenticators if connection.listener.takes(SCRAM) else {}
 
 
 def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
@@ -50,7 +56,7 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     if packet.reason == reasons.REAUTHENTICATE:
         if connection.state != OPEN:
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
-        factory = state.admission.authenticators.get(method)
+        factory = _offered(state, connection).get(method)
         if factory is None:
             text = f"authentication method {method!r} is not offered any more"
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, text)

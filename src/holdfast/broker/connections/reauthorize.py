@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.connections.close import close_connection, refuse
+from holdfast.broker.rights import may_be_anonymous
 from holdfast.broker.session.connection import EXCHANGING, OPEN, OPENING, Connection
+from holdfast.broker.session.listener_rules import CERTIFICATE
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
@@ -76,5 +78,6 @@ def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], b
         return True
     username = connection.username
     if username is None:
-        return state.config.allow_anonymous
-    return username == connection.certificate_name or knows(username)
+        return may_be_anonymous(state, connection)
+    is_certified = username == connection.certificate_name
+    return knows(username) or (is_certified and connection.listener.takes(CERTIFICATE))

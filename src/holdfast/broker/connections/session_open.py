@@ -57,7 +57,7 @@ class ConnackPromise(Promise):
             return
         connection.state = OPEN
         note_connected(state, connection, session)
-        connection.reader.packet_bytes_max = state.config.packet_bytes_max
+        connection.reader.packet_bytes_max = packet_bytes_max(state, connection)
         state.pending_connects.leave(connection)
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
@@ -305,6 +305,11 @@ def will_of(packet: Connect) -> Will | None:
     )
 
 
+def packet_bytes_max(state: NodeState, connection: Connection) -> int:
+    """The most bytes of a packet that the node accepts on this connection."""
+    return connection.listener.packet_bytes_max or state.config.packet_bytes_max
+
+
 def _connack(connection: Connection, present: bool, answer: Properties) -> bytes:
     """The encoded CONNACK, or b"" if it is larger than the client takes. [MQTT-3.1.2-24]"""
     packet = Connack(present, reasons.SUCCESS, answer)
@@ -336,7 +341,7 @@ def _announce(
             answer[p.MAXIMUM_QOS] = config.qos_max
         if not config.retain_available:
             answer[p.RETAIN_AVAILABLE] = 0
-        answer[p.MAXIMUM_PACKET_SIZE] = config.packet_bytes_max
+        answer[p.MAXIMUM_PACKET_SIZE] = packet_bytes_max(state, connection)
         if not config.wildcard_available:
             answer[p.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
         if not config.shared_available:

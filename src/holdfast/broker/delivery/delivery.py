@@ -23,8 +23,6 @@ READ_BYTES_MAX: Final = 1 << 20
 """The most bytes of one read of the log, or of one fetch. A single record may exceed it."""
 FETCH_RECORDS_MAX: Final = 100
 """The most records of one fetch of unfinished messages."""
-
-
 PASSED_MAX: Final = 16
 """The number of members that a group tries for a message before it looks up, and remembers by
 topic, whether any member may read it."""
@@ -74,8 +72,9 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
         return
     # [MQTT-3.3.1-12] [MQTT-3.3.1-13] RETAIN of the publisher only where the subscription asks
     retain = message.retain and target.retain_as_published
-    if connection.version < 5 or (
-        message.expiry_s < 0 and not target.subscription_ids and connection.aliases_out is None
+    if not connection.mount and (
+        connection.version < 5
+        or (message.expiry_s < 0 and not target.subscription_ids and connection.aliases_out is None)
     ):
         frame = message.frame_qos0(connection.version, retain)
     else:
@@ -109,7 +108,7 @@ def _special_frame(
     `may_introduce` a topic alias: only if this frame is the next to be sent. Otherwise a later
     frame may leave first and use an alias that the client does not have yet.
     """
-    topic = message.topic
+    topic = connection.topic_of(message.topic)
     alias = 0
     aliases = connection.aliases_out
     is_introduced = False
@@ -224,6 +223,7 @@ def send_inflight(
     if (
         not dup
         and not is_retained
+        and not connection.mount
         and (
             connection.version < 5
             or (message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None)

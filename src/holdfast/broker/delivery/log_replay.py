@@ -545,7 +545,7 @@ def _resend(
         packet_id,
         state.wall_us,
         subscription_ids,
-        message.topic,
+        connection.topic_of(message.topic),
         0,
     )
     if not 0 < len(frame) <= connection.packet_bytes_max:

@@ -175,7 +175,7 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
             0,
             state.wall_us,
             subscription.subscription_ids,
-            message.topic,
+            connection.topic_of(message.topic),
             0,
         )
         if not 0 < len(frame) <= connection.packet_bytes_max:

@@ -97,6 +97,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
 def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
     if publish.topic_alias or not publish.topic:
         _resolve_alias(state, connection, publish)
+    if connection.mount:
+        publish.topic = connection.mount + publish.topic
     route = state.routes.get(publish.topic)
     if route is None:
         try:
@@ -206,7 +208,8 @@ def _publish_qos0(
         session.key,
     )
     reader = connection.reader
-    if reader.first == 0x30 and not publish.properties and not publish.topic_alias:
+    is_plain = reader.first == 0x30 and not publish.properties and not publish.topic_alias
+    if is_plain and not connection.mount:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
     state.cluster.spread(message, route.topic)

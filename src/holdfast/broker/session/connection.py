@@ -8,6 +8,7 @@ the log.
 
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt.framing import FrameReader
 from holdfast.protocol.mqtt.packets import Connect
 
@@ -82,10 +83,11 @@ class AliasesOut:
 class Connection:
     """One connection of a client, from its first byte to its close."""
 
-    def __init__(self, packet_bytes_max: int, remote: str, listener: str) -> None:
+    def __init__(self, packet_bytes_max: int, remote: str, listener: ListenerRules) -> None:
         self.reader = FrameReader(packet_bytes_max)
         self.remote = remote
         self.listener = listener
+        self.mount = listener.mount
         # The driver's object that owns the socket; the node never looks inside.
         self.transport: object | None = None
         self.state = NEW
@@ -142,6 +144,12 @@ class Connection:
         self.sequencer: object | None = None
         # The client numbers its QoS 2 messages, too.
         self.numbers_qos2 = False
+
+    def topic_of(self, topic: bytes) -> bytes:
+        """The topic of a message as the client sees it. The client must have the right to read
+        it."""
+        mount = self.mount
+        return topic[len(mount) :] if mount else topic
 
     def send(self, data: bytes, dirty: "list[Connection]") -> None:
         """Queue bytes for the driver's next write."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from holdfast.addresses import plain_address
 from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
 from holdfast.storage.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.storage.files.filesystem import OsFileSystem
@@ -126,7 +127,7 @@ def status_lines(status: Status, now_us: int) -> list[str]:
 
 
 def _node_text(node: HolderInfo, now_us: int) -> str:
-    address = node.address or "address not known"
+    address = plain_address(node.address) or "address not known"
     admin = f", admin {node.admin}" if node.admin else ""
     return f"{node.node_id} at {address}{admin}, {_duration(now_us - node.since_us)}"
 
@@ -142,7 +143,7 @@ def _duration(us: int) -> str:
 def _node_json(node: HolderInfo) -> dict[str, object]:
     return {
         "node": node.node_id,
-        "address": node.address,
+        "address": plain_address(node.address),
         "admin": node.admin,
         "pid": node.pid,
         "since_us": node.since_us,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from holdfast.addresses import plain_address
 from holdfast.cluster.failure.health import Health
 from holdfast.cluster.metadata.model import VOTERS_MAX, ClusterMetadata, NodePhase, PartitionInfo
 from holdfast.cluster.metadata.operations import lost_partitions
@@ -96,7 +97,7 @@ def _nodes(
             "disk_full": node in health.full,
             "refused": refused.get(node, ""),
             "peer_address": info.peer_address,
-            "client_address": info.client_address,
+            "client_address": plain_address(info.client_address),
             "admin_address": info.admin_address,
             "leaders": leaders[node],
             "replicas": replicas[node],

@@ -66,7 +66,8 @@ class Fitness:
         return ""
 
     def other_servers(self) -> str:
-        """Return other nodes' client addresses in the form of a Server Reference."""
+        """Return other nodes' client addresses, in the form of
+        `holdfast.addresses`."""
         member = self._member
         metadata = member.context.metadata
         if metadata is None:
@@ -81,7 +82,7 @@ class Fitness:
             and info.role == DATA
             and info.client_address
         ]
-        return " ".join(addresses)
+        return ",".join(addresses)
 
     def has_other_replicas(self) -> bool:
         """Whether another data node exists, so that this node's log is not the only copy."""

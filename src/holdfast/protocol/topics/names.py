@@ -120,6 +120,18 @@ def split_shared(filter: str) -> tuple[str, str]:
     return group, plain
 
 
+def mounted_filter(mount: str, filter: str) -> str:
+    """The filter with a prefix in front of its topics. An invalid filter stays as it is."""
+    try:
+        check_filter(filter)
+    except InvalidFilter:
+        return filter
+    if not is_shared(filter):
+        return mount + filter
+    group, plain = split_shared(filter)
+    return f"{SHARE_PREFIX}{group}/{mount}{plain}"
+
+
 def has_wildcard(filter: str) -> bool:
     """Whether the filter contains a wildcard."""
     return "+" in filter or "#" in filter

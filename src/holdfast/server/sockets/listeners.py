@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
-from holdfast.config.schema import Listener
+from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.config.listener import Listener, kind_of
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.loop import is_uvloop
@@ -89,7 +90,7 @@ class OpenListener:
         self._context = context
         self._sockets = sockets
         self._servers: list[asyncio.Server | AcceptLoop] = []
-        self._count = ListenerCount(self.name, 0, 0)
+        self._count = ListenerCount(ListenerRules(self.name), 0, 0)
 
     @property
     def name(self) -> str:
@@ -106,8 +107,18 @@ class OpenListener:
         """Whether settings are for this listener's address."""
         return (self.settings.bind, self.settings.port) == (settings.bind, settings.port)
 
+    def apply_rules(self, settings: Listener) -> None:
+        """Make the listener's clients follow its settings, the connected ones too."""
+        rules = self._count.rules
+        rules.allow_anonymous = settings.allow_anonymous
+        rules.authentication = tuple(settings.authentication)
+        rules.mount = settings.mount.encode()
+        rules.packet_bytes_max = settings.packet_bytes
+        rules.kind = kind_of(settings)
+
     async def open(self, broker: Broker) -> None:
         """Accept connections, with TLS if there is a context. Raises `OSError`."""
+        self.apply_rules(self.settings)
         self._servers = await _listen(
             broker,
             self.settings,
@@ -157,6 +168,7 @@ async def _listen(
     sockets_max = descriptors.for_clients()
     accepts = context is not None or not is_uvloop(broker.loop)
     count.connections_max = listener.max_connections
+    count.certificate_user = listener.certificate_user
     # A connection of an AcceptLoop is already counted when this check runs.
     count.sockets_max = sockets_max + accepts
     admission = UpgradeAdmission(listener.path, listener.allowed_origins)

@@ -9,7 +9,8 @@ from asyncio import BaseTransport, Transport
 from typing import Final, cast
 
 from holdfast.broker.session.connection import Connection
-from holdfast.security.certificates import common_name
+from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.security.certificates import user_of
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.transport import ClientTransport
 
@@ -27,11 +28,14 @@ class ListenerCount:
     listeners together, including TLS handshakes.
     """
 
-    def __init__(self, name: str, connections_max: int, sockets_max: int) -> None:
-        self.name = name
+    def __init__(self, rules: ListenerRules, connections_max: int, sockets_max: int) -> None:
+        self.rules = rules
+        self.name = rules.name
         self.connections_max = connections_max
         self.sockets_max = sockets_max
         self.connections = 0
+        # "cn", "san" or "none": see Listener.certificate_user.
+        self.certificate_user = "cn"
 
 
 class TcpConnection(ClientTransport):
@@ -67,9 +71,9 @@ class TcpConnection(ClientTransport):
             transport.abort()
             return
         listener.connections += 1
-        connection = broker.node.handle_connected(remote, listener.name)
+        connection = broker.node.handle_connected(remote, listener.rules)
         connection.transport = self
-        name = common_name(transport.get_extra_info("peercert"))
+        name = user_of(transport.get_extra_info("peercert"), listener.certificate_user)
         if name:
             connection.certificate_name = name
         self.connection = connection

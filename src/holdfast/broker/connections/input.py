@@ -1,0 +1,31 @@
+"""The input of a connection: its continuation in a later turn, and the mount of its filters."""
+
+from holdfast.broker.effects import ResumeInput
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.state import NodeState, Work
+from holdfast.protocol.mqtt.packets import Packet, Subscribe, Unsubscribe
+from holdfast.protocol.topics.names import mounted_filter
+
+
+class Input(Work):
+    """The continuation of a connection's input that was too much for one turn."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def step(self, state: NodeState, steps: int) -> int:
+        self.has_more = False
+        if not self.connection.closing:
+            state.effects.append(ResumeInput(self.connection))
+        return steps
+
+
+def mount_filters(packet: Packet, mount: str) -> None:
+    """Put the prefix of the client's topics in front of the filters of a SUBSCRIBE or
+    UNSUBSCRIBE."""
+    if isinstance(packet, Subscribe):
+        for request in packet.subscriptions:
+            request.filter = mounted_filter(mount, request.filter)
+    elif isinstance(packet, Unsubscribe):
+        packet.filters = [mounted_filter(mount, filter) for filter in packet.filters]

@@ -1,0 +1,33 @@
+"""The rules of one listener for its clients."""
+
+from typing import Final
+
+PASSWORD: Final = "password"
+SCRAM: Final = "scram"
+CERTIFICATE: Final = "certificate"
+"""The ways in which a client proves its user name."""
+
+
+class ListenerRules:
+    """What a listener adds to the limits and rights of the node.
+
+    Its connections share one object. A reload changes it in place, so that the rules of now apply
+    to the clients of then. A connection keeps its mount, because its session has filters with it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # None: NodeConfig.allow_anonymous.
+        self.allow_anonymous: bool | None = None
+        # Empty: each one that the node is configured for.
+        self.authentication: tuple[str, ...] = ()
+        # The prefix of all topics of the listener's clients, which they do not see.
+        self.mount = b""
+        # 0: NodeConfig.packet_bytes_max.
+        self.packet_bytes_max = 0
+        # The kind of listener, by which a client finds one on another node that it can use.
+        self.kind = ""
+
+    def takes(self, method: str) -> bool:
+        """Whether a client may prove its user name in this way."""
+        return not self.authentication or method in self.authentication

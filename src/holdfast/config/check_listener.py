@@ -1,0 +1,107 @@
+"""The settings of a listener that do not go together, or not with the rest."""
+
+from collections.abc import Iterator
+from re import fullmatch
+from typing import Final
+
+from holdfast.addresses import address_problem
+from holdfast.config.listener import WEBSOCKET_PATH, Listener
+from holdfast.config.problem import Problem, shown
+from holdfast.config.schema import Config
+
+PACKET_BYTES_MIN: Final = 128
+
+
+def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
+    """The settings of a listener that contradict each other or the rest. Keys are without the
+    listener's own."""
+    text = address_problem(listener.bind)
+    if text:
+        yield "bind", f" = {shown(listener.bind)}: {text}"
+    if listener.key and not listener.certificate:
+        yield "key", f" = {shown(listener.key)}: needs a certificate beside it"
+    if listener.certificate and not listener.key:
+        yield "certificate", f" = {shown(listener.certificate)}: needs a key beside it"
+    if listener.client_ca and not listener.certificate:
+        yield "client_ca", f" = {shown(listener.client_ca)}: needs TLS: set certificate and key"
+    if listener.require_certificate and not listener.client_ca:
+        yield "require_certificate", " = true: needs client_ca, the CA that signed the clients"
+    if listener.transport != "websocket":
+        needs = 'needs transport = "websocket"'
+        if listener.path != WEBSOCKET_PATH:
+            yield "path", f" = {shown(listener.path)}: {needs}"
+        if listener.allowed_origins:
+            yield "allowed_origins", f" = {shown(listener.allowed_origins)}: {needs}"
+    for index, origin in enumerate(listener.allowed_origins):
+        if not fullmatch(r"[a-z][a-z0-9+.-]*://[^/A-Z\s]+", origin):
+            yield (
+                f"allowed_origins[{index}]",
+                f" = {shown(origin)}: must be as browsers send it: https://host or"
+                " https://host:port, in lower case and without a path",
+            )
+    if listener.certificate_user != "cn" and not listener.client_ca:
+        text = f" = {shown(listener.certificate_user)}: needs client_ca, the CA of the clients"
+        yield "certificate_user", text
+    if 0 < listener.packet_bytes < PACKET_BYTES_MIN:
+        yield "packet_bytes", f" = {listener.packet_bytes}: must be 0 or at least 128"
+    if listener.packet_bytes > config.limits.packet_bytes:
+        yield (
+            "packet_bytes",
+            f" = {listener.packet_bytes}: must be at most limits.packet_bytes"
+            f" = {config.limits.packet_bytes}",
+        )
+    yield from _authentication_problems(listener, config)
+
+
+def _authentication_problems(listener: Listener, config: Config) -> Iterator[Problem]:
+    security = config.security
+    needed = {
+        "password": ("security.password_file", security.password_file),
+        "scram": ("security.scram_file", security.scram_file),
+        "certificate": ("client_ca", listener.client_ca),
+    }
+    for index, method in enumerate(listener.authentication):
+        key, value = needed[method]
+        if not value:
+            yield f"authentication[{index}]", f" = {shown(method)}: needs {key}"
+    proves = listener.client_ca and listener.certificate_user != "none"
+    if proves and listener.authentication and "certificate" not in listener.authentication:
+        yield (
+            "authentication",
+            f" = {shown(listener.authentication)}: without certificate, a client certificate"
+            ' proves no user name here: set certificate_user = "none"',
+        )
+
+
+def listener_warnings(config: Config) -> list[str]:
+    """Listeners that nobody can use, or anybody."""
+    found: list[str] = []
+    security = config.security
+    has_users = bool(security.password_file or security.scram_file)
+    for index, listener in enumerate(config.listeners):
+        key = f"listeners[{index}]"
+        if not admits_anonymous(listener, config):
+            if not has_users and not listener.client_ca:
+                found.append(
+                    f"{key}: anonymous clients are refused and there is no password_file,"
+                    " scram_file or client_ca: nobody can connect"
+                )
+        elif not listener.is_loopback() and not listener.require_certificate:
+            own = "security" if listener.allow_anonymous is None else key
+            found.append(
+                f"{own}.allow_anonymous = true: anybody who reaches {listener.bind} may"
+                " connect without a password"
+            )
+        takes_any_page = listener.transport == "websocket" and not listener.allowed_origins
+        if takes_any_page and admits_anonymous(listener, config):
+            found.append(
+                f"{key}.allowed_origins = []: without a password, whatever page a"
+                f" browser that reaches {listener.bind} shows may connect"
+            )
+    return found
+
+
+def admits_anonymous(listener: Listener, config: Config) -> bool:
+    """Whether clients without credentials may connect to the listener."""
+    own = listener.allow_anonymous
+    return bool(config.security.allow_anonymous) if own is None else own

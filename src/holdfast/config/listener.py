@@ -1,0 +1,84 @@
+"""The settings of one listener."""
+
+from typing import Annotated, Final, Literal, TypeAlias
+from zlib import crc32
+
+from msgspec import Meta, Struct, field
+
+from holdfast.addresses import is_loopback
+
+PACKET_BYTES_LIMIT: Final = 268_435_460 - 131_072
+"""The most bytes of `limits.packet_bytes`: those of the largest MQTT packet (header byte, four
+length bytes, 268,435,455 bytes of body), less 128 KiB. A message grows on its way to a receiver: by
+a topic that its publisher gave as an alias (at most 65,535 bytes), by a length of properties, an
+alias and subscription identifiers."""
+
+WEBSOCKET_PATH: Final = "/mqtt"
+
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+"""A port; 0 lets the system choose a free one."""
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """One address on which clients are accepted."""
+
+    bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Port = 1883
+    transport: Literal["tcp", "websocket"] = "tcp"
+    path: Annotated[
+        str,
+        Meta(
+            pattern=r'^/[!"$->@-~]*$',
+            description="a path that begins with a slash: printable ASCII but ? and #",
+        ),
+    ] = WEBSOCKET_PATH
+    """The path in a WebSocket listener's URL."""
+    allowed_origins: list[str] = field(default_factory=list)
+    """The origins of the web pages that may open a WebSocket; empty: all. Clients that are no
+    browsers need not send one."""
+    certificate: str = ""
+    """The PEM file with the server's chain; with it the listener uses TLS."""
+    key: str = ""
+    client_ca: str = ""
+    """The PEM file of the signers whose client certificates are accepted."""
+    require_certificate: bool = False
+    certificate_user: Literal["cn", "san", "none"] = "cn"
+    """The user name that a client certificate proves: its common name, its first alternative name
+    (DNS name, mail address or URI), or none. With none it only admits the client."""
+    allow_anonymous: bool | None = None
+    """True: clients without credentials may connect here. Unset: as `security.allow_anonymous`."""
+    authentication: list[Literal["password", "scram", "certificate"]] = field(default_factory=list)
+    """The ways in which a client may prove its user name here; empty: each one that is
+    configured."""
+    mount: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^[^$+#\s/\x00-\x1f][^+#\s\x00-\x1f]{0,254}/$",
+            description="a prefix of topics that ends with a slash, of 256 characters or less,"
+            " without $ or a slash at the beginning, and without +, # and blanks",
+        ),
+    ] = ""
+    """The prefix of all topics of this listener's clients. They do not see it, and reach no other
+    topics."""
+    max_connections: Count = 0
+    """The most connections of this listener; 0: only `limits.connections` applies."""
+    packet_bytes: Annotated[int, Meta(ge=0, le=PACKET_BYTES_LIMIT)] = 0
+    """The most bytes of a packet on this listener; 0: only `limits.packet_bytes` applies."""
+    advertise: Annotated[str, Meta(pattern=r"^$|^.+:[0-9]{1,5}$", description="host:port")] = ""
+    """The address at which clients reach this listener, announced to those of a node that hands
+    over; empty: `node.advertise` for the first listener, otherwise `bind` and `port`."""
+
+    def is_loopback(self) -> bool:
+        """Whether the listener can be reached from this machine only."""
+        return is_loopback(self.bind)
+
+
+def kind_of(listener: Listener) -> str:
+    """The kind of a listener. A client that may use one may use another of the same kind."""
+    if listener.transport == "websocket":
+        name = "wss" if listener.certificate else "ws"
+    else:
+        name = "tls" if listener.certificate else "tcp"
+    # Clients with another mount would see other topics.
+    return f"{name}@{crc32(listener.mount.encode()):08x}" if listener.mount else name

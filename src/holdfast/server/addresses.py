@@ -1,0 +1,45 @@
+"""The addresses of this node, as other nodes announce them to clients and operators."""
+
+import socket
+from typing import Final
+
+from holdfast.addresses import is_any, join_address
+from holdfast.config.listener import Listener, kind_of
+from holdfast.config.schema import Config
+
+ADDRESSES_MAX: Final = 256
+"""The most characters of the announced text, by the handshake between nodes."""
+
+
+def client_addresses(config: Config) -> str:
+    """The addresses for clients, in the form of `holdfast.addresses`; "" if the
+    configuration does not determine the first one."""
+    first = _address(config.listeners[0], config.node.advertise)
+    if not first:
+        return ""
+    found: dict[str, str] = {}
+    for index, listener in enumerate(config.listeners):
+        address = _address(listener, "" if index else config.node.advertise)
+        if address:
+            found.setdefault(kind_of(listener), address)
+    text = first
+    for kind, address in found.items():
+        word = f" {kind}={address}"
+        if len(text) + len(word) <= ADDRESSES_MAX:
+            text += word
+    return text
+
+
+def admin_address(config: Config) -> str:
+    """The address of the admin port, or ""."""
+    admin = config.admin
+    return f"{admin.bind}:{admin.port}" if admin.enabled and admin.port else ""
+
+
+def _address(listener: Listener, advertised: str) -> str:
+    if listener.advertise or advertised:
+        return listener.advertise or advertised
+    if not listener.port:
+        return ""
+    host = socket.getfqdn() if is_any(listener.bind) else listener.bind
+    return join_address(host, listener.port)

@@ -1,0 +1,100 @@
+"""Listeners with rules of their own, with Mosquitto's clients at each of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.listeners_broker import PUB, REFUSED, ListenersBroker, mosquitto_pub
+from tests.e2e.test_reload import Client, passwords_of, post_reload, until
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.skipif(PUB is None, reason="mosquitto-clients is not installed")
+
+
+class Doors:
+    """A broker whose guests use one listener, its users another, and devices a third."""
+
+    def __init__(self, directory: Path) -> None:
+        self.guests, self.users, self.devices = free_port(), free_port(), free_port()
+        self.authority = Authority(directory)
+        server = self.authority.issue()
+        passwords = directory / "passwords"
+        passwords_of(passwords, "alice")
+        self.broker = ListenersBroker(
+            directory / "broker",
+            [
+                {"port": self.guests, "allow_anonymous": True, "mount": "guests/"},
+                {"port": self.users, "authentication": ["password"]},
+                {
+                    "port": self.devices,
+                    "certificate": server.certificate,
+                    "key": server.key,
+                    "client_ca": self.authority.ca,
+                    "require_certificate": True,
+                    "certificate_user": "san",
+                    "authentication": ["certificate"],
+                },
+            ],
+            {"security": {"password_file": str(passwords), "acl_file": str(self.acl(directory))}},
+        )
+        self.broker.start()
+
+    @staticmethod
+    def acl(directory: Path) -> Path:
+        path = directory / "acl"
+        path.write_text(
+            "topic readwrite guests/#\n"
+            "user alice\ntopic readwrite #\n"
+            "user 10.0.0.7\ntopic readwrite #\n"
+            "user dev-1.example\ntopic write t\n"
+        )
+        return path
+
+
+@pytest.fixture
+def doors(tmp_path: Path) -> Iterator[Doors]:
+    made = Doors(tmp_path)
+    yield made
+    assert made.broker.stop() == 0
+    assert "Traceback" not in made.broker.log_text()
+
+
+def test_each_listener_has_its_own_users_and_topics(doors: Doors) -> None:
+    alice = Client(doors.users, "alice")
+    alice.subscribe("#")
+    assert mosquitto_pub("-p", str(doors.guests)).returncode == 0
+    until(lambda: alice.topics == ["guests/t"], "the guest's message")
+    for port in (doors.users, doors.broker.port):
+        assert mosquitto_pub("-p", str(port)).returncode == REFUSED
+    assert mosquitto_pub("-p", str(doors.users), "-u", "alice", "-P", "secret").returncode == 0
+    until(lambda: "t" in alice.topics, "the user's message")
+    alice.close()
+
+
+def test_the_name_of_a_device_is_in_its_certificate(doors: Doors) -> None:
+    device = doors.authority.issue("not-this", host="dev-1.example")
+    files = ["--cafile", doors.authority.ca, "--cert", device.certificate, "--key", device.key]
+    secure = ["-p", str(doors.devices), "-h", "127.0.0.1", *files]
+    alice = Client(doors.users, "alice")
+    alice.subscribe("t")
+    assert mosquitto_pub(*secure).returncode == 0
+    until(lambda: alice.topics == ["t"], "the device's message")
+    # The listener takes no passwords, and believes no name but the certificate's.
+    assert mosquitto_pub(*secure, "-u", "alice", "-P", "secret").returncode == REFUSED
+    assert mosquitto_pub(*secure, "-u", "not-this").returncode == REFUSED
+    alice.close()
+
+
+def test_a_reload_closes_a_listener_to_guests(doors: Doors) -> None:
+    guest, alice = Client(doors.guests), Client(doors.users, "alice")
+    doors.broker.listeners[0]["allow_anonymous"] = False
+    doors.broker.write()
+    status, body = post_reload(doors.broker)
+    assert (status, body["disconnected"]) == (200, 1)
+    assert guest.left.wait(20)
+    assert not alice.left.is_set()
+    assert mosquitto_pub("-p", str(doors.guests)).returncode == REFUSED
+    for client in (guest, alice):
+        client.close()

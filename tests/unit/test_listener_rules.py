@@ -1,0 +1,302 @@
+"""The rules of a listener: who may connect, the size of packets, and the topics that are seen."""
+
+import pytest
+
+from holdfast.addresses import plain_address, server_reference
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.reauthorize import Reauthorization
+from holdfast.broker.rights import replace_rules
+from holdfast.broker.session.connection import CLOSED
+from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.topics.names import mounted_filter
+from holdfast.security.acl import AclFile
+from tests.support.node_bench import NodeBench, Peer
+from tests.unit.test_node_publish import publish, subscribe
+
+WEEK_S = 604_800
+
+
+def rules_of(mount: str = "", **values: object) -> ListenerRules:
+    rules = ListenerRules("test")
+    rules.mount = mount.encode()
+    for name, value in values.items():
+        setattr(rules, name, value)
+    return rules
+
+
+A, B = rules_of("a/"), rules_of("b/")
+
+
+def bench() -> NodeBench:
+    return NodeBench(NodeConfig(partitions=4, sys_interval_s=0, has_mounts=True))
+
+
+def connect(
+    world: NodeBench,
+    client_id: str,
+    rules: ListenerRules | None,
+    version: int = 5,
+    *,
+    clean: bool = True,
+    expiry_s: int = 0,
+    will: m.Will | None = None,
+    properties: dict[int, object] | None = None,
+    name: str | None = None,
+) -> Peer:
+    peer = world.peer(version, rules)
+    fields = dict(properties or {})
+    if expiry_s and version >= 5:
+        fields[p.SESSION_EXPIRY_INTERVAL] = expiry_s
+    secret = b"x" if name else None
+    peer.send(m.Connect(version, clean, 0, client_id, will, name, secret, fields))  # type: ignore[arg-type]
+    return peer
+
+
+def reason(peer: Peer) -> int:
+    (packet,) = peer.take(m.Connack)
+    assert isinstance(packet, m.Connack)
+    return packet.reason
+
+
+def received(peer: Peer) -> list[tuple[str, bytes]]:
+    return [(each.topic.decode(), each.payload) for each in peer.publishes()]
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_clients_of_a_mount_see_their_own_topics_only(version: int, qos: int) -> None:
+    world = bench()
+    inside = connect(world, "in", A, version)
+    other = connect(world, "other", B, version)
+    outside = connect(world, "out", None, version)
+    for peer in (inside, other, outside):
+        peer.send(subscribe("#", qos))
+    writer = connect(world, "w", A, version)
+    writer.send(publish("t/1", b"from a", qos, 1))
+    outside.send(publish("b/t/1", b"from outside", qos, 1))
+    outside.send(publish("elsewhere", b"nobody's", qos, 2))
+    if qos == 2:
+        writer.send_bytes(encode_ack(m.PUBREL, 1, 0, version))
+    assert received(inside) == [("t/1", b"from a")]
+    assert received(other) == [("t/1", b"from outside")]
+    assert sorted(received(outside)) == [
+        ("a/t/1", b"from a"),
+        ("b/t/1", b"from outside"),
+        ("elsewhere", b"nobody's"),
+    ]
+
+
+def test_the_topic_of_the_mount_itself_is_outside() -> None:
+    """`a/#` matches `a` too, which is no topic below the mount."""
+    world = bench()
+    inside = connect(world, "in", A)
+    inside.send(subscribe("#", 1))
+    connect(world, "out", None).send(publish("a", b"x", 1, 1))
+    assert received(inside) == []
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_retained_messages_and_unsubscribe(qos: int) -> None:
+    world = bench()
+    connect(world, "w", A).send(publish("t", b"kept", qos, 1, retain=True))
+    connect(world, "o", None).send(publish("t", b"other", qos, 1, retain=True))
+    reader = connect(world, "r", A)
+    reader.send(subscribe("+", qos))
+    assert received(reader) == [("t", b"kept")]
+    reader.send(m.Unsubscribe(7, ["+"], {}))
+    (reply,) = reader.take(m.Unsuback)
+    assert isinstance(reply, m.Unsuback)
+    assert reply.reasons == [reasons.SUCCESS]
+    connect(world, "w2", A).send(publish("t", b"later", qos, 1))
+    assert received(reader) == []
+
+
+def test_topic_aliases_are_of_the_topics_that_the_client_sees() -> None:
+    world = bench()
+    reader = connect(world, "r", A, properties={p.TOPIC_ALIAS_MAXIMUM: 5})
+    reader.send(subscribe("#", 0))
+    writer = connect(world, "w", A)
+    for topic in ("long/topic", ""):
+        writer.send(m.Publish(topic.encode(), b"x", 0, False, False, 0, b"", 3, -1))
+    first, second = reader.publishes()
+    assert (first.topic, second.topic) == (b"long/topic", b"")
+    assert first.topic_alias == second.topic_alias == 1
+
+
+def test_wills_are_below_the_mount() -> None:
+    world = bench()
+    watcher = connect(world, "watch", None)
+    watcher.send(subscribe("#", 1))
+    dying = connect(world, "d", A, will=m.Will("gone", b"x", 1, False))
+    dying.lose()
+    assert received(watcher) == [("a/gone", b"x")]
+    for topic in ("", "t/" * 199 + "t"):
+        refused = connect(world, "e", A, will=m.Will(topic, b"x", 1, False))
+        assert reason(refused) == reasons.TOPIC_NAME_INVALID
+
+
+def test_a_shared_group_of_a_mount() -> None:
+    world = bench()
+    members = [connect(world, f"m{number}", A) for number in range(2)]
+    for member in members:
+        member.send(subscribe("$share/g/t/#", 1))
+    stranger = connect(world, "s", B)
+    stranger.send(subscribe("$share/g/t/#", 1))
+    writer = connect(world, "w", A)
+    for number in range(4):
+        writer.send(publish("t/x", b"%d" % number, 1, number + 1))
+    assert sorted(found for member in members for found in received(member)) == [
+        ("t/x", b"%d" % number) for number in range(4)
+    ]
+    assert received(stranger) == []
+
+
+def test_inflight_and_waiting_messages_are_sent_again_below_the_mount() -> None:
+    world = bench()
+    reader = connect(world, "r", A, expiry_s=WEEK_S)
+    reader.send(subscribe("#", 1))
+    writer = connect(world, "w", A)
+    writer.send(publish("t", b"inflight", 1, 1))
+    assert received(reader) == [("t", b"inflight")]
+    reader.lose()
+    writer.send(publish("t", b"waiting", 1, 2))
+    world.crash()
+    again = connect(world, "r", A, clean=False, expiry_s=WEEK_S)
+    assert received(again) == [("t", b"inflight"), ("t", b"waiting")]
+
+
+def test_a_session_that_comes_to_another_mount_gets_nothing_of_the_former() -> None:
+    world = bench()
+    reader = connect(world, "r", A, expiry_s=WEEK_S)
+    reader.send(subscribe("#", 1))
+    writer = connect(world, "w", A)
+    writer.send(publish("t", b"inflight", 1, 1))
+    reader.lose()
+    writer.send(publish("t", b"waiting", 1, 2))
+    moved = connect(world, "r", B, clean=False, expiry_s=WEEK_S)
+    writer.send(publish("t", b"live", 1, 3))
+    assert received(moved) == []
+    moved.lose()
+    # On a listener without a mount the filters mean what they say.
+    whole = connect(world, "r", None, clean=False, expiry_s=WEEK_S)
+    writer.send(publish("t", b"last", 1, 4))
+    assert ("a/t", b"last") in received(whole)
+
+
+def test_the_rules_of_a_user_are_about_whole_topics() -> None:
+    world = bench()
+    reader = connect(world, "r", A)
+    reader.send(subscribe("#", 1))
+    acl = AclFile.parse("topic write #\ntopic read a/open/#\n", "acl")
+    replace_rules(world.node.state, acl, world.node.state.sessions.values())
+    world.run()
+    writer = connect(world, "w", A)
+    writer.send(publish("open/1", b"x", 1, 1), publish("closed/1", b"x", 1, 2))
+    assert received(reader) == [("open/1", b"x")]
+
+
+@pytest.mark.parametrize(
+    ("filter", "mounted"),
+    [
+        ("#", "m/#"),
+        ("/t", "m//t"),
+        ("$SYS/#", "m/$SYS/#"),
+        ("$share/g/+/t", "$share/g/m/+/t"),
+        ("", ""),
+        ("a#", "a#"),
+        ("$share/g", "$share/g"),
+        ("$share//t", "$share//t"),
+    ],
+)
+def test_filters_of_a_mount(filter: str, mounted: str) -> None:
+    assert mounted_filter("m/", filter) == mounted
+
+
+def test_anonymous_clients_by_listener() -> None:
+    world = NodeBench(NodeConfig(partitions=2, sys_interval_s=0, allow_anonymous=False))
+    assert reason(connect(world, "a", None)) == reasons.NOT_AUTHORIZED
+    open_door = rules_of(allow_anonymous=True)
+    guest = connect(world, "b", open_door)
+    assert reason(guest) == reasons.SUCCESS
+    world.node.state.config.allow_anonymous = True
+    assert reason(connect(world, "c", rules_of(allow_anonymous=False))) == reasons.NOT_AUTHORIZED
+    # A reload that closes the listener to guests.
+    open_door.allow_anonymous = False
+    state = world.node.state
+    counts: list[int] = []
+    state.start_work(Reauthorization(state, lambda username: False, counts.append))
+    world.run()
+    world.advance(1)
+    assert counts == [1]
+    assert guest.connection.state == CLOSED
+
+
+def test_ways_to_prove_a_name_by_listener() -> None:
+    config = NodeConfig(
+        partitions=2, sys_interval_s=0, allow_anonymous=False, authenticates_users=True
+    )
+    world = NodeBench(config)
+    world.node.state.admission.checks_passwords = True
+    world.node.state.admission.authenticators = {"SCRAM-SHA-256": lambda: None}  # type: ignore[dict-item, return-value]
+    by_certificate = rules_of(authentication=("certificate",))
+    by_password = rules_of(authentication=("password",))
+    no_password = connect(world, "a", by_certificate, name="alice")
+    assert reason(no_password) == reasons.NOT_AUTHORIZED
+    scram = connect(world, "b", by_password, properties={p.AUTHENTICATION_METHOD: "SCRAM-SHA-256"})
+    assert reason(scram) == reasons.BAD_AUTHENTICATION_METHOD
+    for rules, expected in (
+        (by_certificate, reasons.SUCCESS),
+        (by_password, reasons.NOT_AUTHORIZED),
+    ):
+        peer = world.peer(5, rules)
+        peer.connection.certificate_name = "alice"
+        peer.send(m.Connect(5, True, 0, "c", None, None, None, {}))
+        assert reason(peer) == expected
+
+
+def test_the_size_of_packets_by_listener() -> None:
+    world = bench()
+    peer = connect(world, "c", rules_of(packet_bytes_max=2000))
+    (packet,) = peer.take(m.Connack)
+    assert isinstance(packet, m.Connack)
+    assert packet.properties[p.MAXIMUM_PACKET_SIZE] == 2000
+    peer.send(publish("t", b"x" * 1900))
+    assert not peer.closed
+    peer.send(publish("t", b"x" * 2000))
+    (left,) = peer.take(m.Disconnect)
+    assert isinstance(left, m.Disconnect)
+    assert left.reason == reasons.PACKET_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "expected"),
+    [
+        ("h:1883", "tls", "h:1883"),
+        ("h:1883 tcp=h:1883 tls=h:8883", "tls", "h:8883"),
+        ("h:1883 tcp=h:1883 tls=h:8883", "tcp", "h:1883"),
+        ("h:1883 tcp=h:1883", "wss", ""),
+        ("h:1883 tcp=h:1883,old:1883,n:1 tls=n:2", "tls", "old:1883 n:2"),
+        ("a:1 tls=a:1,b:1 tls=b:1", "", "a:1 b:1"),
+        ("", "tls", ""),
+    ],
+)
+def test_a_server_reference_names_listeners_of_the_same_kind(
+    nodes: str, kind: str, expected: str
+) -> None:
+    assert server_reference(nodes, kind) == expected
+    assert plain_address(nodes) == nodes.partition(" ")[0]
+
+
+def test_clients_are_sent_to_their_own_kind() -> None:
+    world = bench()
+    plain, secure = (connect(world, kind, rules_of(kind=kind)) for kind in ("tcp", "tls"))
+    world.node.shut_down("h:1883 tcp=h:1883 tls=h:8883")
+    world.run()
+    for peer, address in ((plain, "h:1883"), (secure, "h:8883")):
+        (left,) = peer.take(m.Disconnect)
+        assert isinstance(left, m.Disconnect)
+        assert left.properties[p.SERVER_REFERENCE] == address
