@@ -246,14 +246,25 @@ class OwnersWatch:
                     )
 
     def _works(self, host: "Host", process: "Process", partition: int) -> bool:
-        """Does the node lead the partition and get its records committed?"""
+        """Does the node lead the partition and get its records committed?
+
+        No other node may know a later leader. Counter-example: the disk of a deposed leader hangs,
+        so it learns of no change of the metadata. Nobody asks it any more, and the session that it
+        takes for open has long been closed by its successor.
+        """
         journal = process.journal
         key = (host.name, partition)
         end = self._ends.get(key, 1 << 62)
         self._ends[key] = journal.next_offset[partition]
         member = process.member
+        epochs = [
+            other.process.member.context.epoch(partition)
+            for other in self._world.data_hosts
+            if other.process is not None
+        ]
         return (
             member.homes.decides(partition)
+            and member.context.epoch(partition) == max(epochs)
             and journal.high_watermark[partition] >= end
             and member.meta.has_majority(process.state.now)
         )
