@@ -25,7 +25,15 @@ from holdfast.pipeline.tables.availability import (  # noqa: E402
     USUAL_SHARE,
 )
 from holdfast.pipeline.tables.readings import COLUMNS  # noqa: E402
-from tests.support.plant_oracle import Row, micros, moment, percentile  # noqa: E402
+from tests.support.plant_oracle import (  # noqa: E402
+    FUTURE_US,
+    Observed,
+    Row,
+    mean_of,
+    micros,
+    moment,
+    percentile,
+)
 
 pytestmark = [
     pytest.mark.spark,
@@ -103,22 +111,18 @@ def collected(name: str, rows: DataFrame) -> dict[tuple[Any, ...], Row]:
 # Statistics
 
 
-def expected_window(rows: list[Row], seconds: int) -> Row:
+def expected_window(rows: list[Row]) -> Row:
     rows = sorted(rows, key=lambda r: (r["event_time"], r["partition"], r["offset"], r["position"]))
     numbers = [row["value_double"] for row in rows if row["value_double"] is not None]
     values = sorted(numbers)
     texts = [row["value_string"] for row in rows if row["value_string"] is not None]
-    added = 0.0
-    for value in values:
-        added += value
-    mean = added / len(values) if values else None
+    mean = mean_of(values)
     squares = 0.0
     for value in values:
         squares += (value - (mean or 0.0)) * (value - (mean or 0.0))
     enough = len(values) > 1 and math.isfinite(squares)
     return {
         "readings": len(rows),
-        "rate": len(rows) / seconds,
         "late": sum(row["is_late"] for row in rows),
         "numbers": len(values),
         "min": values[0] if values else None,
@@ -147,9 +151,34 @@ def test_statistics_of_windows(spark: SparkSession, name: str, seconds: int) -> 
             groups[start, row["device"], row["metric"]].append(row)
     found = collected(name, frame(spark, rows))
     assert set(found) == set(groups)
+    observed = Observed(groups, "event_time", seconds)
     for key, members in groups.items():
-        expected = expected_window(members, seconds)
+        expected = expected_window(members) | {"rate": observed.rate(len(members), key[0])}
         assert {column: found[key][column] for column in expected} == expected, key
+
+
+@pytest.mark.parametrize("value", [10.7, 0.1, 1e-310, 123456.789])
+def test_the_mean_of_equal_values_is_that_value(spark: SparkSession, value: float) -> None:
+    """33 times 10.7, added and divided, is 10.699999999999994."""
+    rows = [reading("d", BEGIN, number, value_double=value) for number in range(33)]
+    (found,) = collected("device_hours", frame(spark, rows)).values()
+    assert (found["mean"], found["stddev"]) == (value, 0.0)
+
+
+def test_a_minute_that_is_not_over_is_not_divided_by_sixty(spark: SparkSession) -> None:
+    """43 a second from 17 s before the end of a minute to 20 s after the begin of the next but
+    one."""
+    begin = BEGIN + timedelta(seconds=43)
+    rows = [
+        reading("d", begin + timedelta(seconds=number / 4), number, value_double=1.0)
+        for number in range(4 * 97)
+    ]
+    found = collected("device_minutes", frame(spark, rows))
+    assert [round(found[key]["rate"], 1) for key in sorted(found)] == [4.0, 4.0, 4.1]
+    (hour,) = collected("device_hours", frame(spark, rows)).values()
+    assert round(hour["rate"], 1) == 4.0
+    (alone,) = collected("device_minutes", frame(spark, rows[:2])).values()
+    assert alone["rate"] is None
 
 
 def test_sums_beyond_double_have_no_mean(spark: SparkSession) -> None:
@@ -194,7 +223,7 @@ def test_latency(spark: SparkSession) -> None:
     assert set(found) == set(groups)
     for key, members in groups.items():
         all_us = [micros(row["store_time"]) - micros(row["sent_time"]) for row in members]
-        values = sorted(each for each in all_us if abs(each) <= DAY_US)
+        values = sorted(each for each in all_us if -FUTURE_US <= each <= DAY_US)
         row = found[key]
         assert row["messages"] == len(members)
         assert row["wrong_clock"] == len(members) - len(values)
@@ -206,6 +235,24 @@ def test_latency(spark: SparkSession) -> None:
             assert row["mean_ms"] == sum(values) / len(values) / 1000
         else:
             assert row["p50_ms"] is row["mean_ms"] is None
+
+
+def test_a_clock_ahead_is_told_the_same_by_latency_and_quality(spark: SparkSession) -> None:
+    ahead = BEGIN + timedelta(hours=1)
+    rows = [
+        reading("d", BEGIN, 1, sent_time=BEGIN - timedelta(seconds=1)),
+        reading("d", BEGIN, 2, sent_time=ahead, claimed_time=ahead),
+        reading("only sent", BEGIN, 3, sent_time=ahead),
+        reading("d", BEGIN, 4, metric="$repeated"),
+    ]
+    latency = {key[1]: row for key, row in collected("latency", frame(spark, rows)).items()}
+    assert (latency["d"]["wrong_clock"], latency["d"]["ahead"]) == (1, 0)
+    assert (latency["d"]["p50_ms"], latency["only sent"]["wrong_clock"]) == (1000.0, 1)
+    quality = {key[1]: row for key, row in collected("quality", frame(spark, rows)).items()}
+    assert quality["d"] == {
+        "device": "d", "window_start": BEGIN, "messages": 2, "repetitions": 1, "late": 0,
+        "wrong_clock": 1, "missing": 0, "filled": 0,
+    }  # fmt: skip
 
 
 def test_topics(spark: SparkSession) -> None:
@@ -226,8 +273,8 @@ def test_topics(spark: SparkSession) -> None:
         3,
         5,
     )
-    assert (first["retained"], first["clients"], first["rate"]) == (1, 2, 2 / 60)
-    assert (second["bytes"], second["bytes_rate"]) == (0, 0.0)
+    assert (first["retained"], first["clients"], first["rate"]) == (1, 2, 2 / 59)
+    assert (second["bytes"], second["bytes_rate"]) == (0, None)
 
 
 # Missing numbers

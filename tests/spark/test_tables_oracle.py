@@ -131,6 +131,7 @@ def test_table(lake: Lake, day: tuple[Journal, Expected], name: str) -> None:
         "device_minutes": lambda: expected.windows(60),
         "device_hours": lambda: expected.windows(3600),
         "latency": expected.latency,
+        "quality": expected.quality,
         "topics": expected.topics,
         "outages": lambda: expected.presence()[0],
         "availability": lambda: expected.presence()[1],

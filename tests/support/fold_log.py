@@ -12,6 +12,7 @@ from holdfast.pipeline.tables.columns import Piece
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT
 from holdfast.pipeline.tables.rules import Rule, with_defaults
+from holdfast.pipeline.tables.stream import REPEATED
 
 TIME_US = 1_790_000_000_000_000
 TYPES = [
@@ -67,6 +68,8 @@ class Log:
 class Found:
     def __init__(self) -> None:
         self.readings: list[dict[str, Any]] = []
+        """Without those of repetitions."""
+        self.repeated: list[dict[str, Any]] = []
         self.quarantine: list[dict[str, Any]] = []
         self.states: dict[str, tuple[str, int]] = {}
         """Text, and when the last message was stored."""
@@ -75,7 +78,9 @@ class Found:
         for output, batch in pieces:
             rows = batch.to_pylist()
             if output == ROWS:
-                self.readings += rows
+                for row in rows:
+                    again = row["metric"] == REPEATED
+                    (self.repeated if again else self.readings).append(row)
             elif output == QUARANTINED:
                 self.quarantine += rows
             else:

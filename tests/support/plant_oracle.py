@@ -118,13 +118,15 @@ class Expected:
     def _take(self, said: Said) -> None:
         stream = self.streams[said.stream]
         if (said.parts or said.bad) and stream.is_repetition(said):
+            self._repeat(said)
             return
         if said.bad:
             self.quarantine.append(
                 {
                     "reason": said.bad, "topic": said.topic, "partition": said.partition,
                     "offset": said.offset, "timestamp": moment(said.at_us),
-                    "payload": said.payload, "table": "readings", "date": day_of(said.at_us),
+                    "payload": said.payload, "client_id": said.client,
+                    "table": "readings", "date": day_of(said.at_us),
                 }
             )  # fmt: skip
         if not said.parts:
@@ -156,6 +158,41 @@ class Expected:
                     }
                 )  # fmt: skip
                 position += 1
+
+    def _repeat(self, said: Said) -> None:
+        """A repetition leaves one row, and nothing else."""
+        names = ("value_double", "value_string", "value_boolean", "sent_time", "claimed_time",
+                 "message_id", "run", "sequence", "gap_before", "gap_opened_at")  # fmt: skip
+        at = moment(said.at_us)
+        self.readings.append(
+            {
+                **dict.fromkeys(names), "device": said.parts[0].device, "metric": "$repeated",
+                "event_time": at, "store_time": at, "topic": said.topic,
+                "partition": said.partition, "offset": said.offset, "position": 0,
+                "stream": said.stream, "is_late": False, "is_historical": False,
+                "date": day_of(said.at_us),
+            }
+        )  # fmt: skip
+
+    def quality(self) -> list[Row]:
+        groups = grouped(
+            (row for row in self.readings if row["position"] == 0),
+            lambda row: (row["device"], begin_of(row["store_time"], 60)),
+        )
+        return [
+            {
+                "device": device, **dated(start),
+                "messages": sum(row["metric"] != "$repeated" for row in rows),
+                "repetitions": sum(row["metric"] == "$repeated" for row in rows),
+                "late": sum(row["is_late"] for row in rows),
+                "wrong_clock": sum(row["claimed_time"] is not None for row in rows),
+                "missing": sum(row["gap_before"] or 0 for row in rows),
+                "filled": sum(
+                    row["gap_opened_at"] is not None and not row["gap_before"] for row in rows
+                ),
+            }
+            for (device, start), rows in groups.items()
+        ]  # fmt: skip
 
     def records(self) -> list[Row]:
         names = ("id", "epoch", "sequence")
@@ -210,10 +247,14 @@ class Expected:
             (row for row in self.readings if not row["metric"].startswith("$")),
             lambda row: (row["device"], row["metric"], begin_of(row["event_time"], seconds)),
         )
+        observed = Observed(groups, "event_time", seconds)
         return [
-            {"device": device, "metric": metric, **dated(start), **window(rows, seconds)}
+            {
+                "device": device, "metric": metric, **dated(start), **window(rows),
+                "rate": observed.rate(len(rows), start),
+            }
             for (device, metric, start), rows in groups.items()
-        ]
+        ]  # fmt: skip
 
     def latency(self) -> list[Row]:
         groups = grouped(
@@ -228,7 +269,11 @@ class Expected:
         found = []
         for (device, start), rows in groups.items():
             every = [micros(row["store_time"]) - micros(row["sent_time"]) for row in rows]
-            good = sorted(each for each in every if abs(each) <= DAY_US)
+            good = sorted(
+                each
+                for each, row in zip(every, rows, strict=True)
+                if row["claimed_time"] is None and -FUTURE_US <= each <= DAY_US
+            )
             told = {
                 "min_ms": good[0] / 1000, "max_ms": good[-1] / 1000,
                 "mean_ms": sum(good) / len(good) / 1000,
@@ -246,13 +291,16 @@ class Expected:
 
     def topics(self) -> list[Row]:
         groups = grouped(self.records(), lambda row: (row["topic"], begin_of(row["timestamp"], 60)))
+        observed = Observed(groups, "timestamp", 60)
         found = []
         for (topic, start), rows in groups.items():
             sizes = [len(row["payload"]) for row in rows]
             found.append(
                 {
-                    "topic": topic, **dated(start), "messages": len(rows), "rate": len(rows) / 60,
-                    "bytes": sum(sizes), "bytes_rate": sum(sizes) / 60, "bytes_min": min(sizes),
+                    "topic": topic, **dated(start), "messages": len(rows),
+                    "rate": observed.rate(len(rows), start),
+                    "bytes": sum(sizes), "bytes_rate": observed.rate(sum(sizes), start),
+                    "bytes_min": min(sizes),
                     "bytes_max": max(sizes), "retained": sum(row["retain"] for row in rows),
                     "clients": len({row["client_id"] for row in rows}),
                 }
@@ -263,6 +311,8 @@ class Expected:
         """outages, availability"""
         heard: dict[str, dict[tuple[int, int, int], bool]] = defaultdict(dict)
         for row in self.readings:
+            if row["metric"] == "$repeated":
+                continue
             place = (micros(row["store_time"]), row["partition"], row["offset"])
             gone = row["metric"] == "$online" and row["value_boolean"] is False
             heard[row["device"]][place] = heard[row["device"]].get(place, False) or gone
@@ -350,17 +400,44 @@ def percentile(values: Sequence[Any], share: float) -> float:
     return float(values[below] * (1 - part) + values[below + 1] * part)
 
 
-def window(rows: list[Row], seconds: int) -> Row:
+class Observed:
+    """The part of each window that was observed: from the hour's first time to its last."""
+
+    def __init__(self, groups: dict[Any, list[Row]], time: str, seconds: int) -> None:
+        self.seconds = seconds
+        self.times: dict[int, list[int]] = defaultdict(list)
+        for rows in groups.values():
+            for row in rows:
+                self.times[micros(row[time]) // (3600 * SECOND)].append(micros(row[time]))
+
+    def rate(self, count: int, start: datetime) -> float | None:
+        begin = micros(start)
+        times = self.times[begin // (3600 * SECOND)]
+        span_us = min(begin + self.seconds * SECOND, max(times)) - max(begin, min(times))
+        return count / (span_us / SECOND) if span_us >= 10 * SECOND else None
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Of sorted values: corrected once by what they differ from it, and between the extremes."""
+    total = 0.0
+    for value in values:
+        total += value
+    if not values or not math.isfinite(total):
+        return None
+    rough, rest = total / len(values), 0.0
+    for value in values:
+        rest += value - rough
+    return min(max(rough + rest / len(values), values[0]), values[-1])
+
+
+def window(rows: list[Row]) -> Row:
     """Statistics of a device and metric."""
     order = ("event_time", "partition", "offset", "position")
     rows = sorted(rows, key=lambda row: tuple(row[name] for name in order))
     told = [row["value_double"] for row in rows if row["value_double"] is not None]
     texts = [row["value_string"] for row in rows if row["value_string"] is not None]
     values = sorted(told)
-    total = 0.0
-    for value in values:
-        total += value
-    mean = total / len(values) if values and math.isfinite(total) else None
+    mean = mean_of(values)
     stddev = None
     if len(values) > 1 and mean is not None:
         squares = 0.0
@@ -370,8 +447,7 @@ def window(rows: list[Row], seconds: int) -> Row:
     shares = {f"p{share}": percentile(values, share / 100) if values else None
               for share in (50, 90, 99)}  # fmt: skip
     return {
-        "readings": len(rows), "rate": len(rows) / seconds,
-        "late": sum(row["is_late"] for row in rows), "numbers": len(values),
+        "readings": len(rows), "late": sum(row["is_late"] for row in rows), "numbers": len(values),
         "min": values[0] if values else None, "max": values[-1] if values else None,
         "mean": mean, "stddev": stddev, "first": told[0] if told else None,
         "last": told[-1] if told else None, **shares,

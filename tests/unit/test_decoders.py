@@ -73,10 +73,28 @@ def test_json_field_that_is_no_time_or_number_is_a_reading_unless_asked_for() ->
     text = b'{"ts":"noon","seq":-1,"v":2}'
     found = decode_json(text, USUAL)
     assert readings(found) == {"ts": "noon", "seq": -1.0, "v": 2.0}
-    assert found.errors is None
+    assert found.reason() == "ts is 'noon', no time: the broker's time is used"
     strict = decode_json(text, STRICT)
     assert strict.reason() == "ts is 'noon', no time; seq is -1, no sequence number"
     assert readings(strict)["v"] == 2.0
+
+
+def test_json_time_that_cannot_be_read_is_told_unless_another_field_has_one() -> None:
+    assert decode_json(b'{"ts":"22/11/2026 18:00","v":2}', USUAL).reason() == (
+        "ts is '22/11/2026 18:00', no time: the broker's time is used"
+    )
+    other = decode_json(b'{"ts":1790000000,"time":"noon","v":2}', Fields(time=("time", "ts")))
+    assert (other.errors, other.time_us) == (None, 1_790_000_000_000_000)
+    # An object, a boolean and null do not look like a time.
+    for text in (b'{"ts":{"a":1}}', b'{"ts":true}', b'{"ts":null}'):
+        assert decode_json(text, USUAL).errors is None
+
+
+def test_json_nan_and_infinity_cost_their_field_only() -> None:
+    # What json.dumps of Python writes by default.
+    found = decode_json(json.dumps({"t": math.nan, "h": 33, "i": -math.inf}).encode(), NONE)
+    assert readings(found) == {"h": 33.0}
+    assert found.reason() == "t is nan, which is no number; i is -inf, which is no number"
 
 
 def test_json_booleans_are_no_numbers() -> None:
@@ -140,8 +158,9 @@ def test_json_numbers_that_fit_nowhere_are_errors_of_their_own() -> None:
     ("text", "reason"),
     [
         (b'{"a":1', "truncated"),
-        (b'{"a":NaN}', "byte 5"),
-        (b'{"a":Infinity}', "byte 5"),
+        (b'{"a":NaN', "no JSON"),
+        (b'{"a":NaNN}', "no JSON"),
+        (b'{"a":-NaN}', "no JSON"),
         (b'{"a":1}x', "trailing characters (byte 8)"),
         (b'{"a":"\xff"}', "not UTF-8: invalid start byte at byte 6"),
         (b'\xff{"a":1}', "not UTF-8: invalid start byte at byte 0"),

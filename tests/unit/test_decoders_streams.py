@@ -61,7 +61,25 @@ def test_a_message_that_is_the_same_is_dropped_and_another_with_its_number_is_no
     log = Log()
     for payload in (b'{"seq":1,"v":1}', b'{"seq":1,"v":1}', b'{"seq":1,"v":2}'):
         log.add("t", payload)
-    assert [row["value_double"] for row in log.read().readings] == [1.0, 2.0]
+    found = log.read()
+    assert [row["value_double"] for row in found.readings] == [1.0, 2.0]
+    (repeated,) = found.repeated
+    assert (repeated["device"], repeated["offset"], repeated["position"]) == ("t", 1, 0)
+    assert repeated["value_double"] is repeated["sequence"] is repeated["sent_time"] is None
+
+
+def test_a_repetition_is_noted_for_its_device_by_whatever_it_was_known() -> None:
+    log = Log(
+        Rule("f/+", decode="json", device="field dev", id="uid"), Rule("l/+/+", device="level 2")
+    )
+    for _ in range(2):
+        log.add("f/1", b'{"dev":"a","uid":"x","v":1}')
+        log.add("f/2", b'{"dev":"b","v":1}', producer=("p", 1, 5))
+        log.add("l/c/x", b"5", producer=("p", 1, 7))
+        log.add("spBv1.0/G/NDATA/E", b"", producer=("p", 1, 9), stream="spBv1.0/G/E")
+        log.add("spBv1.0/G/NCMD/E", b"", producer=("q", 1, 9), stream="spBv1.0/G/E")
+    found = log.read()
+    assert sorted(row["device"] for row in found.repeated) == ["G/E", "a", "b", "c"]
 
 
 def test_a_device_that_starts_again_begins_a_run() -> None:

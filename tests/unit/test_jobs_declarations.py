@@ -105,6 +105,11 @@ mine = Table("mine", "silver", "records", lambda rows: rows, (Column("a", "int",
         (GOOD.replace("mine", "Mine"), "tables.py:3: table name 'Mine'"),
         ("a = 1", "makes no Table"),
         ("TABLES = 5", "TABLES is no list"),
+        (
+            GOOD + "other = Table('other', *(getattr(mine, n) for n in ('layer', 'source', "
+            "'build', 'columns', 'description')))\nTABLES = [mine]",
+            r"TABLES leaves out the table other \(variable other\). Add it to TABLES, or remove",
+        ),
         ("TABLES = [1]", "has something that is no Table"),
     ],
 )
@@ -125,6 +130,16 @@ def test_files(tmp_path: Path) -> None:
     catalog = load_catalog([path])
     assert catalog.table("readings").description == "readings"
     assert len(catalog.tables) == len(load_catalog().tables)
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/lake", "gs://bucket", "hdfs://host:1/lake"])
+def test_a_lake_at_a_url_is_refused(given: str) -> None:
+    scheme = given.partition(":")[0]
+    for path in (given, Path(given)):
+        with pytest.raises(LakeError, match=f"the lake {scheme}://... is no directory"):
+            Lake(path)
+    with pytest.raises(LakeError, match="is a URL: give host:adminport"):
+        source_options("http://127.0.0.1:18083")
 
 
 def test_packages() -> None:
@@ -178,7 +193,7 @@ def test_lakes_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(LakeError, match="is kept as delta, not parquet"):
         Lake(tmp_path / "old", store="parquet")
     assert Lake(tmp_path / "old").store_name == "delta"
-    with pytest.raises(LakeError, match="records is not built anew"):
+    with pytest.raises(LakeError, match="records is not built again"):
         Lake(tmp_path / "old").rebuild("records")
 
 

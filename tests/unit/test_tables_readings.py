@@ -133,7 +133,7 @@ def whole() -> Found:
 def by_device(readings: list[Any], device: str) -> list[dict[str, Any]]:
     names = [column.name for column in COLUMNS]
     rows = [dict(zip(names, row, strict=True)) for row in readings]
-    mine = [row for row in rows if row["device"] == device]
+    mine = [row for row in rows if row["device"] == device and row["metric"] != "$repeated"]
     return sorted(mine, key=lambda row: (row["store_time"], row["offset"], row["position"]))
 
 
@@ -144,7 +144,8 @@ def test_readings_of_every_kind(whole: Found) -> None:
         "0", "1", "2", "m0", "m1", "plain/a", "room/1", "d7", "short", "G/E", "G/E/D", "$load/x",
     }  # fmt: skip
     assert {row[1] for row in readings if row[0] == "room/1"} == {"temp"}
-    assert len([row for row in readings if row[0] == "plain/a"]) == 60
+    assert len(by_device(readings, "plain/a")) == 60
+    assert sum(row[:2] == ("plain/a", "$repeated") for row in readings) == 60
     assert [row["value_double"] for row in by_device(readings, "m1")][:3] == [1.5, 3.5, 5.5]
     assert by_device(readings, "short")[0]["value_boolean"] is False
     reasons = {(row[1], row[0]) for row in quarantine}

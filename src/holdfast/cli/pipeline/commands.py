@@ -79,7 +79,7 @@ def rebuild(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.progress import RunProgress
 
     lake = _lake(args)
-    lake.catalog.table(args.name)
+    lake.check_rebuild(args.name)
     with _session(lake, args):
         progress = RunProgress()
         report = lake.rebuild(args.name, listener=progress)

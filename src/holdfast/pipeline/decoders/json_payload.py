@@ -26,6 +26,8 @@ from holdfast.pipeline.decoders.decoded import (
 from holdfast.pipeline.decoders.times import parse_time
 
 _parse: Final = msgspec.json.Decoder().decode
+UNREADABLE_TIMES: Final = (str, int, float)
+"""The types of a default time field that is reported if it is no time. An object is a reading."""
 VALUE: Final = "value"
 """The name of a reading that is a whole payload."""
 
@@ -71,17 +73,20 @@ def parse_json(payload: bytes) -> Any:
     except RecursionError:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep") from None
     except msgspec.ValidationError:
-        return _with_infinities(payload)
+        return _with_no_numbers(payload)
     except (msgspec.DecodeError, ValueError) as error:
+        if b"NaN" in payload or b"Infinity" in payload:
+            return _with_no_numbers(payload)  # Python's json writes them by default
         if not payload.strip():
             raise DecodeError("only white space") from None
         utf8(payload)
         raise DecodeError(f"no JSON: {error}") from None
 
 
-def _with_infinities(payload: bytes) -> Any:
-    """Parse a document with a number beyond double, which becomes infinite, so that the rest can be
-    read."""
+def _with_no_numbers(payload: bytes) -> Any:
+    """Parse a document with NaN, Infinity or a number beyond double, so that the rest can be read.
+
+    Raises DecodeError."""
     try:
         document = json.loads(payload)
         # The library accepts halves of surrogate pairs, which no table can store.
@@ -94,11 +99,7 @@ def _with_infinities(payload: bytes) -> Any:
 def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
     """Move the fields with a role out of `document`. Raises DecodeError if it has no usable
     device."""
-    for name in fields.time:
-        if name in document or "." in name:
-            decoded.time_us = _extract_time("time", name, document, fields, decoded)
-            if decoded.time_us is not None:
-                break
+    _extract_event_time(document, fields, decoded)
     for name in fields.sent:
         if name in document or "." in name:
             decoded.sent_us = _extract_time("sent", name, document, fields, decoded)
@@ -121,6 +122,23 @@ def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -
         if holder is None or decoded.device is None:
             raise DecodeError(f"no device: {name} is {_shown(found)}")
         del holder[key]
+
+
+def _extract_event_time(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
+    """Extract the event time. If no field has one, a text or number that looks like one is an
+    error: all times of the device may be wrong, and nobody would notice."""
+    for name in fields.time:
+        if name in document or "." in name:
+            decoded.time_us = _extract_time("time", name, document, fields, decoded)
+            if decoded.time_us is not None:
+                return
+    if "time" in fields.required:
+        return
+    for name in fields.time:
+        found = document.get(name)
+        if type(found) in UNREADABLE_TIMES:
+            decoded.refuse(f"{name} is {_shown(found)}, no time: the broker's time is used")
+            return
 
 
 def _extract_time(

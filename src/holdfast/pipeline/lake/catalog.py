@@ -140,7 +140,20 @@ def _declared(source: str | Path, module: ModuleType) -> list[Table]:
         raise TableError(f"{source}: TABLES has something that is no Table")
     if not tables:
         raise TableError(f"{source} makes no Table")
+    if listed is not None:
+        _check_all_listed(source, module, tables)
     return list({id(table): table for table in tables}.values())
+
+
+def _check_all_listed(source: str | Path, module: ModuleType, tables: Sequence[Table]) -> None:
+    """Check that TABLES has every Table that the file itself makes. Raises TableError."""
+    names = {table.name for table in tables}
+    for variable, found in vars(module).items():
+        if isinstance(found, Table) and found.name not in names:
+            raise TableError(
+                f"{source}: TABLES leaves out the table {found.name} (variable {variable}). Add it "
+                "to TABLES, or remove TABLES: then every Table of the file counts"
+            )
 
 
 def _load(source: str) -> ModuleType:

@@ -153,13 +153,11 @@ class Lake:
         return Runner(engine, self.catalog, chosen, options, listener, compact_at)
 
     def rebuild(self, name: str, *, listener: RunListener | None = None) -> RunReport:
-        """Remove a table and all tables made from it, and build them again. Raises LakeError."""
-        if name == RECORDS:
-            raise LakeError(
-                f"{RECORDS} is not built anew: the log may not have all of it any more. Choose "
-                "another directory for a new lake"
-            )
-        self.catalog.table(name)
+        """Remove a table and all tables made from it, and build them again.
+
+        Raises LakeError and TableError.
+        """
+        self.check_rebuild(name)
         names = self.catalog.derived_from(name)
         engine = self._writing_engine()
         with locked(self.path, names):
@@ -168,6 +166,15 @@ class Lake:
             for each in reversed(names):
                 engine.store.forget(each)
         return Runner(engine, self.catalog, names, None, listener).run_once()
+
+    def check_rebuild(self, name: str) -> None:
+        """Check that a table can be built again. Raises LakeError and TableError."""
+        if name == RECORDS:
+            raise LakeError(
+                f"{RECORDS} is not built again: the log may not have all of it any more. Choose "
+                "another directory for a new lake"
+            )
+        self.catalog.table(name)
 
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
@@ -292,9 +299,14 @@ def _store_name(lake: Path, settings: Mapping[str, Any], wanted: str | None) -> 
 
 def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
     """Return the options of the data source for a text: servers, or the path of a data
-    directory."""
+    directory. Raises LakeError for a URL."""
     if not isinstance(source, str):
         return dict(source)
     if _SERVERS.fullmatch(source.strip()):
         return {"servers": source.strip()}
+    if "://" in source:
+        raise LakeError(
+            f"the source {source} is a URL: give host:adminport of the servers, or the path of a "
+            "data directory"
+        )
     return {"path": str(Path(source).absolute())}

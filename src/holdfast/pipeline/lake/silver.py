@@ -142,6 +142,8 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
 
 
 def _stage_quarantine(engine: Engine, table: Table, step: Step, frame: DataFrame) -> None:
+    if "client_id" not in frame.columns:
+        frame = frame.withColumn("client_id", functions.lit(None))
     frame = cast_to(frame, names_of(QUARANTINE_COLUMNS), f"{table.name} (quarantine)")
     dated = frame.withColumn("date", functions.to_date("timestamp")).coalesce(1)
     dated = dated.sortWithinPartitions("date", "partition", "offset")

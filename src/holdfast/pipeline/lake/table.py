@@ -73,9 +73,10 @@ QUARANTINE_COLUMNS: Final = (
     Column("offset", "bigint", "offset in the log partition"),
     Column("timestamp", "timestamp", "when the broker stored the message"),
     Column("payload", "binary", "the payload as it came"),
+    Column("client_id", "string", "client id of the publisher; null if not known"),
 )
-"""The columns of the quarantine that a silver build returns. The stored table also has `table` (the
-table of that build) and `date`."""
+"""The columns of the quarantine that a silver build returns. `client_id` may be left out. The
+stored table also has `table` (the table of that build) and `date`."""
 
 
 @dataclass(frozen=True)

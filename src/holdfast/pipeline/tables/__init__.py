@@ -11,7 +11,7 @@ from holdfast.pipeline.tables.devices import DEVICE_HOURS, DEVICE_MINUTES
 from holdfast.pipeline.tables.missing import GAPS, MISSING
 from holdfast.pipeline.tables.readings import readings_table
 from holdfast.pipeline.tables.rules import Rule, RuleError
-from holdfast.pipeline.tables.traffic import LATENCY, TOPICS
+from holdfast.pipeline.tables.traffic import LATENCY, QUALITY, TOPICS
 
 TABLES: list[Table] = [
     readings_table(),
@@ -20,6 +20,7 @@ TABLES: list[Table] = [
     DEVICE_HOURS,
     MISSING,
     LATENCY,
+    QUALITY,
     OUTAGES,
     AVAILABILITY,
     TOPICS,

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from holdfast.pipeline.decoders.text_payload import ONLINE
 from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import gathered, percentile
+from holdfast.pipeline.tables.stream import REPEATED
 
 SILENCE_FACTOR: Final = 5
 """The usual intervals of silence that make an outage."""
@@ -112,7 +113,7 @@ def _events(readings: DataFrame) -> DataFrame:
 
     Each row has the day's last time (`as_of_us`) and the device's usual interval.
     """
-    first = (F.col("position") == 0) | (F.col("metric") == ONLINE)
+    first = (F.col("position") == 0) & (F.col("metric") != REPEATED) | (F.col("metric") == ONLINE)
     gone = (F.col("metric") == ONLINE) & ~F.coalesce("value_boolean", F.lit(True))
     at_us = F.unix_micros("store_time")
     own_us = at_us - F.pmod(at_us, F.lit(DAY_US))

@@ -61,6 +61,7 @@ UNREADABLE: Final = pa.schema(
         ("offset", pa.int64()),
         ("timestamp", TIME),
         ("payload", pa.binary()),
+        ("client_id", pa.string()),
     ]
 )
 STATES: Final = pa.schema([("stream", pa.string()), ("state", pa.string()), ("last_time", TIME)])
@@ -88,7 +89,7 @@ class Output:
     def __init__(self) -> None:
         self._states: list[tuple[str, str, int]] = []
         self._state_bytes = 0
-        self._bad: list[tuple[str, str, int, int, int, bytes | None]] = []
+        self._bad: list[tuple[Any, ...]] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -137,7 +138,7 @@ class Output:
         self._bad.append(
             (
                 reason, message.topic, message.partition, message.offset, message.store_us,
-                None if payload is None else payload[:QUARANTINED_BYTES_MAX],
+                None if payload is None else payload[:QUARANTINED_BYTES_MAX], message.client_id,
             )
         )  # fmt: skip
 

@@ -7,13 +7,13 @@ from pyspark.sql import functions as F
 
 from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import (
-    WINDOW_SECONDS,
     deviation,
     earliest_by,
     gathered,
     latest_by,
+    mean_of,
+    per_second,
     percentile,
-    total,
 )
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -27,12 +27,16 @@ def _columns(unit: str) -> tuple[Column, ...]:
         Column("metric", "string", "what was read"),
         Column("window_start", "timestamp", f"begin of the {unit}, by the event time, UTC"),
         Column("readings", "bigint", "readings of any type, null as well"),
-        Column("rate", "double", f"readings per second of the {unit}"),
+        Column(
+            "rate",
+            "double",
+            f"readings per second of the observed part of the {unit}; null if that is under 10 s",
+        ),
         Column("late", "bigint", "of them late"),
         Column("numbers", "bigint", "of them numbers; what follows is about these"),
         Column("min", "double", "least"),
         Column("max", "double", "greatest"),
-        Column("mean", "double", "mean; null if the sum is beyond double"),
+        Column("mean", "double", "mean, within min and max; null if the sum is beyond double"),
         Column("stddev", "double", "standard deviation of the sample; null for one number"),
         Column("first", "double", "by the event time"),
         Column("last", "double", "by the event time"),
@@ -54,6 +58,8 @@ def build_windows(readings: DataFrame, unit: str) -> DataFrame:
     grouped = rows.groupBy("device", "metric", window).agg(
         F.count(F.lit(1)).alias("readings"),
         F.count_if(F.col("is_late")).alias("late"),
+        F.min("event_time").alias("first_time"),
+        F.max("event_time").alias("last_time"),
         gathered(number).alias("values"),
         earliest_by(number, READING_ORDER).alias("first"),
         latest_by(number, READING_ORDER).alias("last"),
@@ -62,13 +68,13 @@ def build_windows(readings: DataFrame, unit: str) -> DataFrame:
         latest_by(F.col("value_string"), READING_ORDER).alias("last_string"),
     )
     values = F.col("values")
-    with_mean = grouped.withColumn("mean", total(values) / F.size(values))
+    with_mean = grouped.withColumn("mean", mean_of(values))
     return with_mean.select(
         "device",
         "metric",
         "window_start",
         "readings",
-        (F.col("readings") / F.lit(float(WINDOW_SECONDS[unit]))).alias("rate"),
+        per_second("readings", unit).alias("rate"),
         "late",
         F.size(values).cast("bigint").alias("numbers"),
         F.get(values, F.lit(0)).alias("min"),

@@ -79,6 +79,14 @@ def read_edge(
     return [Emission(device, decoded)], place
 
 
+def edge_device(topic: str) -> str | None:
+    """Return the device of a topic of Sparkplug, or None for a command and other topics."""
+    levels = topic.split("/")
+    if len(levels) not in (4, 5) or levels[2] not in _TYPES:
+        return None
+    return "/".join([levels[1], *levels[3:]])
+
+
 def _host_state(payload: bytes) -> Decoded:
     return decode_status(payload, Fields(time=("timestamp",), sent=("timestamp",)))
 

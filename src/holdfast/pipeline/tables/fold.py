@@ -9,6 +9,7 @@ All others are read one by one. Invariant: both ways give the same rows and the 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 from zlib import crc32
 
@@ -16,18 +17,19 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, DecodeError
+from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, Decoded, DecodeError
 from holdfast.pipeline.lake.files.commits import ROWS
 from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, ColumnBatch
 from holdfast.pipeline.tables.columnar.marks import SPAN_MIN
 from holdfast.pipeline.tables.columnar.parse import FieldGroup, read_flat
 from holdfast.pipeline.tables.columns import Output, Piece
-from holdfast.pipeline.tables.edge import Emission, read_edge
+from holdfast.pipeline.tables.edge import Emission, edge_device, read_edge
 from holdfast.pipeline.tables.messages import Rows, TableMessage
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     IDLE_US_MAX,
     NOWHERE,
+    REPEATED,
     StreamPosition,
     StreamState,
     follow,
@@ -164,7 +166,10 @@ class Folder:
     def _read_message(self, message: TableMessage) -> None:
         """Read one message, unless its producer sequence shows that it is a repetition."""
         reader = self.topics[message.topic].reader
-        if reader is None or self._was_sent_before(message):
+        if reader is None:
+            return
+        if self._was_sent_before(message):
+            self._note_repetition(message, reader)
             return
         try:
             emissions, place = self._read(message, reader)
@@ -207,19 +212,32 @@ class Folder:
         number = decoded.sequence
         if decoded.id is not None:
             if was_seen(self._loaded_state(), decoded.id):
-                return [], NOWHERE
+                return [_repetition(emission.device)], NOWHERE
         elif (
             number is not None
             and message.producer_id is None
             and is_repeated(self._loaded_state(), number, crc32(payload))
         ):
-            return [], NOWHERE
+            return [_repetition(emission.device)], NOWHERE
         if number is None:
             return [emission], NOWHERE
         # An offset identifies a run of one topic. Offsets of several partitions may be equal, so
         # streams of several topics use the time.
         begun = message.offset if message.stream == message.topic else message.store_us
         return [emission], follow(self._loaded_state(), number, begun, message.store_us)
+
+    def _note_repetition(self, message: TableMessage, reader: Reader) -> None:
+        """Output the reading that stands for a message of a producer that came before."""
+        device: str | None = message.topic
+        with suppress(DecodeError):  # the first one is in the quarantine
+            if reader.rule.decode == "sparkplug":
+                device = edge_device(message.topic)
+            elif reader.device_of is not None:
+                device = reader.device_of(message.topic, message.client_id or "")
+            elif message.payload is not None and message.bytes <= PAYLOAD_BYTES_MAX:
+                device = reader.read(message, message.payload).device
+        if device is not None:
+            self._emit(message, reader, _repetition(device), NOWHERE, 0)
 
     def _emit(
         self,
@@ -252,6 +270,12 @@ class Folder:
                 for own_us in decoded.times
             ]
         self.output.add(head, decoded, own, message.bytes)
+
+
+def _repetition(device: str) -> Emission:
+    decoded = Decoded()
+    decoded.add(REPEATED, None)
+    return Emission(device, decoded)
 
 
 def _believed(time_us: int | None, store_us: int, future_us: int) -> tuple[int, int | None]:

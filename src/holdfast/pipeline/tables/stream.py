@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+REPEATED: Final = "$repeated"
+"""The metric of a repetition, which has no other reading and no value."""
 SEEN_MAX: Final = 256
 """The most message ids kept per stream."""
 ID_LENGTH_MAX: Final = 64

@@ -1,5 +1,5 @@
-"""Gold `latency`, from publishing to the broker's log, and `topics`, messages and bytes per
-topic."""
+"""Gold `latency`, from publishing to the broker's log, `quality`, repetitions and the like per
+device, and `topics`, messages and bytes per topic."""
 
 from typing import Final
 
@@ -7,17 +7,21 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from holdfast.pipeline.lake.table import RECORDS, Column, Grain, Table
-from holdfast.pipeline.tables.statistics import WINDOW_SECONDS, gathered, percentile
+from holdfast.pipeline.tables.statistics import gathered, per_second, percentile
+from holdfast.pipeline.tables.stream import REPEATED
 
 LATENCY_MAX_S: Final = 86_400
-"""The largest plausible latency in seconds, positive or negative. Beyond it a clock is wrong."""
+"""The largest plausible latency in seconds. Beyond it a clock is wrong."""
+AHEAD_MAX_S: Final = 300
+"""The most seconds by which a device's clock may be ahead of the broker's, as in Rule.future_s."""
 _SHARES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
 
 _LATENCY_COLUMNS: Final = (
     Column("device", "string", "the device"),
     Column("window_start", "timestamp", "begin of the minute, by store_time, UTC"),
     Column("messages", "bigint", "messages that say when they were published"),
-    Column("wrong_clock", "bigint", "of them with a latency beyond a day; left out below"),
+    Column("wrong_clock", "bigint", "of them by a clock that is not believed: more than a day "
+           "behind, more than 5 minutes ahead, or `claimed_time` is set; left out below"),
     Column("ahead", "bigint", "of them stored before they were published, by the device's clock: "
            "their latency is below zero"),
     Column("min_ms", "double", "least latency, milliseconds: store_time less sent_time"),
@@ -28,13 +32,28 @@ _LATENCY_COLUMNS: Final = (
     Column("mean_ms", "double", "mean"),
 )  # fmt: skip
 
+_QUALITY_COLUMNS: Final = (
+    Column("device", "string", "the device"),
+    Column("window_start", "timestamp", "begin of the minute, by store_time, UTC"),
+    Column("messages", "bigint", "messages with readings, each once"),
+    Column("repetitions", "bigint", "messages that had come before, which were dropped"),
+    Column("late", "bigint", "messages that are late"),
+    Column("wrong_clock", "bigint", "messages with an event time that is not believed"),
+    Column("missing", "bigint", "message numbers found missing in this minute"),
+    Column("filled", "bigint", "messages whose number was missing before"),
+)
+
 _TOPIC_COLUMNS: Final = (
     Column("topic", "string", "the topic"),
     Column("window_start", "timestamp", "begin of the minute, by the broker's time, UTC"),
     Column("messages", "bigint", "messages stored, repetitions too"),
-    Column("rate", "double", "messages per second of the minute"),
+    Column(
+        "rate",
+        "double",
+        "messages per second of the observed part of the minute; null if that is under 10 s",
+    ),
     Column("bytes", "bigint", "of payload"),
-    Column("bytes_rate", "double", "bytes per second of the minute"),
+    Column("bytes_rate", "double", "the same of bytes"),
     Column("bytes_min", "bigint", "least payload"),
     Column("bytes_max", "bigint", "greatest payload"),
     Column("retained", "bigint", "messages with the retain flag"),
@@ -46,11 +65,12 @@ def build_latency(readings: DataFrame) -> DataFrame:
     """Compute the latency per device and minute."""
     sent = readings.where("position = 0 AND sent_time IS NOT NULL AND NOT is_historical")
     latency_us = F.unix_micros("store_time") - F.unix_micros("sent_time")
-    limit = LATENCY_MAX_S * 1_000_000
+    least, most = (F.lit(each * 1_000_000) for each in (-AHEAD_MAX_S, LATENCY_MAX_S))
+    believed = F.col("claimed_time").isNull() & latency_us.between(least, most)
     rows = sent.select(
         "device",
         F.date_trunc("minute", "store_time").alias("window_start"),
-        F.when(F.abs(latency_us) <= limit, latency_us).alias("latency_us"),
+        F.when(believed, latency_us).alias("latency_us"),
     )
     values = F.col("values")
     grouped = rows.groupBy("device", "window_start").agg(
@@ -74,10 +94,25 @@ def build_latency(readings: DataFrame) -> DataFrame:
     )
 
 
+def build_quality(readings: DataFrame) -> DataFrame:
+    """Count repetitions, late messages and gaps per device and minute."""
+    rows = readings.where("position = 0")
+    again = F.col("metric") == REPEATED
+    gap = F.coalesce("gap_before", F.lit(0))
+    minute = F.date_trunc("minute", "store_time").alias("window_start")
+    return rows.groupBy("device", minute).agg(
+        F.count_if(~again).alias("messages"),
+        F.count_if(again).alias("repetitions"),
+        F.count_if(F.col("is_late")).alias("late"),
+        F.count_if(F.col("claimed_time").isNotNull()).alias("wrong_clock"),
+        F.sum(gap).alias("missing"),
+        F.count_if(F.col("gap_opened_at").isNotNull() & (gap == 0)).alias("filled"),
+    )
+
+
 def build_topics(records: DataFrame) -> DataFrame:
     """Compute messages and bytes per topic and minute."""
     size = F.length("payload").cast("bigint")
-    seconds = F.lit(float(WINDOW_SECONDS["minute"]))
     window = F.date_trunc("minute", "timestamp").alias("window_start")
     return (
         records.groupBy("topic", window)
@@ -88,9 +123,11 @@ def build_topics(records: DataFrame) -> DataFrame:
             F.max(size).alias("bytes_max"),
             F.count_if(F.col("retain")).alias("retained"),
             F.count_distinct("client_id").alias("clients"),
+            F.min("timestamp").alias("first_time"),
+            F.max("timestamp").alias("last_time"),
         )
-        .withColumn("rate", F.col("messages") / seconds)
-        .withColumn("bytes_rate", F.col("bytes") / seconds)
+        .withColumn("rate", per_second("messages", "minute"))
+        .withColumn("bytes_rate", per_second("bytes", "minute"))
     )
 
 
@@ -101,6 +138,16 @@ LATENCY: Final = Table(
     build=build_latency,
     columns=_LATENCY_COLUMNS,
     description="Time from publishing to the log, where payloads say when they were published",
+    keys=("window_start", "device"),
+    grain=Grain.hours(source_time="store_time"),
+)
+QUALITY: Final = Table(
+    name="quality",
+    layer="gold",
+    source="readings",
+    build=build_quality,
+    columns=_QUALITY_COLUMNS,
+    description="Repetitions, late messages, wrong clocks and gaps of each device and minute",
     keys=("window_start", "device"),
     grain=Grain.hours(source_time="store_time"),
 )

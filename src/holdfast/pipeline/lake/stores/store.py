@@ -15,6 +15,7 @@ until the next run has applied it.
 """
 
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from holdfast.pipeline.lake.schema import names_of, quarantine_columns
 from holdfast.pipeline.lake.table import QUARANTINE
 
 STATES: Final = "_state"
+_SCHEME: Final = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.-]+):/")
 WORK: Final = "_work"
 QUARANTINE_PARTITIONS: Final = ("table", "date")
 """The partition columns of the table that has the quarantine of all tables."""
@@ -189,6 +191,12 @@ def is_applied(lake: Path, commit: Commit) -> bool:
 
 def check_lake_path(lake: Path) -> None:
     """Check the lake's path. Raises LakeError for characters that Spark takes for a pattern."""
+    scheme = _SCHEME.search(str(lake))
+    if scheme is not None:
+        raise LakeError(
+            f"the lake {scheme[1]}://... is no directory: a lake is on a disk or on a mounted file "
+            "system. Give the path of a directory"
+        )
     bad = sorted(set(str(lake)) & set("*?[]{}\\,"))
     if bad:
         raise LakeError(f"the lake's path {lake} has {' '.join(bad)}: choose another directory")

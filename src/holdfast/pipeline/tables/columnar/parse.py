@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX
-from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.pipeline.decoders.json_payload import UNREADABLE_TIMES, Fields
 from holdfast.pipeline.decoders.times import parse_times
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
@@ -230,8 +230,10 @@ def _extract_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, 
     It clears `good` for a message whose field differs in kind from the others. It returns False if
     no message can be read together.
     """
-    group.time_us = _extract_time(fields.time, columns, good, "time" in fields.required)
-    group.sent_us = _extract_time(fields.sent, columns, good, "sent" in fields.required)
+    told = tuple(_KINDS) if "time" in fields.required else UNREADABLE_TIMES
+    group.time_us = _extract_time(fields.time, columns, good, told)
+    told = tuple(_KINDS) if "sent" in fields.required else ()
+    group.sent_us = _extract_time(fields.sent, columns, good, told)
     for name in fields.sequence:
         if name in columns and group.sequences is None:
             group.sequences = _sequences(columns[name])
@@ -260,7 +262,7 @@ def _extract_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, 
 
 
 def _extract_time(
-    names: Sequence[str], columns: dict[str, Any], good: Mask, required: bool
+    names: Sequence[str], columns: dict[str, Any], good: Mask, told: tuple[type, ...]
 ) -> Integers | None:
     for name in names:
         if name in columns:
@@ -269,8 +271,8 @@ def _extract_time(
                 good &= there
                 del columns[name]
                 return times
-            if required:
-                good[:] = False
+            if any(type(value) in told for value in columns[name]):
+                good[:] = False  # the decoders report it
                 return None
     return None
 
