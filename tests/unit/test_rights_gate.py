@@ -15,7 +15,7 @@ GATE: Final = "broker/rights.py"
 LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 
-ASKS: Final = {"can_read", "can_write", "for_client"}
+ASKS: Final = {"can_read", "can_write", "for_client", "verdict_on"}
 """Methods of access control lists, for the gate alone."""
 FIELDS: Final = {
     "acl": {

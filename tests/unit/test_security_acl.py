@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.security.acl import AclError, AclFile
+from holdfast.protocol.topics.names import matches
+from holdfast.security.acl import READ, WRITE, AclError, AclFile, substitute
 
 TEXT = """\
 # a comment
@@ -114,3 +117,75 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"\xff")
     with pytest.raises(AclError, match="not UTF-8"):
         AclFile.load(tmp_path / "latin")
+
+
+LEVELS = st.sampled_from(["a", "b", "$x", "", "u", "c/d"])
+NAMES = st.sampled_from(["u", "c", "c/d", "$x", "a/b", "+", "x#"])
+TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
+FILTERS = (
+    st.lists(st.sampled_from(["a", "b", "+", "%u", "%c", "x%u", "$x"]), min_size=1, max_size=4)
+    .map("/".join)
+    .flatmap(lambda head: st.sampled_from([head, f"{head}/#"]))
+)
+LINES = st.tuples(
+    st.sampled_from(["topic", "pattern"]),
+    st.sampled_from(["read", "write", "readwrite", "deny"]),
+    FILTERS,
+)
+
+
+def plainly(lines: list[tuple[str, str, str]], user: str, client: str, topic: str) -> str:
+    """What Mosquitto's rules say, one after the other."""
+    found = ""
+    for letter, access in (("r", "read"), ("w", "write")):
+        for keyword in ("topic", "pattern"):
+            if keyword == "pattern" and any("+" in one or "#" in one for one in (user, client)):
+                continue
+            matching = {
+                rule
+                for word, rule, filter in lines
+                if word == keyword
+                and matches(
+                    substitute(filter, user, client) if word == "pattern" else filter, topic
+                )
+            }
+            if "deny" in matching:
+                break
+            if matching & {access, "readwrite"}:
+                found += letter
+                break
+    return found
+
+
+@given(lines=st.lists(LINES, max_size=12), user=NAMES, client=NAMES, topic=TOPICS)
+def test_the_trie_decides_as_line_by_line(
+    lines: list[tuple[str, str, str]], user: str, client: str, topic: str
+) -> None:
+    text = "".join(f"{word} {access} {filter}\n" for word, access, filter in lines)
+    acl = AclFile.parse(f"user {user}\n{text}", "acl").for_client(user, client)
+    decided = ("r" if acl.can_read(topic) else "") + ("w" if acl.can_write(topic) else "")
+    assert decided == plainly(lines, user, client, topic)
+
+
+@pytest.mark.parametrize(
+    ("username", "topic", "wanted", "expected"),
+    [
+        ("roger", "home/roger/x", WRITE, "acl:6: topic readwrite home/roger/#"),
+        ("roger", "home/roger/private/x", READ, "acl:7: topic deny home/roger/private/#"),
+        ("roger", "devices/c1/x", READ, "acl:16: pattern read devices/%c/#"),
+        ("roger", "devices/c1/x", WRITE, "no rule allows it"),
+        (None, "public", READ, "acl:3: topic readwrite public"),
+    ],
+)
+def test_a_verdict_has_its_line(
+    username: str | None, topic: str, wanted: int, expected: str
+) -> None:
+    assert ACL.for_client(username, "c1").verdict_on(topic, wanted).text() == expected
+
+
+def test_ten_thousand_rules_cost_as_few() -> None:
+    """Counted in rules looked at: those that match, and no others."""
+    lines = [f"pattern write fleet/{number}/%c/#" for number in range(10_000)]
+    acl = AclFile.parse("\n".join(lines), "acl")
+    assert len(acl._patterns._by_level.match("fleet/17/c1/x")) == 1
+    assert acl.for_client(None, "c1").can_write("fleet/17/c1/x")

@@ -22,7 +22,7 @@ from typing import Final
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
-from holdfast.security.acl import AclFile, ClientAcl
+from holdfast.security.acl import ClientRules, RuleSource
 
 TOPICS_BYTES_MAX: Final = 1 << 20
 """The most bytes of topics that are remembered for one client, in each direction."""
@@ -37,7 +37,7 @@ TOPIC_BYTES: Final = 100
 class Rights:
     """The rights of one client, remembered by topic. The rules do not change while it lives."""
 
-    def __init__(self, acl: ClientAcl | None, mount: bytes) -> None:
+    def __init__(self, acl: ClientRules | None, mount: bytes) -> None:
         """`acl` None: everything below the `mount`, the prefix of the client's topics."""
         self.acl = acl
         self.mount = mount
@@ -193,7 +193,7 @@ class RulesChange(Work):
         return end - start
 
 
-def replace_rules(state: NodeState, acl: AclFile | None, sessions: Iterable[Session]) -> None:
+def replace_rules(state: NodeState, acl: RuleSource | None, sessions: Iterable[Session]) -> None:
     """Give other rules to all clients: at once to those that connect, and to the `sessions` that
     this node knows as a job (`RulesChange`)."""
     if acl is state.acl:

@@ -26,7 +26,7 @@ from holdfast.broker.session.session import FEDERATION, Group, Session, Subscrip
 from holdfast.broker.stats import Stats
 from holdfast.protocol.topics.retained import RetainedTrie
 from holdfast.protocol.topics.trie import SubscriptionTrie
-from holdfast.security.acl import AclFile
+from holdfast.security.acl import RuleSource
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
@@ -168,7 +168,7 @@ class NodeState:
         self.groups_in_progress: deque[Group] = deque()
         self.progress_armed = False
 
-        self.acl: AclFile | None = None
+        self.acl: RuleSource | None = None
         self.admission = AdmissionControl(config.admission)
         self.disk_full = False
         # Clients whose input waits until the journal has written the pending records.

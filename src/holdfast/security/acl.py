@@ -13,107 +13,243 @@
 Patterns are for every client; %u stands for its user name, %c for its client id. What no rule
 allows is denied. A client's own rules come before the patterns; within each, `deny` comes before
 the rest, whatever the order of the lines.
+
+The cost of a look-up is that of the rules that match, whatever their number: the rules of a user,
+and the patterns, are in a trie each.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
+from holdfast.protocol.topics.trie import SubscriptionTrie
 
 _DENY: Final = 0
-_READ: Final = 1
-_WRITE: Final = 2
-_ACCESS: Final = {"read": _READ, "write": _WRITE, "readwrite": _READ | _WRITE, "deny": _DENY}
+READ: Final = 1
+WRITE: Final = 2
+_ACCESS: Final = {"read": READ, "write": WRITE, "readwrite": READ | WRITE, "deny": _DENY}
+_NAMES: Final = {access: name for name, access in _ACCESS.items()}
 
 
 class AclError(ValueError):
     """An ACL file that cannot be used. The text has the file, the line and the allowed form."""
 
 
-class Filters:
-    """A set of topic filters. Exact ones cost one look-up together, those with wildcards one match
-    each."""
+@dataclass(frozen=True)
+class AccessRule:
+    """One rule: `keyword access filter`, with the source and the line where it is written."""
 
-    def __init__(self) -> None:
-        self._exact: set[str] = set()
-        self._wildcards: dict[str, None] = {}
+    access: int
+    filter: str
+    source: str
+    line: int = 0
+    keyword: str = "topic"
 
-    def add(self, filter: str) -> None:
-        """Add a filter."""
-        if "+" in filter or "#" in filter:
-            self._wildcards[filter] = None
-        else:
-            self._exact.add(filter)
-
-    def match(self, topic: str) -> bool:
-        """Whether a filter of the set matches the topic."""
-        if topic in self._exact:
-            return True
-        return any(matches(filter, topic) for filter in self._wildcards)
+    def text(self) -> str:
+        """The rule as one writes it."""
+        return f"{self.keyword} {_NAMES.get(self.access, '?')} {self.filter}"
 
 
-class Rules:
-    """The rules of one user, shared by all its clients."""
+@dataclass(frozen=True)
+class AccessVerdict:
+    """Whether a client may read or write a topic, and by which rule."""
 
-    def __init__(self) -> None:
-        self.deny = Filters()
-        self.read = Filters()
-        self.write = Filters()
+    is_allowed: bool
+    rule: AccessRule | None = None
+    """The rule that decides; None: no rule allows it, or there are no rules."""
 
-    def add(self, access: int, filter: str) -> None:
-        """Add a rule."""
-        if access == _DENY:
-            self.deny.add(filter)
-        if access & _READ:
-            self.read.add(filter)
-        if access & _WRITE:
-            self.write.add(filter)
+    def text(self) -> str:
+        """The reason in words."""
+        if self.rule is None:
+            return "there are no rules" if self.is_allowed else "no rule allows it"
+        place = f"{self.rule.source}:{self.rule.line}" if self.rule.line else self.rule.source
+        return f"{place}: {self.rule.text()}"
 
 
-class ClientAcl:
-    """The rights of one client. A check costs a walk over the client's wildcard rules."""
-
-    def __init__(self, own: Rules | None, patterns: list[tuple[int, str]]) -> None:
-        self._own = own
-        # (access, filter) with this client's names, those that deny first.
-        self._patterns = patterns
+class ClientRules:
+    """The rights of one client, from whatever source."""
 
     def can_read(self, topic: str) -> bool:
-        """Whether the client may receive a message of this topic. (Subscribing is always
-        allowed.)"""
-        own = self._own
-        if own is not None:
-            if own.deny.match(topic):
-                return False
-            if own.read.match(topic):
-                return True
-        return self._pattern_allows(_READ, topic)
+        """Whether the client may receive a message of this topic."""
+        return self.verdict_on(topic, READ).is_allowed
 
     def can_write(self, topic: str) -> bool:
         """Whether the client may publish to this topic."""
-        own = self._own
-        if own is not None:
-            if own.deny.match(topic):
-                return False
-            if own.write.match(topic):
-                return True
-        return self._pattern_allows(_WRITE, topic)
+        return self.verdict_on(topic, WRITE).is_allowed
 
-    def _pattern_allows(self, wanted: int, topic: str) -> bool:
-        for access, filter in self._patterns:
-            if (access == _DENY or access & wanted) and matches(filter, topic):
-                return access != _DENY
-        return False
+    def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
+        """Whether the client has the right `wanted`, READ or WRITE, and by which rule."""
+        raise NotImplementedError
 
 
-class AclFile:
+class RuleSource:
+    """A source of rules for all clients."""
+
+    def for_client(self, username: str | None, client_id: str) -> ClientRules:
+        """The rules for one client. Called once per connection."""
+        raise NotImplementedError
+
+
+class RuleSet:
+    """Rules without names of clients in them, found by topic."""
+
+    def __init__(self) -> None:
+        self._trie = SubscriptionTrie()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rule: AccessRule) -> None:
+        """Add a rule."""
+        self._count += 1
+        self._trie.add(rule.filter, self._count, rule)
+
+    def find(self, topic: str, wanted: int) -> AccessRule | None:
+        """The rule that decides: one that denies before one that allows, then the first line. None:
+        no rule is about this topic and access."""
+        found: AccessRule | None = None
+        for rule in self._trie.match(topic):
+            assert isinstance(rule, AccessRule)
+            if (rule.access == _DENY or rule.access & wanted) and _is_before(rule, found):
+                found = rule
+        return found
+
+
+def _is_before(rule: AccessRule, other: AccessRule | None) -> bool:
+    if other is None:
+        return True
+    if (rule.access == _DENY) != (other.access == _DENY):
+        return rule.access == _DENY
+    return rule.line < other.line
+
+
+class PatternSet:
+    """Patterns with %u and %c, found by topic for the names of one client.
+
+    Each pattern is in a trie under a filter that matches at least the topics of the pattern: a
+    level with a name in it becomes `+`. A name with a slash in it spans several levels, so a second
+    trie has `#` in place of that level and the rest. What the trie finds is compared in full.
+    """
+
+    def __init__(self) -> None:
+        self._by_level = SubscriptionTrie()
+        self._by_start = SubscriptionTrie()
+        # Patterns that begin with a name. A wildcard there matches no topic that begins with "$",
+        # but a name may. [MQTT-4.7.2-1]
+        self._leading: list[AccessRule] = []
+        self._count = 0
+
+    def names_users(self) -> bool:
+        """Whether a pattern contains %u."""
+        return any("%u" in filter for filter in self._filters)
+
+    @property
+    def _filters(self) -> list[str]:
+        found: set[str] = set()
+        for filter in self._by_level.filters():
+            for rule in self._by_level.subscribers(filter).values():
+                assert isinstance(rule, AccessRule)
+                found.add(rule.filter)
+        return sorted(found)
+
+    def add(self, rule: AccessRule) -> None:
+        """Add a pattern."""
+        self._count += 1
+        levels = rule.filter.split("/")
+        named = [index for index, level in enumerate(levels) if "%u" in level or "%c" in level]
+        by_level = "/".join("+" if i in named else level for i, level in enumerate(levels))
+        by_start = "/".join([*levels[: named[0]], "#"]) if named else rule.filter
+        self._by_level.add(by_level, self._count, rule)
+        self._by_start.add(by_start, self._count, rule)
+        if named and named[0] == 0:
+            self._leading.append(rule)
+
+    def find(
+        self, topic: str, wanted: int, username: str | None, client_id: str
+    ) -> AccessRule | None:
+        """The pattern that decides for the client of these names, as `RuleSet.find`."""
+        user = username or ""
+        # A name with a wildcard would match the topics of others: the user name "+" turns home/%u/#
+        # into home/+/#.
+        if not self._count or any("+" in name or "#" in name for name in (user, client_id)):
+            return None
+        trie = self._by_start if "/" in user or "/" in client_id else self._by_level
+        found: AccessRule | None = None
+        candidates = trie.match(topic)
+        if topic.startswith("$"):
+            candidates.extend(self._leading)
+        for rule in candidates:
+            assert isinstance(rule, AccessRule)
+            if rule.access != _DENY and not rule.access & wanted:
+                continue
+            if username is None and "%u" in rule.filter:
+                continue
+            if _is_before(rule, found) and matches(substitute(rule.filter, user, client_id), topic):
+                found = rule
+        return found
+
+
+class ClientAcl(ClientRules):
+    """The rights of one client by a file: its own rules, then the patterns."""
+
+    def __init__(
+        self, own: RuleSet | None, patterns: PatternSet, username: str | None, client_id: str
+    ) -> None:
+        self._own = own
+        self._patterns = patterns
+        self._username = username
+        self._client_id = client_id
+
+    def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
+        found = None if self._own is None else self._own.find(topic, wanted)
+        if found is None:
+            found = self._patterns.find(topic, wanted, self._username, self._client_id)
+        return AccessVerdict(found is not None and found.access != _DENY, found)
+
+
+class GivenRules(ClientRules):
+    """The rights of one client that came with its proof, for example in a token."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._rules = rules
+
+    def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
+        found = self._rules.find(topic, wanted)
+        return AccessVerdict(found is not None and found.access != _DENY, found)
+
+
+def given_rules(
+    source: str,
+    publish: list[str],
+    subscribe: list[str],
+    username: str | None,
+    client_id: str,
+) -> GivenRules:
+    """The rules for lists of filters, in which %u and %c stand for the names. Raises `AclError` for
+    one that is no filter."""
+    rules = RuleSet()
+    for access, filters in ((WRITE, publish), (READ, subscribe)):
+        for filter in filters:
+            names = (username or "", client_id)
+            if any("+" in name or "#" in name for name in names) and (
+                "%u" in filter or "%c" in filter
+            ):
+                raise AclError(f"{source}: {filter!r} needs a name without '+' and '#'")
+            full = substitute(filter, *names)
+            check_rule_filter(full, f"{source}: ")
+            rules.add(AccessRule(access, full, source))
+    return GivenRules(rules)
+
+
+class AclFile(RuleSource):
     """The rules of one file."""
 
     def __init__(self) -> None:
-        self._anonymous = Rules()
-        self._users: dict[str, Rules] = {}
-        # (access, filter with %u and %c), those that deny first.
-        self._patterns: list[tuple[int, str]] = []
+        self._anonymous = RuleSet()
+        self._users: dict[str, RuleSet] = {}
+        self._patterns = PatternSet()
 
     @classmethod
     def load(cls, path: Path | str) -> "AclFile":
@@ -141,40 +277,28 @@ class AclFile:
             if keyword == "user":
                 if not rest:
                     raise AclError(where + "'user' needs a user name")
-                rules = acl._users.setdefault(rest, Rules())
+                rules = acl._users.setdefault(rest, RuleSet())
             elif keyword == "topic":
                 access, filter = _access_and_filter(keyword, rest, where)
-                rules.add(access, filter)
+                rules.add(AccessRule(access, filter, name, number))
             elif keyword == "pattern":
-                acl._patterns.append(_access_and_filter(keyword, rest, where))
+                access, filter = _access_and_filter(keyword, rest, where)
+                acl._patterns.add(AccessRule(access, filter, name, number, keyword))
             else:
                 raise AclError(
                     f"{where}a line begins with 'user', 'topic', 'pattern' or '#', "
                     f"found {keyword!r}"
                 )
-        acl._patterns.sort(key=lambda pattern: pattern[0] != _DENY)
         return acl
 
     def names_users(self) -> bool:
         """Whether some rules apply only to clients with a user name."""
-        return bool(self._users) or any("%u" in pattern for _, pattern in self._patterns)
+        return bool(self._users) or self._patterns.names_users()
 
-    def for_client(self, username: str | None, client_id: str) -> ClientAcl:
+    def for_client(self, username: str | None, client_id: str) -> ClientRules:
         """The rules for one client. Called once per connection."""
         own = self._anonymous if username is None else self._users.get(username)
-        return ClientAcl(own, self._expand(username, client_id))
-
-    def _expand(self, username: str | None, client_id: str) -> list[tuple[int, str]]:
-        # A name with a wildcard would match the topics of others: the user name "+" turns home/%u/#
-        # into home/+/#.
-        for name in (username or "", client_id):
-            if "+" in name or "#" in name:
-                return []
-        return [
-            (access, _substitute(pattern, username or "", client_id))
-            for access, pattern in self._patterns
-            if username is not None or "%u" not in pattern
-        ]
+        return ClientAcl(own, self._patterns, username, client_id)
 
 
 def _access_and_filter(keyword: str, rest: str, where: str) -> tuple[int, str]:
@@ -190,16 +314,21 @@ def _access_and_filter(keyword: str, rest: str, where: str) -> tuple[int, str]:
             )
     else:
         filter = first
+    check_rule_filter(filter, where)
+    return _ACCESS[access], filter
+
+
+def check_rule_filter(filter: str, where: str) -> None:
+    """Raise `AclError` unless rules may be about this filter. `where` is the head of the text."""
     try:
         check_filter(filter)
     except InvalidFilter as error:
         raise AclError(where + str(error)) from None
     if is_shared(filter):
         raise AclError(where + "rules are about topics: write the filter without '$share/group/'")
-    return _ACCESS[access], filter
 
 
-def _substitute(pattern: str, username: str, client_id: str) -> str:
+def substitute(pattern: str, username: str, client_id: str) -> str:
     """The pattern with the names, in one pass: a user name that contains "%c" stays as it is."""
     parts = pattern.split("%")
     result = [parts[0]]
