@@ -79,6 +79,7 @@ HOT = [
     "broker/rights.py",
     "broker/routing.py",
     "broker/publish/producer_dedup.py",
+    "broker/recorded_state.py",
     "broker/state.py",
     "broker/promise.py",
     "broker/stats.py",

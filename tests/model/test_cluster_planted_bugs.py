@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.partitions.follower import FollowerSide
@@ -221,7 +221,7 @@ def frames_leave_on_the_next_link() -> AbstractContextManager[object]:
 
 def cursors_are_filled_in_when_looked_at() -> AbstractContextManager[object]:
     """From what this node has delivered, if the session has no subscription yet."""
-    return patch.object(ReplicatedState, "_complete_session", Recovery._complete_session)
+    return patch.object(ReplicatedState, "_complete_session", NodeRecovery._complete_session)
 
 
 def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager[object]:

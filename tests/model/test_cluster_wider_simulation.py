@@ -3,7 +3,7 @@
 
 from unittest.mock import patch
 
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.session.session import Session
 from holdfast.cluster.metadata.model import WITNESS
 from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
@@ -83,18 +83,18 @@ def test_a_disk_that_hangs() -> None:
 
 def test_messages_are_new_unless_a_node_was_lost() -> None:
     """Sessions that move between nodes that live do not get what waits for them with DUP."""
-    take_over = Recovery.take_over
+    take_over = NodeRecovery.take_over
     for faults in ((), (KILL,)):
         taken: list[bool] = []
 
         def note(
-            recovery: Recovery, fields: dict[str, object], taken: list[bool] = taken
+            recovery: NodeRecovery, fields: dict[str, object], taken: list[bool] = taken
         ) -> Session:
             session = take_over(recovery, fields)
             taken.append(session.maybe_sent is not None)
             return session
 
-        with patch.object(Recovery, "take_over", note):
+        with patch.object(NodeRecovery, "take_over", note):
             play(0, LOG, faults=faults)
         assert taken
         assert any(taken) == bool(faults)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, encode_block
 from holdfast.protocol.mqtt.publish import Publish

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.broker.recovery import recovery
-from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.storage.reading.scan import SegmentScan
 from tests.model.test_sessions import TOPICS, Subscriber, World

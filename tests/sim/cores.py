@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
@@ -64,7 +65,7 @@ class Cores:
         self.state: NodeState = self.node.state
         self.state.client_id_prefix = f"auto-{host.name}-{number}-"
         self.node.tick(host.clock(), host.wall_us())
-        state = NodeState(self.state.config, self.journal)
+        state = RecordedState(self.state.config, self.journal)
         state.now = self.state.now
         state.wall_us = self.state.wall_us
         self.images: WatchedImages = WatchedImages(state)

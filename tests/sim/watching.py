@@ -30,9 +30,9 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session, tag_of
-from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.partition import partition_of
@@ -54,7 +54,7 @@ its leader reaches both."""
 class WatchedImages(ReplicatedState):
     """Reports each record of a session or a group after it is applied."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: RecordedState) -> None:
         super().__init__(state)
         self.on_applied: Callable[[Record], None] | None = None
         # Per partition: from this offset on the images contain exactly the records up to the one

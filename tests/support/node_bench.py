@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.effects import CheckPassword, FetchInflight, Note, ReadLog, ResumeInput
 from holdfast.broker.node import Node
-from holdfast.broker.recovery.recovery import Recovery, snapshot_entries
+from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
@@ -119,7 +120,7 @@ class NodeBench:
         self.journal = new_journal(self.config.partitions, next_offset, sequence)
         self.node = Node(self.config, self.journal)
         self.node.tick(self.now, self.wall_us)
-        recovery = Recovery(self.node.state)
+        recovery = NodeRecovery(self.node.state)
         for kind, data in snapshot or []:
             recovery.apply_snapshot_entry(kind, data)
         self._recover(recovery, offsets or [0] * self.config.partitions)
@@ -129,7 +130,7 @@ class NodeBench:
         self.delayed = []
         self.run()
 
-    def _recover(self, recovery: Recovery, offsets: list[int]) -> None:
+    def _recover(self, recovery: NodeRecovery, offsets: list[int]) -> None:
         ends = list(self.journal.next_offset)
         if self.settles is not None:
             self.journal.next_offset[:] = offsets

@@ -21,7 +21,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.node import Node
 from holdfast.broker.publish.completion import set_retained
-from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.state import NodeState
 from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.cluster.lease import directory as lease_directory
 from holdfast.cluster.lease.directory import LeaseBeat, LeaseDirectory
 from holdfast.cluster.lease.watch import EXPIRED, HolderWatch
@@ -466,7 +466,7 @@ class Found:
 
     def recovered(self) -> Any:
         node = Node(NodeConfig(partitions=PARTITIONS, sys_interval_s=0), self.opened.journal)
-        recovery = Recovery(node.state)
+        recovery = NodeRecovery(node.state)
         offsets = None
         snapshots = self.directory.snapshots()
         if snapshots:

@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.admission import Admission
@@ -25,7 +26,7 @@ class Bench:
         self.journal = Journal(1, replicated=True)
         self.journal.lead(0, EPOCH)
         state = NodeState(NodeConfig(partitions=1), self.journal)
-        self.images = ReplicatedState(NodeState(NodeConfig(partitions=1), self.journal))
+        self.images = ReplicatedState(RecordedState(NodeConfig(partitions=1), self.journal))
         self.context = ClusterContext("n1", self.journal)
         self.context.connected.add("n2")
         self.context.leading[0] = EPOCH

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import CANCELLED, SESSION_EXPIRY, WILL_DUE, RecordedState, Timer
 from holdfast.broker.session.session import Session, Will
-from holdfast.broker.state import CANCELLED, SESSION_EXPIRY, WILL_DUE, NodeState, Timer
+from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.requests import RequestRefused
@@ -28,7 +29,7 @@ class Bench:
         self.journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, self.journal)
-        self.images = NodeState(config, self.journal)
+        self.images = RecordedState(config, self.journal)
         context = ClusterContext("n1", self.journal)
         context.leading[0] = 1
         self.reads = MetadataReads(lambda now: 1)

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import ReserveRecord, encode_session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
@@ -36,7 +37,7 @@ class Leader:
         self.context.connected |= {"n2", "n3"}
         self.context.leading[0] = 2
         barriers = Barriers(self.state, self.context, MetadataReads(lambda now: NOTHING))
-        self.images = ReplicatedState(NodeState(NodeConfig(partitions=1), journal))
+        self.images = ReplicatedState(RecordedState(NodeConfig(partitions=1), journal))
         self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
         self.log = log
         self.appended: list[Record] = []

@@ -3,6 +3,7 @@ may have them by then. [MQTT-4.8.2-4]"""
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.subscriptions import leave_groups
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
@@ -27,7 +28,7 @@ class Node:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
-        images = ReplicatedState(NodeState(config, journal))
+        images = ReplicatedState(RecordedState(config, journal))
         context = LedHere("n1", journal)
         self.reports: list[AgentReport] = []
         self.tells: list[FullReport] = []

@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session import session as session_module
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
@@ -43,7 +44,7 @@ class Member:
         journal = Journal(2, replicated=True)
         config = NodeConfig(partitions=2)
         self.state = NodeState(config, journal)
-        self.images = ReplicatedState(NodeState(config, journal))
+        self.images = ReplicatedState(RecordedState(config, journal))
         context = ClusterContext("n1", journal)
         forwarding = RecordForwarder(self.state, context, Appender())
         self.promises = forwarding.promises

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.effects import ReadLog
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session, tag_of
@@ -50,7 +51,7 @@ class Bench:
         journal = Journal(1, replicated=True)
         config = NodeConfig(node_id="n1", partitions=1)
         self.state = NodeState(config, journal)
-        self.images = ReplicatedState(NodeState(config, journal))
+        self.images = ReplicatedState(RecordedState(config, journal))
         context = ClusterContext("n1", journal)
         nodes = {node: NodeInfo(node, "i1", f"{node}:1", "", "") for node in ("n1", "n2")}
         partition = PartitionInfo(tuple(nodes), (), "n1", 1, tuple(nodes))

@@ -5,6 +5,7 @@ import pytest
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.delivery import send_inflight
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
@@ -41,7 +42,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
 def test_the_log_says_which_group_has_given_a_record() -> None:
     """Not so of what the session has by a subscription of its own that matches as well, or by
     another group: it may not have been given the group's copy."""
-    images = ReplicatedState(NodeState(NodeConfig(partitions=1), Journal(1, replicated=True)))
+    images = ReplicatedState(RecordedState(NodeConfig(partitions=1), Journal(1, replicated=True)))
     state = images.state
     session = Session("c", b"c")
     state.sessions["c"] = session

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
@@ -36,7 +37,7 @@ class Bench:
         self.context.leading[0] = 2
         reads = MetadataReads(lambda now: NOTHING)
         barriers = Barriers(self.state, self.context, reads)
-        self.images = ReplicatedState(NodeState(config, journal))
+        self.images = ReplicatedState(RecordedState(config, journal))
         self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
         self.homes.start_leading(0)
 

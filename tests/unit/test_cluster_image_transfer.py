@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
@@ -55,7 +56,7 @@ def party(name: str) -> Party:
     journal = Journal(PARTITIONS, replicated=True)
     config = NodeConfig(node_id=name, partitions=PARTITIONS)
     state = NodeState(config, journal)
-    images = ReplicatedState(NodeState(config, journal))
+    images = ReplicatedState(RecordedState(config, journal))
     state.retained = images.state.retained
     images.state.delivered = state.delivered
     context = ClusterContext(name, journal)

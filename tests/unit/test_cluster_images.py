@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.retention_pins import pins_of
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session, Will
@@ -129,7 +129,7 @@ def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() 
         bench.open(1)
         filters = [["f/#", 1, False, False, 0, 0]]
         bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-        taken = Recovery(bench.new().state).take_over(bench.images.entry(bench.session()))
+        taken = NodeRecovery(bench.new().state).take_over(bench.images.entry(bench.session()))
         found.append(taken.positions)
     assert found == [[30, 20]] * 3
 
@@ -164,7 +164,7 @@ def test_the_first_cursor_after_a_takeover_names_all_positions() -> None:
     """The images have none that a record could change."""
     bench = Bench()
     bench.open(1)
-    taken = Recovery(bench.new().state).take_over(bench.images.entry(bench.session()))
+    taken = NodeRecovery(bench.new().state).take_over(bench.images.entry(bench.session()))
     assert taken.positions is not None
     assert taken.logged_positions is None
 

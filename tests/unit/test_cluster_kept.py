@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.broker.session.state import encode_cursor
@@ -32,7 +33,7 @@ class Bench:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
-        self.images = ReplicatedState(NodeState(config, journal))
+        self.images = ReplicatedState(RecordedState(config, journal))
         self.context = ClusterContext("n1", journal)
         self.lead("")
         self.forwarding = RecordForwarder(self.state, self.context, Appender())

@@ -4,6 +4,7 @@ import pytest
 from msgspec import Struct
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frames import OpenedFrame, OpenFrame
@@ -26,7 +27,7 @@ class Home:
         context.leading[0] = 2
         barriers = Barriers(self.state, context, MetadataReads(lambda now: NOTHING))
         self.homes = SessionCoordinator(
-            self.state, context, ReplicatedState(NodeState(config, journal)), barriers
+            self.state, context, ReplicatedState(RecordedState(config, journal)), barriers
         )
         self.homes.start_leading(0)
         self.answers: list[tuple[str, OpenedFrame]] = []

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.session_open import AcceptedConnect
-from holdfast.broker.recovery.recovery import session_entry
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.snapshot_entries import session_entry
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
@@ -71,7 +72,7 @@ class Bench:
         self.state = NodeState(config, journal)
         self.context = context = LedHere("n1", journal)
         context.reaches_majority = lambda now: True
-        self.images = NodeState(config, journal)
+        self.images = RecordedState(config, journal)
         self.reads = MetadataReads(self.propose_nothing)
         context.leading[0] = 1
         self.barriers = Barriers(self.state, context, self.reads)

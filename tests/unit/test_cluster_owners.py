@@ -3,9 +3,9 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frames import OpenFrame
 from holdfast.cluster.sessions.epochs import EPOCH_ORIGIN_S, RANGE, SECONDS_MAX
@@ -22,7 +22,7 @@ YEAR_US = 365 * 86_400 * 1_000_000
 
 
 def new_images() -> ReplicatedState:
-    state = NodeState(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
+    state = RecordedState(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
     state.wall_us = TODAY_US
     return ReplicatedState(state)
 

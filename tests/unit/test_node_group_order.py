@@ -3,7 +3,7 @@ comes to the same state."""
 
 import pytest
 
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage import record as log_record
@@ -72,10 +72,10 @@ def test_a_packet_id_before_the_opening_of_its_session() -> None:
     assert recovered.state.sessions["q"].inbound == {5: partition_of(ELSEWHERE.encode(), 4)}
 
 
-def recover(bench: NodeBench) -> Recovery:
+def recover(bench: NodeBench) -> NodeRecovery:
     """With the records of `q` to other partitions before those of its home."""
     fresh = NodeBench()
-    recovery = Recovery(fresh.node.state)
+    recovery = NodeRecovery(fresh.node.state)
     records = bench.records()
     for record in [r for r in records if r.partition != HOME] + [
         r for r in records if r.partition == HOME
@@ -87,7 +87,7 @@ def recover(bench: NodeBench) -> Recovery:
 def test_a_release_of_a_session_that_has_ended() -> None:
     """The id was used again by the next session, for a message of another partition."""
     bench = NodeBench()
-    recovery = Recovery(bench.node.state)
+    recovery = NodeRecovery(bench.node.state)
     opened = b'{"op":"open","client":"q","epoch":%d,"expiry_s":99,"clean":true,"username":null}'
 
     def session(epoch: int) -> Record:

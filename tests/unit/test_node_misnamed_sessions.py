@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from holdfast.broker.recovery.recovery import SNAPSHOT_SESSION, Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION
 from holdfast.broker.session.state import encode_cursor
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
@@ -67,7 +68,7 @@ def cursor(offset: int, epoch: int) -> Record:
 @pytest.mark.parametrize("with_snapshot", [False, True])
 def test_its_records_do_not_move_the_group(with_snapshot: bool) -> None:
     bench = NodeBench()
-    recovery = Recovery(bench.node.state)
+    recovery = NodeRecovery(bench.node.state)
     if with_snapshot:
         entry = opened(3) | {"disconnected_us": 0, "open": False, "subscriptions": []}
         entry |= {"inbound": [], "cursor": ""}

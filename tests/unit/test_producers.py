@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.publish.producer_dedup import HOLES_MAX
 from holdfast.broker.publish.producers import ProducerTable, decode_producer
-from holdfast.broker.recovery.recovery import Recovery, snapshot_entries
+from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -913,7 +914,7 @@ def test_a_snapshot_entry_that_is_none_is_refused() -> None:
 def test_a_record_that_cannot_be_read_is_counted_and_passed() -> None:
     bench = Bench()
     state = bench.node.state
-    recovery = Recovery(state)
+    recovery = NodeRecovery(state)
     recovery.apply(
         Record(
             0,

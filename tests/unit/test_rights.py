@@ -10,7 +10,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.publish.inbound import publish_own
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights, replace_rules
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import STEPS_AT_ONCE
@@ -43,7 +43,7 @@ class Bench(NodeBench):
         config = NodeConfig(partitions=4, sys_interval_s=0, authenticates_users=proves)
         super().__init__(config)
 
-    def _recover(self, recovery: Recovery, offsets: list[int]) -> None:
+    def _recover(self, recovery: NodeRecovery, offsets: list[int]) -> None:
         self.change(self.rules)
         super()._recover(recovery, offsets)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.state import NodeState
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.storage import Storage
@@ -16,7 +16,7 @@ from holdfast.storage.snapshot import SnapshotEncoder
 
 def opened(path: Path) -> Storage:
     storage = Storage.open(path, "n1", 4, 65536, "incarnation")
-    state = NodeState(NodeConfig(node_id="n1", partitions=4), storage.journal)
+    state = RecordedState(NodeConfig(node_id="n1", partitions=4), storage.journal)
     storage.replay_into(ReplicatedState(state))
     return storage
 

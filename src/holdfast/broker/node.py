@@ -42,24 +42,23 @@ from holdfast.broker.delivery.acknowledgements import (
 from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
 from holdfast.broker.effects import FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
-from holdfast.broker.recovery.state_records import log_progress
-from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import (
+from holdfast.broker.recorded_state import (
     CANCELLED,
     CONNECT_TIMEOUT,
     KEEP_ALIVE,
     PROGRESS,
     SESSION_EXPIRY,
-    STEPS_PER_TURN,
     SYS,
     THROTTLE,
     WILL_DUE,
     WORK,
-    NodeState,
     Timer,
 )
+from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
+from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import STEPS_PER_TURN, NodeState
 from holdfast.broker.sys_topics import SysTopics
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode, decode_ack

@@ -20,7 +20,8 @@ from typing import Protocol
 
 from holdfast.broker.effects import Effect, FetchInflight, ReadLog
 from holdfast.broker.node import Node
-from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
 from holdfast.storage.journal.segment import WriteGroup
@@ -304,7 +305,7 @@ class Runtime:
 
     # Snapshots
 
-    def recorded_state(self) -> NodeState:
+    def recorded_state(self) -> RecordedState:
         """Return the state that the log's committed records define."""
         return self.state
 

@@ -7,7 +7,6 @@ node promises wait in `promises`, in append order, until the journal's committed
 them.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -16,30 +15,17 @@ from holdfast.broker.admission.control import AdmissionControl
 from holdfast.broker.cluster_port import ClusterPort, SingleNode
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.pending_connects import PendingConnects
-from holdfast.broker.effects import Effect, Note, ResumeInput
+from holdfast.broker.effects import ResumeInput
 from holdfast.broker.promise import Promise
-from holdfast.broker.publish.producers import ProducerTable
-from holdfast.broker.repeats import Repeats
+from holdfast.broker.recorded_state import PROGRESS, WORK, RecordedState
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.message import Message, retained_size
+from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION, Group, Session, Subscription
-from holdfast.broker.stats import Stats
-from holdfast.protocol.topics.retained import RetainedTrie
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.security.acl import RuleSource
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
-
-CANCELLED: Final = 0
-KEEP_ALIVE: Final = 1
-CONNECT_TIMEOUT: Final = 2
-WILL_DUE: Final = 3
-SESSION_EXPIRY: Final = 4
-PROGRESS: Final = 5
-SYS: Final = 6
-WORK: Final = 7
-THROTTLE: Final = 8
 
 ENDED_EPOCHS_MAX: Final = 10_000
 """The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
@@ -52,15 +38,6 @@ STEPS_AT_ONCE: Final = 200
 
 ROUTE_CHANGES_MAX: Final = 256
 """The most changed filters that are remembered, so that routes of other topics stay valid."""
-
-
-class Timer:
-    """A time at which `kind` of action is due for `subject`."""
-
-    def __init__(self, when: float, kind: int, subject: object) -> None:
-        self.when = when
-        self.kind = kind
-        self.subject = subject
 
 
 class Work:
@@ -98,12 +75,12 @@ class Route:
         self.reserved = False
 
 
-class NodeState:
-    """The whole state of a node, with its timers, jobs and promises."""
+class NodeState(RecordedState):
+    """The whole state of a node: what its log records, with connections, routes, jobs and
+    promises."""
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
-        self.config = config
-        self.journal = journal
+        super().__init__(config, journal)
         self.memory = config.memory_durability
         self.cluster: ClusterPort = SingleNode(self)
         # Called with a filter, and True when a client's session subscribes, False when it stops.
@@ -112,14 +89,8 @@ class NodeState:
         self.watch_removal: Callable[[Message], None] | None = None
         # Further values under $SYS/broker/, by name.
         self.sys_values: Callable[[], dict[str, str]] | None = None
-        self.stats = Stats()
-        self.repeats = Repeats()
-        # Set by the driver before every call: monotonic seconds, wall clock microseconds.
-        self.now = 0.0
-        self.wall_us = 0
         self.started_us = 0
 
-        self.sessions: dict[str, Session] = {}
         self.connections = 0
         # Sockets of clients that are in a TLS handshake.
         self.handshakes = 0
@@ -128,13 +99,10 @@ class NodeState:
         )
         self.subscriptions = SubscriptionTrie()
         self.subscription_count = 0
-        self.groups: dict[str, Group] = {}
-        self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
         # Topics whose retained message is ahead of the log, with the offset of its record, or the
         # next one if it has none. A record with a lower offset that commits later must not replace
         # it. See completion.retain_at_once.
         self.retained_ahead: dict[str, int] = {}
-        self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         self.routes: dict[bytes, Route] = {}
         self.routes_bytes = 0
         self.route_version = 0
@@ -148,14 +116,8 @@ class NodeState:
         self.appended = 0
         # Memory of promises beyond PROMISE_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
         self.promise_bytes = 0
-        # Per partition, the first offset not yet handed to the tailing readers.
-        self.delivered: list[int] = list(journal.high_watermark)
 
         self.dirty: list[Connection] = []
-        self.effects: list[Effect] = []
-        self.timers: list[tuple[float, int, Timer]] = []
-        self.timer_count = 0
-        self.timers_cancelled = 0
         self.work: deque[Work] = deque()
         self.is_working = False
         # Receivers looked up or served since Node._process set it to 0.
@@ -207,26 +169,6 @@ class NodeState:
         if len(changes) > ROUTE_CHANGES_MAX:
             del changes[: ROUTE_CHANGES_MAX // 2]
 
-    def arm(self, when: float, kind: int, subject: object) -> Timer:
-        """Start a timer."""
-        timer = Timer(when, kind, subject)
-        self.timer_count += 1
-        heapq.heappush(self.timers, (when, self.timer_count, timer))
-        return timer
-
-    def cancel(self, timer: object) -> None:
-        """Cancel a timer (anything but a Timer is ignored) and later remove it from the heap.
-        Otherwise clients that come and go would leave their keep alive there for hours."""
-        if not isinstance(timer, Timer) or timer.kind == CANCELLED:
-            return
-        timer.kind = CANCELLED
-        timer.subject = None
-        self.timers_cancelled += 1
-        if self.timers_cancelled > 1000 and self.timers_cancelled * 2 > len(self.timers):
-            self.timers = [entry for entry in self.timers if entry[2].kind != CANCELLED]
-            heapq.heapify(self.timers)
-            self.timers_cancelled = 0
-
     def arm_progress(self, wait_s: float) -> None:
         """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
         if not self.progress_armed:
@@ -256,21 +198,6 @@ class NodeState:
         self.is_working = bool(work)
         if work:
             self.arm(self.now, WORK, None)
-
-    def pop_due(self, now: float) -> list[tuple[int, object]]:
-        """Remove the due timers and return (kind, subject) of each, in their order."""
-        due: list[tuple[int, object]] = []
-        while self.timers and self.timers[0][0] <= now:
-            timer = heapq.heappop(self.timers)[2]
-            if timer.kind == CANCELLED:
-                self.timers_cancelled -= 1
-            else:
-                due.append((timer.kind, timer.subject))
-        return due
-
-    def note(self, level: str, event: str, fields: dict[str, object]) -> None:
-        """Emit a line for the log of the process."""
-        self.effects.append(Note(level, event, fields))
 
     def append(self, record: Record) -> int:
         """Append a record. Returns its offset, or -1 in a cluster."""

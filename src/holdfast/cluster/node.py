@@ -12,8 +12,8 @@ from typing import Final
 
 from holdfast.broker.connections.close import close_connection
 from holdfast.broker.node import Node
+from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected

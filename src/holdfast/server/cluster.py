@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.broker.node import Node
-from holdfast.broker.state import NodeState
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
@@ -329,7 +329,7 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Replicated
         damage.append(found)
 
     storage.opened.store.on_damage = note
-    state = NodeState(node.state.config, storage.journal)
+    state = RecordedState(node.state.config, storage.journal)
     state.now = node.state.now
     state.wall_us = time.time_ns() // 1000
     images = ReplicatedState(state)

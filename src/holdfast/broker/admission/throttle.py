@@ -17,9 +17,10 @@ from holdfast.broker.admission.limits import (
 from holdfast.broker.admission.meters import OVER_QUOTA, WITHIN, Meter, names_of
 from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.effects import ResumeInput
+from holdfast.broker.recorded_state import THROTTLE
 from holdfast.broker.session.connection import CLOSED, Connection
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import THROTTLE, NodeState, Work
+from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 

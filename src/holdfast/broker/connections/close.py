@@ -12,11 +12,12 @@ from holdfast.broker.connections.client_notes import (
 )
 from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
+from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, encode_session
 from holdfast.broker.recovery.state_records import append_state, log_progress, note_progress
 from holdfast.broker.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
-from holdfast.broker.state import SESSION_EXPIRY, STEPS_AT_ONCE, WILL_DUE, NodeState, Work
+from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
@@ -241,22 +242,13 @@ class EndedSession(Work):
 
 
 def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
-    """Forget a session without a connection. `in_slices`: a long removal continues as Work."""
+    """Remove a session without a connection. `in_slices`: a long removal continues as Work."""
     if state.sessions.get(session.client_id) is session:
-        del state.sessions[session.client_id]
         if state.admission.users is not None and session.username:
             state.admission.users.leave(session.username, session.client_id)
         if state.cluster.is_single and (session.recorded or session.epoch > 1):
             state.note_ended(session)
-    state.cancel(session.expiry_timer)
-    state.cancel(session.will_timer)
-    session.inflight.clear()
-    session.outbox = None
-    session.retained_scans = None
-    session.inbound = None
-    session.changes = None
-    # A progress record after the end would have no effect, and is not written.
-    session.expiry_s = 0
+    state.pop_session(session)
     work = EndedSession(session)
     steps = min(max(0, state.steps_left), STEPS_AT_ONCE)
     state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))

@@ -4,8 +4,9 @@ from typing import Final
 
 from holdfast.broker.admission.throttle import throttled_until
 from holdfast.broker.connections.close import close_connection
+from holdfast.broker.recorded_state import KEEP_ALIVE
 from holdfast.broker.session.connection import CLOSED, Connection
-from holdfast.broker.state import KEEP_ALIVE, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 
 PROGRESS_BYTES_PER_S: Final = 100

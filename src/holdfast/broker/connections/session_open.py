@@ -10,6 +10,7 @@ from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
 from holdfast.broker.effects import ResumeInput
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import KEEP_ALIVE
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.rights import attach, is_bridge_notice, may_leave, may_open
@@ -20,7 +21,7 @@ from holdfast.broker.session.connection import (
     Connection,
 )
 from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
-from holdfast.broker.state import KEEP_ALIVE, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within

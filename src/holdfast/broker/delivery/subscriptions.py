@@ -7,6 +7,7 @@ from holdfast.broker.delivery.delivery import drop_deferred
 from holdfast.broker.delivery.log_replay import feed_group
 from holdfast.broker.delivery.retained import continue_scans, start_scan
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import filter_bytes
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
     UnsubscribeRecord,
@@ -43,7 +44,7 @@ from holdfast.protocol.mqtt.packets import (
     Unsubscribe,
 )
 from holdfast.protocol.mqtt.properties import SUBSCRIPTION_IDENTIFIER
-from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, split_shared
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
 from holdfast.storage import record as log_record
 
 
@@ -174,9 +175,9 @@ def handle_subscribe(
         filter = request.filter
         reason = _check(state, session, connection, request, invalid)
         if reason < 0x80 and filter not in session.subscriptions and filter not in added:
-            if _has_room_for(state, session, len(added), size_bytes + _bytes_of(filter)):
+            if _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter)):
                 added[filter] = None
-                size_bytes += _bytes_of(filter)
+                size_bytes += filter_bytes(filter)
             else:
                 state.stats.refused_quota += 1
                 reason = reasons.QUOTA_EXCEEDED
@@ -292,57 +293,35 @@ def _has_room_for(state: NodeState, session: Session, added: int, size_bytes: in
     )
 
 
-def _bytes_of(filter: str) -> int:
-    return len(filter) if filter.isascii() else len(filter.encode())
-
-
 def add_subscription(state: NodeState, subscription: Subscription) -> None:
-    """Add a subscription, or replace the one with the same filter. [MQTT-3.8.4-3]"""
+    """Add a subscription to the state and to the routing, and announce a new filter."""
     session = subscription.session
     filter = subscription.filter
-    old = session.subscriptions.get(filter)
-    if old is None and not session.is_internal:
-        state.subscription_count += 1
-        if state.watch_interest is not None:
-            state.watch_interest(filter, True)
-    if old is None:
-        session.filter_bytes += _bytes_of(filter)
+    if filter not in session.subscriptions:
+        if not session.is_internal:
+            state.subscription_count += 1
+            if state.watch_interest is not None:
+                state.watch_interest(filter, True)
         state.cluster.subscribed(filter)
-    session.subscriptions[filter] = subscription
     state.interests.pop(session, None)
-    if not is_shared(filter):
+    is_new_group = is_shared(filter) and _find_group(state, filter) is None
+    state.set_subscription(subscription)
+    group = subscription.group
+    if group is None:
         state.subscriptions.add(filter, session, subscription)
         state.change_routes(filter)
         return
-    assert isinstance(subscription, GroupMember)
-    group = _find_group(state, filter)
-    if group is None:
-        name, inner = split_shared(filter)
-        group = Group(name, inner)
-        group.start = list(state.delivered)
-        state.groups[filter] = group
-        state.subscriptions.add(inner, group, group)
-        state.change_routes(inner)
-    elif old is not None:
-        _detach(group, group.members[session])
-    if session not in group.members:
-        group.changes += 1
-    group.members[session] = subscription
-    subscription.group = group
-    if session.groups is None:
-        session.groups = {}
-    session.groups[group] = subscription
-    if session.connection is not None:
-        group.attach(subscription)
+    if is_new_group:
+        state.subscriptions.add(group.filter, group, group)
+        state.change_routes(group.filter)
     state.cluster.groups.moved(group)
 
 
 def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
     """Remove a subscription. False: there is none. [MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
-    subscription = session.subscriptions.pop(filter, None)
+    subscription = state.pop_subscription(session, filter)
     if subscription is None:
         return False
-    session.filter_bytes -= _bytes_of(filter)
     state.interests.pop(session, None)
     if not session.is_internal:
         state.subscription_count -= 1
@@ -354,27 +333,13 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         state.subscriptions.remove(filter, session)
         state.change_routes(filter)
         return True
-    _detach(group, group.members[session])
-    del group.members[session]
-    group.changes += 1
     if group.deferred:
         drop_deferred(state, group)
-    assert session.groups is not None
-    del session.groups[group]
-    if not session.groups:
-        session.groups = None
     if not group.members:
         state.subscriptions.remove(group.filter, group)
         state.change_routes(group.filter)
-        del state.groups[group.key]
     state.cluster.groups.changed(group)
     return True
-
-
-def _detach(group: Group, member: GroupMember) -> None:
-    group.detach(member)
-    if member.session.blocked is not None:
-        member.session.blocked.pop(member, None)
 
 
 def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) -> None:

@@ -7,7 +7,7 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.connection import CLOSED, Connection
-from holdfast.broker.session.message import Message, retained_size
+from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
@@ -170,48 +170,12 @@ def encode_refusal(
 
 
 def set_retained(state: NodeState, topic: str, message: Message) -> None:
-    """Replace the retained message of a topic [MQTT-3.3.1-5], or remove it if the new one is empty.
-    [MQTT-3.3.1-6] [MQTT-3.3.1-7]"""
-    if not message.payload:
-        state.retained.remove(topic)
-        if state.watch_removal is not None and message.publisher != FEDERATION.encode():
-            state.watch_removal(message)
+    """Replace or remove the retained message of a topic, and report a removal to the federation."""
+    state.set_retained(topic, message)
+    if message.payload or state.watch_removal is None:
         return
-    retained = state.retained
-    size_bytes = retained_size(message)
-    if _has_room(state, topic, size_bytes):
-        if message.qos == 0:
-            # A QoS 0 message is in no outbox, so its delivery is over.
-            message.drop_frames()
-            retained.set(topic, message, size_bytes)
-        else:
-            retained.set(topic, message.without_frames(), size_bytes)
-        return
-    # Without room the topic has no retained message, because the old one is out of date.
-    retained.remove(topic)
-    state.stats.refused_quota += 1
-    if state.repeats.count("retained_limit", state.now):
-        state.note(
-            "warning",
-            "retained_limit",
-            {
-                "topic": topic[:200],
-                "retained_max": state.config.retained_max,
-                "retained_bytes": state.config.retained_bytes_max,
-            },
-        )
-
-
-def _has_room(state: NodeState, topic: str, size_bytes: int) -> bool:
-    config = state.config
-    retained = state.retained
-    after = retained.size_bytes + size_bytes
-    if after <= config.retained_bytes_max and len(retained) < config.retained_max:
-        return True
-    before = retained.get(topic)
-    if before is None:
-        return False
-    return after - retained_size(before) <= config.retained_bytes_max
+    if message.publisher != FEDERATION.encode():
+        state.watch_removal(message)
 
 
 def retain_at_once(state: NodeState, route: Route, message: Message, record: Record | None) -> None:

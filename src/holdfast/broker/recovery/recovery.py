@@ -7,17 +7,11 @@ record whose effect the snapshot already contains changes nothing in the end.
 
 import json
 import struct
-from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from holdfast.broker.connections.close import drop_session, end_session
 from holdfast.broker.delivery.log_replay import message_of
-from holdfast.broker.delivery.subscriptions import (
-    add_subscription,
-    remove_subscription,
-)
-from holdfast.broker.publish.completion import set_retained
+from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
@@ -29,25 +23,21 @@ from holdfast.broker.recovery.session_records import (
     UnsubscribeRecord,
     decode_entry,
     decode_record,
-    encode_session,
-    subscription_row,
-    will_entry,
 )
-from holdfast.broker.recovery.state_records import (
-    group_positions,
-    is_durable_group,
-    retained_entry,
+from holdfast.broker.recovery.snapshot_entries import (
+    SNAPSHOT_GROUP,
+    SNAPSHOT_PRODUCER,
+    SNAPSHOT_RETAINED,
+    SNAPSHOT_SESSION,
 )
 from holdfast.broker.rights import forget
 from holdfast.broker.session.session import (
     NEVER_EXPIRES,
-    Group,
-    Inflight,
     Session,
+    Subscription,
     new_subscription,
 )
-from holdfast.broker.session.state import ENTRIES_MAX, CursorState, decode_cursor, encode_cursor
-from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
@@ -55,34 +45,20 @@ from holdfast.storage.record import Batch, Record
 EARLY_MAX = 10_000
 """The most clients with packet ids of sessions not opened yet: more than a write group has."""
 
-SNAPSHOT_SESSION = 1
-"""The kind of an entry with one complete session, as JSON."""
-SNAPSHOT_RETAINED = 2
-"""The kind of an entry with a batch of the one record that set the retained topic."""
-SNAPSHOT_GROUP = 3
-"""The kind of an entry with key and positions of a shared group, as JSON."""
-SNAPSHOT_PRODUCER = 4
-"""The kind of an entry with one producer and its positions, packed: see
-broker.publish.producers.encode_producer."""
-
 
 class Recovery:
-    """The rebuilding of a NodeState: it applies snapshot entries and records to an empty one, then
-    finishes it.
+    """The rebuilding of a `RecordedState` from snapshot entries and records.
 
-    A standby applies for days before it finishes, and then has little time. So `precompute` does in
-    advance, session by session, the work of `finish`. A record that touches a settled session
-    undoes that.
+    `NodeRecovery` rebuilds the state of a node; `cluster.state.replicated` is the recovery of the
+    replicated state, which never ends.
     """
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: RecordedState) -> None:
         self.state = state
         self.group_positions: dict[str, list[int]] = {}
         self.group_assigned: dict[str, set[tuple[int, int]]] = {}
-        # Sessions changed since they were settled.
+        # Sessions changed since their timers were armed.
         self.touched: set[Session] = set()
-        # Settled sessions that have expired since; `finish` logs their end.
-        self.expired: set[Session] = set()
         # Sessions that had a connection when the log ended.
         self.open: set[Session] = set()
         # Per client id, the lowest epoch whose packet ids belong to its session. For a session of a
@@ -218,10 +194,9 @@ class Recovery:
             topic = decode_topic(record.topic)
         except InvalidTopic:
             return
-        set_retained(self.state, topic, message_of(record))
+        self.state.set_retained(topic, message_of(record))
 
     def _touch(self, session: Session) -> None:
-        self.expired.discard(session)
         if session not in self.touched:
             self.touched.add(session)
             self.state.cancel(session.will_timer)
@@ -333,7 +308,7 @@ class Recovery:
                 self._subscribe(session, row, change.start)
         elif isinstance(change, UnsubscribeRecord):
             for filter in change.filters:
-                remove_subscription(self.state, session, filter)
+                self._remove_subscription(session, filter)
 
     def _new_session(self, client_id: str) -> Session:
         session = Session(client_id, client_id.encode())
@@ -347,7 +322,18 @@ class Recovery:
         self.touched.discard(session)
         self.open.discard(session)
         self._first_epochs.pop(session.client_id, None)
-        drop_session(self.state, session, in_slices=False)
+        self._drop_session(session)
+
+    def _drop_session(self, session: Session) -> None:
+        self.state.pop_session(session)
+        for filter in list(session.subscriptions):
+            self.state.pop_subscription(session, filter)
+
+    def _add_subscription(self, subscription: Subscription) -> None:
+        self.state.set_subscription(subscription)
+
+    def _remove_subscription(self, session: Session, filter: str) -> None:
+        self.state.pop_subscription(session, filter)
 
     def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
         subscription = new_subscription(session, *row)
@@ -356,20 +342,7 @@ class Recovery:
             subscription.start = old.start
         else:
             subscription.start = list(start) if start else None
-        add_subscription(self.state, subscription)
-
-    def take_over(self, entry: SessionEntry) -> Session:
-        """The session of a snapshot entry, ready to be resumed here, in a cluster. An invalid
-        cursor raises `ValueError` or `struct.error`."""
-        session = self._restore_session(entry)
-        is_cursor_logged = session.positions is not None
-        self._complete_session(session)
-        if not is_cursor_logged:
-            # The first record must name all positions, because the replicated state has none.
-            session.logged_positions = None
-        if entry.may_be_sent:
-            session.maybe_sent = list(self.state.delivered)
-        return session
+        self._add_subscription(subscription)
 
     def _restore_session(self, entry: SessionEntry) -> Session:
         session = self._new_session(entry.client)
@@ -393,55 +366,6 @@ class Recovery:
             cursor.done += entry.done
         self._set_cursor(session, cursor)
         return session
-
-    def precompute(self, sessions_max: int) -> None:
-        """Do some of the work of `finish` in advance. The state's clock is set."""
-        for _ in range(min(sessions_max, len(self.touched))):
-            session = self.touched.pop()
-            self._complete_session(session)
-            if session not in self.open and not self._rearm(session):
-                self.expired.add(session)
-
-    def finish(self) -> None:
-        """Finish the state after the last record. Earlier connections are closed, so their wills
-        and expiries run from now."""
-        state = self.state
-        expired = list(self.expired)
-        for session in self.touched:
-            self._complete_session(session)
-            if session not in self.open and not self._rearm(session):
-                expired.append(session)
-        for session in self.open:
-            session.disconnected_us = state.wall_us
-            # The log does not contain the last messages that it was sent.
-            session.maybe_sent = list(state.delivered)
-            if not self._rearm(session):
-                expired.append(session)
-        for session in expired:
-            end_session(state, session)
-        for group in state.groups.values():
-            group.start = None
-            group.tailing = False
-            group.positions = self.group_positions.get(group.key)
-            if group.positions is None:
-                group.positions = list(state.delivered)
-            group.positions = _clamped(state, group.positions)
-            group.logged_positions = list(group.positions)
-            for partition, offset in self.group_assigned.pop(group.key, ()):
-                group.note_assigned(partition, offset)
-            group.assigned_changes = []
-            if not state.journal.replicated:
-                _note_inflight(group, group.positions)
-        self.group_positions = {}
-        self.group_assigned = {}
-
-    def _complete_session(self, session: Session) -> None:
-        state = self.state
-        if session.positions is None:
-            session.positions = first_starts(state, session)
-        session.positions = _clamped(state, session.positions)
-        session.logged_positions = list(session.positions)
-        self._complete_inflight(session)
 
     def _complete_inflight(self, session: Session) -> None:
         session.inflight = in_sending_order(session.inflight)
@@ -471,112 +395,3 @@ class Recovery:
         session.expires_at = state.now + left_s
         session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
         return True
-
-
-def _note_inflight(group: Group, positions: list[int]) -> None:
-    """Add the QoS 2 records that members have inflight to the group's `assigned`. A QoS 2 packet id
-    is logged at once, the group's position later."""
-    for session in group.members:
-        tags = [other.tag for other in session.groups or () if isinstance(other, Group)]
-        if tags.count(group.tag) > 1:
-            continue  # it may be the other group's record: twice is better than never
-        for entry in session.inflight.values():
-            is_given = entry.qos == 2 and entry.group_tag == group.tag
-            if is_given and entry.offset >= positions[entry.partition]:
-                group.note_assigned(entry.partition, entry.offset)
-
-
-def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
-    """The entries in the order in which they were sent.
-
-    QoS 2 ids are logged at once and QoS 1 ids later, so the log has another order. Ids are assigned
-    in sequence, starting over at 1, so the oldest follows the widest gap in the circle.
-    [MQTT-4.6.0-1]
-    """
-    ids = sorted(inflight)
-    if len(ids) < 2:
-        return inflight
-    oldest = 0
-    widest = 0
-    for index, packet_id in enumerate(ids):
-        gap = (packet_id - ids[index - 1]) % 65535
-        if gap > widest:
-            widest = gap
-            oldest = index
-    return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}
-
-
-def _clamped(state: NodeState, positions: list[int]) -> list[int]:
-    """The positions, cut off at the end of the log.
-
-    With durability "memory" a crash may lose records that a snapshot covers. A position beyond the
-    log's end would then skip the records written there next. A replica keeps such positions: they
-    are committed, and their records have not arrived yet.
-    """
-    if state.journal.replicated:
-        return positions
-    return list(map(min, positions, state.journal.next_offset))
-
-
-def first_starts(state: NodeState, session: Session) -> list[int]:
-    """The positions of a session that never logged its cursor: the start of its subscriptions."""
-    positions = list(state.delivered)
-    starts = [each.start for each in session.subscriptions.values() if each.start is not None]
-    if state.journal.replicated and starts:
-        # Nodes differ in what they have delivered, so the subscriptions alone decide.
-        positions = list(starts[0])
-    for start in starts:
-        positions = list(map(min, positions, start))
-    return positions
-
-
-def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
-    """The derived state, entry by entry. The state may change between two entries: see the module's
-    docstring. Each entry has the positions of the moment it is made."""
-    for session in list(state.sessions.values()):
-        if session.recorded and state.sessions.get(session.client_id) is session:
-            yield SNAPSHOT_SESSION, encode_session(session_entry(state, session))
-    for group in list(state.groups.values()):
-        if is_durable_group(group):
-            place = {
-                "key": group.key,
-                "positions": group_positions(state, group),
-                "given": sorted(group.assigned or ()),
-            }
-            yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
-    for entry in state.producers.snapshot(state.wall_us):
-        yield SNAPSHOT_PRODUCER, entry
-    scan = state.retained.scan_all()
-    while not scan.done:
-        for topic, message in scan.next(100):
-            if message.partition >= 0 and state.retained.get(topic) is message:
-                yield SNAPSHOT_RETAINED, retained_entry(message)
-
-
-def session_entry(state: NodeState, session: Session) -> SessionEntry:
-    """The content of a SNAPSHOT_SESSION entry."""
-    positions = list(enumerate(session.resume_positions(state.delivered)))
-    if session.positions is None and state.journal.replicated:
-        # No record has a cursor yet, see ReplicatedState.
-        positions = []
-    inflight: dict[int, Inflight | None] = dict(session.inflight)
-    done = sorted(session.done or ())
-    # Offsets beyond the room of one payload go into a field of their own.
-    is_beside = len(inflight) + len(done) > ENTRIES_MAX
-    return SessionEntry(
-        client=session.client_id,
-        epoch=session.epoch,
-        expiry_s=session.expiry_s,
-        username=session.username,
-        proved=session.is_owned,
-        disconnected_us=session.disconnected_us,
-        open=session.connection is not None or session.owner != "",
-        owner=session.owner,
-        subscriptions=[
-            (*subscription_row(each), each.start) for each in session.subscriptions.values()
-        ],
-        inbound=list((session.inbound or {}).items()),
-        cursor=encode_cursor(positions, inflight, [] if is_beside else done),
-        done=done if is_beside else UNSET,
-        will=UNSET if session.will is None else will_entry(session.will),
-    )

@@ -1,13 +1,13 @@
 """The segments that sessions and shared groups still need. Retention keeps them, within limits."""
 
-from holdfast.broker.recovery.recovery import first_starts
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.snapshot_entries import first_starts
 from holdfast.broker.recovery.state_records import group_positions, is_durable_group
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
 from holdfast.storage.journal.retention import Pin
 
 
-def pins_of(state: NodeState, bytes_max: int | None) -> list[Pin]:
+def pins_of(state: RecordedState, bytes_max: int | None) -> list[Pin]:
     """The pins of the sessions and groups that have not finished everything. `bytes_max`: as in
     Pin."""
     pins: list[Pin] = []
@@ -20,7 +20,7 @@ def pins_of(state: NodeState, bytes_max: int | None) -> list[Pin]:
     return pins
 
 
-def _positions(state: NodeState, session: Session) -> list[int]:
+def _positions(state: RecordedState, session: Session) -> list[int]:
     """The first offsets that the session needs: of unread records, and of unfinished ones for a
     resend."""
     if session.positions is None and not session.tailing:

@@ -1,6 +1,7 @@
 """Records of derived state: the part of sessions and groups that recovery rebuilds from the log."""
 
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import SENT, Group, Inflight, Session
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
@@ -19,7 +20,7 @@ def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[in
     return changed
 
 
-def group_positions(state: NodeState, group: Group) -> list[int]:
+def group_positions(state: RecordedState, group: Group) -> list[int]:
     """The group's first unfinished offset per partition: of waiting and returned records, and of
     those inflight at members whose own state would not survive a crash."""
     positions = group.resume_positions(state.delivered)

@@ -97,3 +97,23 @@ def decode_cursor(payload: bytes) -> CursorState:
             entry.logged = True
             cursor.inflight.append((packet_id, entry))
     return cursor
+
+
+def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
+    """The entries in the order in which they were sent.
+
+    QoS 2 ids are logged at once and QoS 1 ids later, so the log has another order. Ids are assigned
+    in sequence, starting over at 1, so the oldest follows the widest gap in the circle.
+    [MQTT-4.6.0-1]
+    """
+    ids = sorted(inflight)
+    if len(ids) < 2:
+        return inflight
+    oldest = 0
+    widest = 0
+    for index, packet_id in enumerate(ids):
+        gap = (packet_id - ids[index - 1]) % 65535
+        if gap > widest:
+            widest = gap
+            oldest = index
+    return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}

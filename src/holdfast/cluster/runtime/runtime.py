@@ -14,8 +14,8 @@ the rules about a node that is not fit to serve.
 from collections.abc import Iterator
 from typing import Final
 
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.runtime import Runtime
-from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import HEARTBEAT
@@ -342,7 +342,7 @@ class ClusterRuntime(Runtime):
 
     # Snapshots
 
-    def recorded_state(self) -> NodeState:
+    def recorded_state(self) -> RecordedState:
         """Return the state that the log's committed records define."""
         return self.member.replicated.state
 

@@ -25,7 +25,7 @@ from msgspec import UNSET
 
 from holdfast.broker.connections.close import close_connection, drop_session, log_close, refuse
 from holdfast.broker.connections.session_open import AcceptedConnect, finish_open, refuse_other_user
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.session_records import will_entry
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.rights import proves_names
@@ -307,7 +307,7 @@ class SessionAcquisition:
         if answer.session is None:
             return Session(answer.client, answer.client.encode())
         try:
-            return Recovery(self._state).take_over(answer.session)
+            return NodeRecovery(self._state).take_over(answer.session)
         except (ValueError, struct.error) as error:
             raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
 

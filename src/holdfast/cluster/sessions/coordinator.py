@@ -31,10 +31,11 @@ from functools import partial
 from typing import Final
 
 from holdfast.broker.connections.close import log_close
+from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import SESSION_EXPIRY, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame, decode_json
@@ -491,8 +492,7 @@ class SessionCoordinator:
             self._go_on(client_id)
 
     def handle_timers(self) -> None:
-        """Reassigns the sessions whose owner has not replied in time, and repeats report
-        requests."""
+        """Reassigns sessions whose owner's reply is overdue, and repeats report requests."""
         now = self._state.now
         for queue in list(self._requests.values()):
             if queue and queue[0].waits_for and queue[0].deadline <= now:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from holdfast.broker.connections.close import log_end
 from holdfast.broker.connections.wills import publish_will
+from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, Timer
 from holdfast.broker.session.session import Session, Will
-from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState, Timer
+from holdfast.broker.state import NodeState
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of

@@ -25,13 +25,13 @@ from holdfast.broker.publish.producers import (
     decode_producer,
     encode_producer,
 )
-from holdfast.broker.recovery.recovery import (
+from holdfast.broker.recovery.session_records import decode_entry, encode_session
+from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
     SNAPSHOT_SESSION,
 )
-from holdfast.broker.recovery.session_records import decode_entry, encode_session
 from holdfast.broker.recovery.state_records import retained_entry
 from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
 from holdfast.storage.partition import partition_of

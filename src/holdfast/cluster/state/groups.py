@@ -11,9 +11,9 @@ next coordinator hands out the records from 50 again, QoS 2 records included.
 
 from typing import Final
 
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.session import Session
 from holdfast.broker.session.state import decode_cursor
-from holdfast.broker.state import NodeState
 from holdfast.storage.record import Record
 
 DONE_MAX: Final = 100_000
@@ -24,7 +24,7 @@ next coordinator may hand those records out again."""
 class GroupPositions:
     """The positions, finished offsets and epochs of all shared groups of the broker."""
 
-    def __init__(self, state: NodeState, positions: dict[str, list[int]]) -> None:
+    def __init__(self, state: RecordedState, positions: dict[str, list[int]]) -> None:
         """`positions`: the first unfinished offset per partition, by group. This class changes
         it."""
         self._state = state

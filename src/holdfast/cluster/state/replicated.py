@@ -23,14 +23,8 @@ from typing import Final
 
 from msgspec import UNSET
 
-from holdfast.broker.recovery.recovery import (
-    SNAPSHOT_GROUP,
-    SNAPSHOT_SESSION,
-    Recovery,
-    first_starts,
-    session_entry,
-    snapshot_entries,
-)
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
@@ -41,9 +35,15 @@ from holdfast.broker.recovery.session_records import (
     SubscriptionRow,
     encode_session,
 )
+from holdfast.broker.recovery.snapshot_entries import (
+    SNAPSHOT_GROUP,
+    SNAPSHOT_SESSION,
+    first_starts,
+    session_entry,
+    snapshot_entries,
+)
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
-from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import is_shared
@@ -80,7 +80,7 @@ class ReplicatedState(Recovery):
     and groups of it. No clock and no local delivery may enter them.
     """
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: RecordedState) -> None:
         super().__init__(state)
         self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
         # Per client id: (partition, packet id) -> epoch of the session that sent it. With NO_ID:

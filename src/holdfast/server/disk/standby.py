@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.broker.node import Node
-from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.server.disk.storage import Storage, report_damage, usable_snapshot, whole_snapshot
 from holdfast.storage.files.filesystem import FileSystem, Lock
 from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name
@@ -59,7 +59,7 @@ class Standby:
         self.epoch = Epoch(0)
         self.node: Node | None = None
         self.records_followed = 0
-        self._recovery: Recovery | None = None
+        self._recovery: NodeRecovery | None = None
         self._follower: JournalFollower | None = None
         # Readable snapshots, oldest first.
         self._snapshots: list[int] = []
@@ -90,7 +90,7 @@ class Standby:
         for damage in opened.damage:
             report_damage(damage)
         node = self._new_node(opened.journal)
-        recovery = Recovery(node.state)
+        recovery = NodeRecovery(node.state)
         self._snapshots = []
         offsets = None
         failure: OSError | None = None

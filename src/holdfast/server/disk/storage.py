@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.state import NodeState
 from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open
@@ -160,7 +161,7 @@ class Storage:
 
     def recover_into(self, state: NodeState) -> None:
         """Rebuild sessions, retained messages and QoS 2 ids. The state's clock must be set."""
-        recovery = Recovery(state)
+        recovery = NodeRecovery(state)
         self.replay_into(recovery)
         recovery.finish()
 

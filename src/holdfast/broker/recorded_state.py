@@ -1,0 +1,228 @@
+"""The part of a broker's state that the records of its log define.
+
+A single node has one, as part of its `NodeState`. A node of a cluster has two: that of its
+`NodeState` has the sessions that it owns, and the other is the replicated state, with the sessions
+of all nodes. The second one has no connections, no routes and no promises, so it is of this small
+type: nothing can be delivered from it by mistake.
+
+Here are the tables and the operations on them. A module over `NodeState` adds what clients and
+other nodes notice of a change, for example `delivery.subscriptions` the routing.
+"""
+
+import heapq
+from typing import Final
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.effects import Effect, Note
+from holdfast.broker.publish.producers import ProducerTable
+from holdfast.broker.repeats import Repeats
+from holdfast.broker.session.message import Message, retained_size
+from holdfast.broker.session.session import Group, GroupMember, Session, Subscription
+from holdfast.broker.stats import Stats
+from holdfast.protocol.topics.names import is_shared, split_shared
+from holdfast.protocol.topics.retained import RetainedTrie
+from holdfast.storage.journal.journal import Journal
+
+CANCELLED: Final = 0
+KEEP_ALIVE: Final = 1
+CONNECT_TIMEOUT: Final = 2
+WILL_DUE: Final = 3
+SESSION_EXPIRY: Final = 4
+PROGRESS: Final = 5
+SYS: Final = 6
+WORK: Final = 7
+THROTTLE: Final = 8
+
+
+class Timer:
+    """A time at which `kind` of action is due for `subject`."""
+
+    def __init__(self, when: float, kind: int, subject: object) -> None:
+        self.when = when
+        self.kind = kind
+        self.subject = subject
+
+
+class RecordedState:
+    """The sessions, shared groups, retained messages and producers that records define, with the
+    timers of wills and expiries."""
+
+    def __init__(self, config: NodeConfig, journal: Journal) -> None:
+        self.config = config
+        self.journal = journal
+        self.stats = Stats()
+        self.repeats = Repeats()
+        # Set by the driver before every call: monotonic seconds, wall clock microseconds.
+        self.now = 0.0
+        self.wall_us = 0
+
+        self.sessions: dict[str, Session] = {}
+        self.groups: dict[str, Group] = {}
+        self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
+        self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
+        # Per partition, the first offset not yet handed to the tailing readers.
+        self.delivered: list[int] = list(journal.high_watermark)
+
+        self.effects: list[Effect] = []
+        self.timers: list[tuple[float, int, Timer]] = []
+        self.timer_count = 0
+        self.timers_cancelled = 0
+
+    def note(self, level: str, event: str, fields: dict[str, object]) -> None:
+        """Emit a line for the log of the process."""
+        self.effects.append(Note(level, event, fields))
+
+    # Timers
+
+    def arm(self, when: float, kind: int, subject: object) -> Timer:
+        """Start a timer."""
+        timer = Timer(when, kind, subject)
+        self.timer_count += 1
+        heapq.heappush(self.timers, (when, self.timer_count, timer))
+        return timer
+
+    def cancel(self, timer: object) -> None:
+        """Cancel a timer (anything but a Timer is ignored) and later remove it from the heap.
+        Otherwise clients that come and go would leave their keep alive there for hours."""
+        if not isinstance(timer, Timer) or timer.kind == CANCELLED:
+            return
+        timer.kind = CANCELLED
+        timer.subject = None
+        self.timers_cancelled += 1
+        if self.timers_cancelled > 1000 and self.timers_cancelled * 2 > len(self.timers):
+            self.timers = [entry for entry in self.timers if entry[2].kind != CANCELLED]
+            heapq.heapify(self.timers)
+            self.timers_cancelled = 0
+
+    def pop_due(self, now: float) -> list[tuple[int, object]]:
+        """Remove the due timers and return (kind, subject) of each, in their order."""
+        due: list[tuple[int, object]] = []
+        while self.timers and self.timers[0][0] <= now:
+            timer = heapq.heappop(self.timers)[2]
+            if timer.kind == CANCELLED:
+                self.timers_cancelled -= 1
+            else:
+                due.append((timer.kind, timer.subject))
+        return due
+
+    # Sessions and groups
+
+    def set_subscription(self, subscription: Subscription) -> None:
+        """Add a subscription, or replace the one with the same filter. [MQTT-3.8.4-3]"""
+        session = subscription.session
+        filter = subscription.filter
+        old = session.subscriptions.get(filter)
+        if old is None:
+            session.filter_bytes += filter_bytes(filter)
+        session.subscriptions[filter] = subscription
+        if not is_shared(filter):
+            return
+        assert isinstance(subscription, GroupMember)
+        group = self.groups.get(filter)
+        if group is None:
+            name, inner = split_shared(filter)
+            group = Group(name, inner)
+            group.start = list(self.delivered)
+            self.groups[filter] = group
+        elif old is not None:
+            detach_member(group, group.members[session])
+        if session not in group.members:
+            group.changes += 1
+        group.members[session] = subscription
+        subscription.group = group
+        if session.groups is None:
+            session.groups = {}
+        session.groups[group] = subscription
+        if session.connection is not None:
+            group.attach(subscription)
+
+    def pop_subscription(self, session: Session, filter: str) -> Subscription | None:
+        """Remove a subscription and return it, or None if there is none. Its group ends with its
+        last member."""
+        subscription = session.subscriptions.pop(filter, None)
+        if subscription is None:
+            return None
+        session.filter_bytes -= filter_bytes(filter)
+        group = subscription.group
+        if group is None:
+            return subscription
+        detach_member(group, group.members[session])
+        del group.members[session]
+        group.changes += 1
+        assert session.groups is not None
+        del session.groups[group]
+        if not session.groups:
+            session.groups = None
+        if not group.members:
+            del self.groups[group.key]
+        return subscription
+
+    def pop_session(self, session: Session) -> None:
+        """Remove a session without a connection. Its subscriptions remain for the caller to
+        remove."""
+        if self.sessions.get(session.client_id) is session:
+            del self.sessions[session.client_id]
+        self.cancel(session.expiry_timer)
+        self.cancel(session.will_timer)
+        session.inflight.clear()
+        session.outbox = None
+        session.retained_scans = None
+        session.inbound = None
+        session.changes = None
+        # A progress record after the end would have no effect, and is not written.
+        session.expiry_s = 0
+
+    # Retained messages
+
+    def set_retained(self, topic: str, message: Message) -> None:
+        """Replace the retained message of a topic [MQTT-3.3.1-5], or remove it if the new one is
+        empty. [MQTT-3.3.1-6] [MQTT-3.3.1-7]"""
+        retained = self.retained
+        if not message.payload:
+            retained.remove(topic)
+            return
+        size_bytes = retained_size(message)
+        if self._has_room(topic, size_bytes):
+            if message.qos == 0:
+                # A QoS 0 message is in no outbox, so its delivery is over.
+                message.drop_frames()
+                retained.set(topic, message, size_bytes)
+            else:
+                retained.set(topic, message.without_frames(), size_bytes)
+            return
+        # Without room the topic has no retained message, because the old one is out of date.
+        retained.remove(topic)
+        self.stats.refused_quota += 1
+        if self.repeats.count("retained_limit", self.now):
+            self.note(
+                "warning",
+                "retained_limit",
+                {
+                    "topic": topic[:200],
+                    "retained_max": self.config.retained_max,
+                    "retained_bytes": self.config.retained_bytes_max,
+                },
+            )
+
+    def _has_room(self, topic: str, size_bytes: int) -> bool:
+        config = self.config
+        retained = self.retained
+        after = retained.size_bytes + size_bytes
+        if after <= config.retained_bytes_max and len(retained) < config.retained_max:
+            return True
+        before = retained.get(topic)
+        if before is None:
+            return False
+        return after - retained_size(before) <= config.retained_bytes_max
+
+
+def detach_member(group: Group, member: GroupMember) -> None:
+    """Take a member out of the order of its group, and of the members that block its session."""
+    group.detach(member)
+    if member.session.blocked is not None:
+        member.session.blocked.pop(member, None)
+
+
+def filter_bytes(filter: str) -> int:
+    """The length of a filter in UTF-8."""
+    return len(filter) if filter.isascii() else len(filter.encode())

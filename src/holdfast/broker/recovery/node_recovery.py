@@ -1,0 +1,126 @@
+"""The recovery of a node's own state, so that it can serve its sessions."""
+
+from holdfast.broker.connections.close import drop_session, end_session
+from holdfast.broker.delivery.subscriptions import add_subscription, remove_subscription
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.session_records import SessionEntry
+from holdfast.broker.recovery.snapshot_entries import first_starts
+from holdfast.broker.session.session import Group, Session, Subscription
+from holdfast.broker.state import NodeState
+
+
+class NodeRecovery(Recovery):
+    """The rebuilding of a `NodeState`: it applies snapshot entries and records to an empty one,
+    then finishes it.
+
+    A standby applies for days before it finishes, and then has little time. So `precompute` does in
+    advance, session by session, the work of `finish`. A record that touches such a session undoes
+    that.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        super().__init__(state)
+        self._node = state
+        # Precomputed sessions that have expired since; `finish` logs their end.
+        self.expired: set[Session] = set()
+
+    def _touch(self, session: Session) -> None:
+        self.expired.discard(session)
+        super()._touch(session)
+
+    def _add_subscription(self, subscription: Subscription) -> None:
+        add_subscription(self._node, subscription)
+
+    def _remove_subscription(self, session: Session, filter: str) -> None:
+        remove_subscription(self._node, session, filter)
+
+    def _drop_session(self, session: Session) -> None:
+        drop_session(self._node, session, in_slices=False)
+
+    def take_over(self, entry: SessionEntry) -> Session:
+        """The session of a snapshot entry, ready to be resumed here, in a cluster. An invalid
+        cursor raises `ValueError` or `struct.error`."""
+        session = self._restore_session(entry)
+        is_cursor_logged = session.positions is not None
+        self._complete_session(session)
+        if not is_cursor_logged:
+            # The first record must name all positions, because the replicated state has none.
+            session.logged_positions = None
+        if entry.may_be_sent:
+            session.maybe_sent = list(self.state.delivered)
+        return session
+
+    def precompute(self, sessions_max: int) -> None:
+        """Do some of the work of `finish` in advance. The state's clock is set."""
+        for _ in range(min(sessions_max, len(self.touched))):
+            session = self.touched.pop()
+            self._complete_session(session)
+            if session not in self.open and not self._rearm(session):
+                self.expired.add(session)
+
+    def finish(self) -> None:
+        """Finish the state after the last record. Earlier connections are closed, so their wills
+        and expiries run from now."""
+        state = self._node
+        expired = list(self.expired)
+        for session in self.touched:
+            self._complete_session(session)
+            if session not in self.open and not self._rearm(session):
+                expired.append(session)
+        for session in self.open:
+            session.disconnected_us = state.wall_us
+            # The log does not contain the last messages that it was sent.
+            session.maybe_sent = list(state.delivered)
+            if not self._rearm(session):
+                expired.append(session)
+        for session in expired:
+            end_session(state, session)
+        for group in state.groups.values():
+            group.start = None
+            group.tailing = False
+            group.positions = self.group_positions.get(group.key)
+            if group.positions is None:
+                group.positions = list(state.delivered)
+            group.positions = _clamped(state, group.positions)
+            group.logged_positions = list(group.positions)
+            for partition, offset in self.group_assigned.pop(group.key, ()):
+                group.note_assigned(partition, offset)
+            group.assigned_changes = []
+            if not state.journal.replicated:
+                _note_inflight(group, group.positions)
+        self.group_positions = {}
+        self.group_assigned = {}
+
+    def _complete_session(self, session: Session) -> None:
+        state = self.state
+        if session.positions is None:
+            session.positions = first_starts(state, session)
+        session.positions = _clamped(state, session.positions)
+        session.logged_positions = list(session.positions)
+        self._complete_inflight(session)
+
+
+def _note_inflight(group: Group, positions: list[int]) -> None:
+    """Add the QoS 2 records that members have inflight to the group's `assigned`. A QoS 2 packet id
+    is logged at once, the group's position later."""
+    for session in group.members:
+        tags = [other.tag for other in session.groups or () if isinstance(other, Group)]
+        if tags.count(group.tag) > 1:
+            continue  # it may be the other group's record: twice is better than never
+        for entry in session.inflight.values():
+            is_given = entry.qos == 2 and entry.group_tag == group.tag
+            if is_given and entry.offset >= positions[entry.partition]:
+                group.note_assigned(entry.partition, entry.offset)
+
+
+def _clamped(state: RecordedState, positions: list[int]) -> list[int]:
+    """The positions, cut off at the end of the log.
+
+    With durability "memory" a crash may lose records that a snapshot covers. A position beyond the
+    log's end would then skip the records written there next. A replica keeps such positions: they
+    are committed, and their records have not arrived yet.
+    """
+    if state.journal.replicated:
+        return positions
+    return list(map(min, positions, state.journal.next_offset))

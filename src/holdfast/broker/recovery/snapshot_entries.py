@@ -1,0 +1,98 @@
+"""The entries of a snapshot: sessions, groups, retained messages and producers, one by one.
+
+The state may change between two entries. Each entry has the positions of the moment it is made:
+`recovery` explains why that is enough.
+"""
+
+import json
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.session_records import (
+    SessionEntry,
+    encode_session,
+    subscription_row,
+    will_entry,
+)
+from holdfast.broker.recovery.state_records import (
+    group_positions,
+    is_durable_group,
+    retained_entry,
+)
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
+
+SNAPSHOT_SESSION = 1
+"""The kind of an entry with one complete session, as JSON."""
+SNAPSHOT_RETAINED = 2
+"""The kind of an entry with a batch of the one record that set the retained topic."""
+SNAPSHOT_GROUP = 3
+"""The kind of an entry with key and positions of a shared group, as JSON."""
+SNAPSHOT_PRODUCER = 4
+"""The kind of an entry with one producer and its positions, packed: see
+broker.publish.producers.encode_producer."""
+
+
+def first_starts(state: RecordedState, session: Session) -> list[int]:
+    """The positions of a session that never logged its cursor: the start of its subscriptions."""
+    positions = list(state.delivered)
+    starts = [each.start for each in session.subscriptions.values() if each.start is not None]
+    if state.journal.replicated and starts:
+        # Nodes differ in what they have delivered, so the subscriptions alone decide.
+        positions = list(starts[0])
+    for start in starts:
+        positions = list(map(min, positions, start))
+    return positions
+
+
+def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
+    """The entries of the whole state."""
+    for session in list(state.sessions.values()):
+        if session.recorded and state.sessions.get(session.client_id) is session:
+            yield SNAPSHOT_SESSION, encode_session(session_entry(state, session))
+    for group in list(state.groups.values()):
+        if is_durable_group(group):
+            place = {
+                "key": group.key,
+                "positions": group_positions(state, group),
+                "given": sorted(group.assigned or ()),
+            }
+            yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
+    for entry in state.producers.snapshot(state.wall_us):
+        yield SNAPSHOT_PRODUCER, entry
+    scan = state.retained.scan_all()
+    while not scan.done:
+        for topic, message in scan.next(100):
+            if message.partition >= 0 and state.retained.get(topic) is message:
+                yield SNAPSHOT_RETAINED, retained_entry(message)
+
+
+def session_entry(state: RecordedState, session: Session) -> SessionEntry:
+    """The content of a SNAPSHOT_SESSION entry."""
+    positions = list(enumerate(session.resume_positions(state.delivered)))
+    if session.positions is None and state.journal.replicated:
+        # No record has a cursor yet, see ReplicatedState.
+        positions = []
+    inflight: dict[int, Inflight | None] = dict(session.inflight)
+    done = sorted(session.done or ())
+    # Offsets beyond the room of one payload go into a field of their own.
+    is_beside = len(inflight) + len(done) > ENTRIES_MAX
+    return SessionEntry(
+        client=session.client_id,
+        epoch=session.epoch,
+        expiry_s=session.expiry_s,
+        username=session.username,
+        proved=session.is_owned,
+        disconnected_us=session.disconnected_us,
+        open=session.connection is not None or session.owner != "",
+        owner=session.owner,
+        subscriptions=[
+            (*subscription_row(each), each.start) for each in session.subscriptions.values()
+        ],
+        inbound=list((session.inbound or {}).items()),
+        cursor=encode_cursor(positions, inflight, [] if is_beside else done),
+        done=done if is_beside else UNSET,
+        will=UNSET if session.will is None else will_entry(session.will),
+    )
