@@ -22,13 +22,15 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from holdfast.api.census import Census
 from holdfast.api.cluster_routes import ClusterRoutes
 from holdfast.api.dispatch import OpenGate, application
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import LogRoutes
 from holdfast.api.log_sender import LogConnections, LogSender
-from holdfast.api.metrics.node import registry_for, render
+from holdfast.api.metrics.node import registry_for
+from holdfast.api.metrics.scrape import render
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
 from holdfast.security.access.scopes import Scope
@@ -49,7 +51,8 @@ class AdminRoutes:
 
     def __init__(self, server: ServedProcess) -> None:
         self._server = server
-        self._registry = registry_for(server)
+        self.census = Census(server)
+        self._registry = registry_for(server, self.census)
 
     def application(self) -> Starlette:
         """The application of all endpoints."""
@@ -117,10 +120,8 @@ class AdminRoutes:
             raise ApiRefusal(409, str(error)) from None
 
     async def metrics(self, call: Call) -> Response:
-        return Response(
-            render(self._registry),
-            media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
-        )
+        scrape = render(self._registry, call.request.headers.get("accept", ""))
+        return Response(scrape.body, media_type=scrape.media_type)
 
 
 class AdminServer:
@@ -138,18 +139,24 @@ class AdminServer:
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
         self._sender = LogSender(lambda: server.broker, known)
         connections_max = descriptors.share(CONNECTIONS_MAX)
+        routes = AdminRoutes(server)
+        self._census = routes.census
         self._server = HttpServer(
-            Guard(AdminRoutes(server).application(), known),
+            Guard(routes.application(), known),
             bounded(LogConnections, connections_max, sender=self._sender),
             shutdown_s=1,
         )
         self._task: asyncio.Task[None] | None = None
+        self._counting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        self._counting = watched(self._census.run())
         self._task = watched(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
         self._server.should_exit = True
+        if self._counting is not None:
+            self._counting.cancel()
         if self._task is not None:
             await self._task
         await asyncio.to_thread(self._sender.close)

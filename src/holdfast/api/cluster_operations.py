@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from holdfast.broker.session.session import Session
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import Command
@@ -173,6 +174,10 @@ class ClusterOperations:
             member.clock.skews_s(),
             lacks_voters(metadata),
         )
+
+    def replicated_sessions(self) -> list[Session]:
+        """Return the sessions of all nodes as the log defines them."""
+        return list(self._member.replicated.state.sessions.values())
 
     def _refusals(self) -> list[str]:
         """Return the addresses of nodes that refused this one, each with its reason."""

@@ -59,6 +59,10 @@ class SysTopics:
             values[f"load/{name}"] = f"{rate:.2f}"
         return values
 
+    def retained_count(self) -> int:
+        """The number of retained messages of this tree."""
+        return len(self._last)
+
     def _dropped(self) -> int:
         stats = self._state.stats
         return (

@@ -20,7 +20,7 @@ from holdfast.api.dispatch import OpenGate, application
 from holdfast.api.endpoints import Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.metrics.federation import FederationCollector
-from holdfast.api.metrics.node import render
+from holdfast.api.metrics.scrape import render
 from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
 from holdfast.federation.sidecar.edge_mqtt.retained import edge_for
 from holdfast.federation.sidecar.edge_mqtt.state import BadState
@@ -66,7 +66,7 @@ class SidecarPort:
 
     def __init__(self, federation: SidecarFederation) -> None:
         self.federation = federation
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(FederationCollector(self))
 
     def application(self) -> Starlette:
@@ -90,7 +90,8 @@ class SidecarPort:
         return JSONResponse({"ready": edge["is_up"]}, 200 if edge["is_up"] else 503)
 
     async def _metrics(self, call: Call) -> Response:
-        return Response(render(self._registry), media_type=METRICS_TYPE)
+        scrape = render(self._registry, call.request.headers.get("accept", ""))
+        return Response(scrape.body, media_type=scrape.media_type)
 
 
 async def run(settings: SidecarSettings) -> None:

@@ -2,27 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from holdfast.api.metrics.catalog import METRICS, counter, gauge
 from holdfast.api.process import FederatedProcess
 
-COUNTERS = {
-    "published": "Messages of this broker that other members want.",
-    "unwanted": "Messages of this broker that nobody wanted any more.",
-    "delivered": "Messages of other members that arrived.",
-    "control_frames": "Frames sent that carry no message.",
-    "control_bytes": "Bytes of these.",
-    "data_frames": "Frames sent that carry a message.",
-    "data_bytes": "Bytes of these.",
-    "links_up": "Links that were made.",
-    "links_down": "Links that were lost.",
-}
-LABELLED = {
-    "dropped": ("reason", "Messages and frames that went nowhere."),
-    "refused": ("reason", "Connections of peers that were refused."),
-    "hops": ("hops", "Messages that arrived, by the links behind them."),
-}
+COUNTERS = (
+    "published",
+    "unwanted",
+    "delivered",
+    "control_frames",
+    "control_bytes",
+    "data_frames",
+    "data_bytes",
+    "links_up",
+    "links_down",
+)
+LABELLED = ("dropped", "refused", "hops")
 
 
 class FederationCollector(Collector):
@@ -36,19 +33,19 @@ class FederationCollector(Collector):
         if federation is None:
             return
         federator = federation.federator
-        running = GaugeMetricFamily("holdfast_federation_up", "1 while the federator runs.")
+        running = gauge("federation_up")
         running.add_metric([], int(federator is not None))
         yield running
         if federator is None:
             return
         status = federation.status()
         counters = _table(status, "counters")
-        for name, text in COUNTERS.items():
-            yield _counter(name, text, "", {"": counters.get(name, 0)})
-        for name, (label, text) in LABELLED.items():
-            yield _counter(name, text, label, _table(counters, name))
+        for name in COUNTERS:
+            yield _counter(name, {"": counters.get(name, 0)})
+        for name in LABELLED:
+            yield _counter(name, _table(counters, name))
         edge = _table(status, "edge")
-        yield _counter("edge_messages", "At the broker.", "outcome", _table(edge, "counts"))
+        yield _counter("edge_messages", _table(edge, "counts"))
         yield from self._gauges(status, edge)
 
     def _gauges(self, status: Mapping[str, object], edge: Mapping[str, object]) -> Iterable[Metric]:
@@ -56,47 +53,29 @@ class FederationCollector(Collector):
         clock = _table(status, "clock")
         links = status["links"]
         assert isinstance(links, list)
-        for name, text, value in (
-            ("epoch", "Starts of this member.", status["epoch"]),
-            ("members", "Members that are known.", status["members"]),
-            ("links", "Links that are up.", len(links)),
-            ("interest_local", "Filters announced to others.", interest["local"]),
-            ("interest_remote", "Filters that others want.", interest["remote"]),
-            ("custody_messages", "Messages that others have yet to confirm.", custody["messages"]),
-            ("custody_bytes", "Of these.", custody["bytes"]),
-            (
-                "clock_wrong",
-                "1 while this member's clock is wrong by what it knows.",
-                int(bool(clock["wrong"])),
-            ),
-            (
-                "clock_disputed",
-                "1 while it is more than a day apart from a linked member's.",
-                int(bool(clock["disputed"])),
-            ),
-            ("clock_ahead_seconds", "Of the linked members' clocks.", clock["ahead_s"] or 0.0),
-            ("custody_disk_full", "1 while custody has no room.", int(bool(custody["disk_full"]))),
-            (
-                "waiting_for_broker",
-                "Messages from others that wait for the disk.",
-                edge["waiting_for_broker"],
-            ),
+        for name, value in (
+            ("epoch", status["epoch"]),
+            ("members", status["members"]),
+            ("links", len(links)),
+            ("interest_local", interest["local"]),
+            ("interest_remote", interest["remote"]),
+            ("custody_messages", custody["messages"]),
+            ("custody_bytes", custody["bytes"]),
+            ("clock_wrong", int(bool(clock["wrong"]))),
+            ("clock_disputed", int(bool(clock["disputed"]))),
+            ("clock_ahead_seconds", clock["ahead_s"] or 0.0),
+            ("custody_disk_full", int(bool(custody["disk_full"]))),
+            ("waiting_for_broker", edge["waiting_for_broker"]),
         ):
-            gauge = GaugeMetricFamily(f"holdfast_federation_{name}", text)
-            gauge.add_metric([], _as_float(value))
-            yield gauge
+            family = gauge(f"federation_{name}")
+            family.add_metric([], _as_float(value))
+            yield family
         names = _table(status, "names")
-        queued = GaugeMetricFamily(
-            "holdfast_federation_queued",
-            "Messages in custody for a member.",
-            labels=["member", "site"],
-        )
+        queued = gauge("federation_queued")
         for node, count in _table(custody, "queued").items():
             queued.add_metric([node, str(names.get(node, ""))], _as_float(count))
         yield queued
-        rtt = GaugeMetricFamily(
-            "holdfast_federation_link_rtt_ms", "Round trip of a link.", labels=["member", "site"]
-        )
+        rtt = gauge("federation_link_rtt_ms")
         for link in links:
             if link["rtt_ms"] is not None:
                 rtt.add_metric([link["id"], link["name"]], link["rtt_ms"])
@@ -114,10 +93,10 @@ def _as_float(value: object) -> float:
     return value
 
 
-def _counter(name: str, text: str, label: str, values: Mapping[str, object]) -> CounterMetricFamily:
-    counter = CounterMetricFamily(
-        f"holdfast_federation_{name}", text, labels=[label] if label else []
-    )
+def _counter(name: str, values: Mapping[str, object]) -> CounterMetricFamily:
+    """Return a counter with its values, by the value of its only label, or without one."""
+    declared = METRICS[f"federation_{name}"]
+    family = counter(f"federation_{name}")
     for key, value in values.items():
-        counter.add_metric([key] if label else [], _as_float(value))
-    return counter
+        family.add_metric([key] if declared.labels else [], _as_float(value))
+    return family

@@ -3,50 +3,20 @@
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from holdfast.api.census import Census
+from holdfast.api.metrics.catalog import NODE_COUNTERS, counter, gauge
 from holdfast.api.metrics.cluster import ClusterCollector
 from holdfast.api.metrics.federation import FederationCollector
+from holdfast.api.metrics.process import ProcessCollector
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
 from holdfast.server.event_loop.broker import Broker
 from holdfast.storage.files.filesystem import DESCRIPTORS
+from holdfast.storage.journal.segment_list import size_bytes
 
-COUNTERS = {
-    "bytes_received": "Bytes received from clients.",
-    "bytes_sent": "Bytes written to clients.",
-    "packets_received": "MQTT packets received.",
-    "publish_sent": "PUBLISH packets sent to clients.",
-    "duplicates_received": "QoS 2 PUBLISH packets received again before PUBREL.",
-    "producer_duplicates": "Messages dropped: their producer sequence was already stored.",
-    "producer_fenced": "Messages refused: their producer has a newer epoch.",
-    "producer_evicted": "Places of producers forgotten because of limits.producers_max.",
-    "connections_opened": "CONNECT packets accepted.",
-    "connections_refused": "CONNECT packets refused.",
-    "handshakes_failed": "TLS handshakes and WebSocket upgrades that failed.",
-    "connections_displaced": "Connections closed before CONNECT to make room for others.",
-    "sessions_expired": "Sessions ended by their expiry interval.",
-    "sessions_taken_over": "Connections replaced by another one with the same client id.",
-    "authentications_failed": "Connections with wrong or missing credentials.",
-    "authentications_shed": "CONNECT packets refused unchecked: too many passwords waited.",
-    "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
-    "reads_denied": "Messages not handed to a client that may not read their topic.",
-    "wills_denied": "Wills to topics that their client may not write, refused or dropped.",
-    "sessions_denied": "CONNECT packets refused: the client id is another user's.",
-    "protocol_errors": "Connections closed because the client broke the protocol.",
-    "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
-    "inputs_throttled": "Times a client was not read for a while, because of a rate.",
-    "lockouts": "Names locked out after failed authentications.",
-    "keep_alive_timeouts": "Connections closed for silence.",
-    "wills_published": "Wills published.",
-    "reloads": "Reloads of settings and files that were applied.",
-    "reloads_failed": "Reloads that changed nothing: a file cannot be used.",
-    "log_reads": "Pieces of the log read for sessions that are behind.",
-    "log_records_read": "Records read for sessions that are behind.",
-    "readers_fell_behind": "Times a session left the live tail for the log.",
-}
 DROPPED = {
     "qos0_slow": "dropped_qos0_slow",
     "expired": "dropped_expired",
@@ -57,6 +27,7 @@ DROPPED = {
 REFUSED = {
     "disk_full": "refused_disk_full",
     "quota": "refused_quota",
+    "unavailable": "refused_unavailable",
     "rate": "refused_rate",
     "connect_rate": "refused_connect_rate",
     "banned": "refused_banned",
@@ -74,26 +45,23 @@ class LeaseCollector(Collector):
         if sharing is None:
             return
         mastership = sharing.mastership
-        for name, text, value in (
-            ("lease_held", "1 while this node holds the lease.", int(mastership.is_holder)),
-            ("lease_epoch", "The newest epoch of the lease that counts.", mastership.epoch),
-            ("lease_takeover_seconds", "How long our takeover took.", mastership.takeover_s),
-            (
-                "standby_records_followed",
-                "Records of the holder's journal that were followed.",
-                mastership.standby.records_followed,
-            ),
+        for name, value in (
+            ("lease_held", int(mastership.is_holder)),
+            ("lease_epoch", mastership.epoch),
+            ("lease_takeover_seconds", mastership.takeover_s),
+            ("standby_records_followed", mastership.standby.records_followed),
         ):
-            gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=["node"])
-            gauge.add_metric([sharing.node_id], value)
-            yield gauge
+            family = gauge(name)
+            family.add_metric([sharing.node_id], value)
+            yield family
 
 
 class NodeCollector(Collector):
     """Collects the counters and gauges of a serving broker."""
 
-    def __init__(self, server: ServedProcess) -> None:
+    def __init__(self, server: ServedProcess, census: Census) -> None:
         self._server = server
+        self._census = census
 
     @property
     def _broker(self) -> Broker:
@@ -106,87 +74,81 @@ class NodeCollector(Collector):
             return
         state = self._broker.node.state
         stats = state.stats
-        labels = ["node"]
         node = state.config.node_id
-        for name, text in COUNTERS.items():
-            counter = CounterMetricFamily(f"holdfast_{name}", text, labels=labels)
-            counter.add_metric([node], getattr(stats, name))
-            yield counter
-        received = CounterMetricFamily(
-            "holdfast_publish_received", "PUBLISH packets received.", labels=["node", "qos"]
-        )
+        for name in NODE_COUNTERS:
+            count = counter(name)
+            count.add_metric([node], getattr(stats, name))
+            yield count
+        received = counter("publish_received")
         for qos in range(3):
             received.add_metric([node, str(qos)], getattr(stats, f"publish_qos{qos}_received"))
         yield received
-        dropped = CounterMetricFamily(
-            "holdfast_deliveries_dropped",
-            "Deliveries that will never happen.",
-            labels=["node", "reason"],
-        )
+        dropped = counter("deliveries_dropped")
         for reason, attribute in DROPPED.items():
             dropped.add_metric([node, reason], getattr(stats, attribute))
         yield dropped
-        refused = CounterMetricFamily(
-            "holdfast_refused", "Requests refused.", labels=["node", "reason"]
-        )
+        refused = counter("refused")
         for reason, attribute in REFUSED.items():
             refused.add_metric([node, reason], getattr(stats, attribute))
         if self._server.cluster is not None:
             figures = self._server.cluster.figures()
             refused.add_metric([node, "min_insync"], figures.refused_min_insync)
         yield refused
-        name, text = "descriptor_waits", "Openings of files that waited for a file descriptor."
-        waits = CounterMetricFamily(f"holdfast_{name}", text, labels=labels)
+        waits = counter("descriptor_waits")
         waits.add_metric([node], DESCRIPTORS.waits)
         yield waits
-        for name, text, value in self._gauges():
-            gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=labels)
-            gauge.add_metric([node], value)
-            yield gauge
+        for name, value in self._gauges():
+            family = gauge(name)
+            family.add_metric([node], value)
+            yield family
         yield from self._partitions(node)
         if self._server.maintenance is not None:
-            failing = GaugeMetricFamily(
-                "holdfast_maintenance_failing",
-                "1 for work that failed when it was tried last; the log says of what.",
-                labels=["node", "work"],
-            )
+            failing = gauge("maintenance_failing")
             for work in self._server.maintenance.failing:
                 failing.add_metric([node, work], 1)
             yield failing
+        expiry = gauge("certificate_expiry_timestamp_seconds")
+        for each in self._census.certificates:
+            expiry.add_metric([node, each.door, each.file], each.valid_until)
+        yield expiry
 
-    def _gauges(self) -> list[tuple[str, str, float]]:
+    def _gauges(self) -> list[tuple[str, float]]:
         broker = self._broker
         state = broker.node.state
         journal = state.journal
         pending = state.pending_connects
+        sessions = self._census.sessions
+        away = sessions.away
+        known = state.client_sessions()
         return [
-            ("connections", "Open client connections.", state.connections),
-            ("pending_connects", "Connections without an answered CONNECT.", len(pending)),
-            ("pending_connect_bytes", "What they have sent and is kept.", pending.bytes),
-            ("passwords_waiting", "Password checks that wait.", len(broker.passwords)),
-            ("sessions", "Sessions, connected or not.", state.client_sessions()),
-            ("subscriptions", "Subscriptions.", state.subscription_count),
-            ("shared_groups", "Shared subscription groups.", len(state.groups)),
-            ("retained_messages", "Retained topics.", len(state.retained)),
-            ("retained_bytes", "Memory of the retained store.", state.retained.size_bytes),
-            ("producers", "Producers in the producer table.", len(state.producers)),
-            ("producer_places", "Their places, one per partition.", state.producers.position_count),
-            ("journal_pending_bytes", "Appended, not yet written.", journal.pending_bytes),
-            ("journal_held_promises", "Promises that wait for the disk.", len(state.promises)),
-            ("disk_full", "1 while QoS > 0 publishes are refused.", int(state.disk_full)),
-            ("disk_free_bytes", "Free space under the data directory.", broker.writer.space()),
+            ("connections", state.connections),
+            ("pending_connects", len(pending)),
+            ("pending_connect_bytes", pending.bytes),
+            ("passwords_waiting", len(broker.passwords)),
+            # In a cluster the table has only the sessions that are connected here.
+            ("sessions", known if state.cluster.is_single else known + away),
+            ("sessions_away", away),
+            ("sessions_behind", sessions.behind),
+            ("backlog_records", sessions.backlog_records),
+            ("backlog_records_max", sessions.backlog_max),
+            ("subscriptions", state.subscription_count),
+            ("shared_groups", len(state.groups)),
+            ("retained_messages", len(state.retained) - broker.node.sys_topics.retained_count()),
+            ("retained_bytes", state.retained.size_bytes),
+            ("producers", len(state.producers)),
+            ("producer_places", state.producers.position_count),
+            ("log_bytes", size_bytes(journal.segments)),
+            ("log_segments", len(journal.segments)),
+            ("journal_pending_bytes", journal.pending_bytes),
+            ("journal_held_promises", len(state.promises)),
+            ("disk_full", int(state.disk_full)),
+            ("disk_free_bytes", broker.writer.space()),
         ]
 
     def _partitions(self, node: str) -> Iterable[Metric]:
         state = self._broker.node.state
-        first = GaugeMetricFamily(
-            "holdfast_partition_first_offset", "Retention floor.", labels=["node", "partition"]
-        )
-        watermark = GaugeMetricFamily(
-            "holdfast_partition_high_watermark",
-            "First offset not yet committed.",
-            labels=["node", "partition"],
-        )
+        first = gauge("partition_first_offset")
+        watermark = gauge("partition_high_watermark")
         for partition in range(state.config.partitions):
             label = [node, str(partition)]
             first.add_metric(label, self._broker.reader.first_offset(partition))
@@ -204,36 +166,28 @@ class ReadinessCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         node = self._server.config.node.id
         found = obstacles(self._server)
-        ready = GaugeMetricFamily("holdfast_ready", "1 while /readyz says so.", labels=["node"])
+        ready = gauge("ready")
         ready.add_metric([node], int(not found))
         yield ready
-        gauge = GaugeMetricFamily(
-            "holdfast_not_ready", "1 for each reason why it does not.", labels=["node", "reason"]
-        )
+        reasons = gauge("not_ready")
         for each in found:
-            gauge.add_metric([node, each.name], 1)
-        yield gauge
+            reasons.add_metric([node, each.name], 1)
+        yield reasons
         broker = self._server.broker
         if broker is not None:
-            waits = GaugeMetricFamily(
-                "holdfast_acknowledgement_wait_seconds",
-                "How long the oldest acknowledgement has been waiting for disk or replicas.",
-                labels=["node"],
-            )
+            waits = gauge("acknowledgement_wait_seconds")
             waits.add_metric([node], broker.runtime.waits_s(broker.loop.time()))
             yield waits
 
 
-def registry_for(server: ServedProcess) -> CollectorRegistry:
-    registry = CollectorRegistry()
+def registry_for(server: ServedProcess, census: Census) -> CollectorRegistry:
+    """Return the collectors of a broker's process."""
+    # Without auto_describe a registration would collect everything once.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ProcessCollector(server))
     registry.register(ReadinessCollector(server))
-    registry.register(NodeCollector(server))
+    registry.register(NodeCollector(server, census))
     registry.register(LeaseCollector(server))
     registry.register(ClusterCollector(server))
     registry.register(FederationCollector(server))
     return registry
-
-
-def render(registry: CollectorRegistry) -> bytes:
-    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
-    return text

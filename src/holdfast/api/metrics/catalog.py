@@ -1,0 +1,253 @@
+"""The declaration of every metric of a broker and a federation's sidecar: kind, labels, meaning.
+
+Collectors make their families here, so a metric that is not declared does not exist. The tests
+compare docs/metrics.md, the dashboard and the alert rules with these declarations.
+"""
+
+from typing import Final, NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+
+PREFIX: Final = "holdfast_"
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+
+class Declared(NamedTuple):
+    """One metric."""
+
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+    def exposed(self, name: str) -> str:
+        """Return the name in a scrape."""
+        full = name if name.startswith("process_") else PREFIX + name
+        return f"{full}_total" if self.kind == COUNTER else full
+
+
+def _table(kind: str, labels: str, rows: dict[str, str]) -> dict[str, Declared]:
+    return {name: Declared(kind, tuple(labels.split()), text) for name, text in rows.items()}
+
+
+NODE_COUNTERS: Final = _table(COUNTER, "node", {
+    "bytes_received": "Bytes received from clients.",
+    "bytes_sent": "Bytes written to clients.",
+    "packets_received": "MQTT packets received.",
+    "publish_sent": "PUBLISH packets sent to clients.",
+    "duplicates_received": "QoS 2 PUBLISH packets received again before PUBREL.",
+    "producer_duplicates": "Messages dropped: their producer sequence was already stored.",
+    "producer_fenced": "Messages refused: their producer has a newer epoch.",
+    "producer_evicted": "Positions of producers forgotten because of limits.producers_max.",
+    "connections_opened": "CONNECT packets accepted.",
+    "connections_refused": "CONNECT packets refused, and sockets closed because of a limit.",
+    "handshakes_failed": "TLS handshakes and WebSocket upgrades that failed.",
+    "connections_displaced": "Connections closed before CONNECT to make room for others.",
+    "sessions_expired": "Sessions ended by their expiry interval.",
+    "sessions_taken_over": "Connections replaced by another one with the same client id.",
+    "authentications_failed": "Connections with wrong or missing credentials.",
+    "authentications_shed": "CONNECT packets refused unchecked: too many passwords waited.",
+    "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
+    "reads_denied": "Messages not delivered to a client that may not read their topic.",
+    "wills_denied": "Wills to topics that their client may not write, refused or dropped.",
+    "sessions_denied": "CONNECT packets refused: the client id is another user's.",
+    "protocol_errors": "Connections closed because the client broke the protocol.",
+    "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
+    "inputs_throttled": "Times a client was not read for a while, because of a rate.",
+    "lockouts": "Names locked out after failed authentications.",
+    "keep_alive_timeouts": "Connections closed because the client was silent for too long.",
+    "wills_published": "Wills published.",
+    "reloads": "Reloads of settings and files that were applied.",
+    "reloads_failed": "Reloads that changed nothing: a file cannot be used.",
+    "log_reads": "Reads of the log for sessions that are behind.",
+    "log_records_read": "Records read from the log for sessions that are behind.",
+    "readers_fell_behind": "Times a session left the live tail for the log.",
+})  # fmt: skip
+"""Counters of `broker.stats.Stats` with the same name."""
+
+LABELLED_COUNTERS: Final = {
+    "publish_received": Declared(COUNTER, ("node", "qos"), "PUBLISH packets received."),
+    "deliveries_dropped": Declared(
+        COUNTER, ("node", "reason"), "Deliveries that will never happen, by reason."
+    ),
+    "refused": Declared(
+        COUNTER,
+        ("node", "reason"),
+        "Requests refused, by reason; unavailable: no leader in a cluster.",
+    ),
+    "descriptor_waits": Declared(
+        COUNTER, ("node",), "Openings of files that waited for a file descriptor."
+    ),
+}
+
+NODE_GAUGES: Final = _table(GAUGE, "node", {
+    "connections": "Open client connections.",
+    "pending_connects": "Connections whose CONNECT is not answered yet.",
+    "pending_connect_bytes": "Bytes that connections have sent before their CONNECT is answered.",
+    "passwords_waiting": "Password checks that wait for a thread.",
+    "sessions": "Sessions, connected or not. In a cluster: those connected here, and all away.",
+    "sessions_away": "Durable sessions without a connection. In a cluster every node reports all.",
+    "sessions_behind": "Connected sessions that read the log because they cannot keep up.",
+    "backlog_records": "Records that sessions away or behind have yet to read, matching or not.",
+    "backlog_records_max": "The backlog of the session with the largest one.",
+    "subscriptions": "Subscriptions of all sessions.",
+    "shared_groups": "Shared subscription groups.",
+    "retained_messages": "Retained messages of clients, without the broker's own $SYS topics.",
+    "retained_bytes": "Memory of the retained store, $SYS included.",
+    "producers": "Producers in the producer table.",
+    "producer_places": "Positions in the producer table, one for each producer and partition.",
+    "log_bytes": "Size of the log's segments on this node's disk.",
+    "log_segments": "Number of the log's segments on this node's disk.",
+    "journal_pending_bytes": "Bytes appended to the journal and not yet written.",
+    "journal_held_promises": "Acknowledgements and deliveries that wait for the disk.",
+    "disk_full": "1 while publishes of QoS 1 and 2 are refused for lack of space.",
+    "disk_free_bytes": "Free space under the data directory.",
+    "ready": "1 while /readyz replies 200.",
+    "acknowledgement_wait_seconds":
+        "Age of the oldest acknowledgement that waits for the disk or for replicas.",
+    "lease_held": "1 while this node holds the lease of a shared directory.",
+    "lease_epoch": "The newest epoch of the lease that counts.",
+    "lease_takeover_seconds": "Duration of this node's last takeover.",
+    "standby_records_followed": "Records of the holder's journal that this standby has followed.",
+    "metadata_leader": "1 while this node leads the metadata.",
+    "metadata_majority": "1 while this node reaches a majority.",
+    "metadata_version": "Changes of the metadata applied here.",
+    "partitions_under_replicated": "Partitions with fewer replicas in sync than they should have.",
+    "partitions_below_min_insync":
+        "Partitions whose QoS 1 and 2 messages are refused: too few replicas are in sync.",
+    "disk_stalled": "1 while a write to the disk takes too long.",
+    "disk_damaged": "1 while this node's log is damaged.",
+    "disk_older_copy": "1 while this node's disk is an older copy, and it takes part in nothing.",
+    "partitions_leaderless": "Partitions without a leader.",
+    "partitions_moving": "Partitions that get new replicas.",
+})  # fmt: skip
+
+LABELLED_GAUGES: Final = {
+    "build_info": Declared(
+        GAUGE, ("node", "version", "python", "form", "loop"), "1, with the build as labels."
+    ),
+    "certificate_expiry_timestamp_seconds": Declared(
+        GAUGE,
+        ("node", "door", "file"),
+        "End of validity of a certificate file, seconds since 1970: its first certificate to end.",
+    ),
+    "not_ready": Declared(GAUGE, ("node", "reason"), "1 for each reason why a node is not ready."),
+    "maintenance_failing": Declared(
+        GAUGE, ("node", "work"), "1 for maintenance that failed when tried last; see the log."
+    ),
+    "partition_first_offset": Declared(
+        GAUGE, ("node", "partition"), "The first offset that retention has kept."
+    ),
+    "partition_high_watermark": Declared(
+        GAUGE, ("node", "partition"), "The first offset that is not committed yet."
+    ),
+    "peer_connected": Declared(GAUGE, ("node", "peer"), "1 while there is a link to the peer."),
+    "clock_skew_seconds": Declared(
+        GAUGE,
+        ("node", "peer"),
+        "Seconds by which a node's wall clock is ahead of the clock the cluster agrees on.",
+    ),
+    "replication_lag_records": Declared(
+        GAUGE,
+        ("node", "follower"),
+        "Records of the partitions led here that a follower does not have on disk yet.",
+    ),
+}
+
+CLUSTER_COUNTERS: Final = _table(COUNTER, "node", {
+    "failovers": "Partitions taken over from a leader that was down.",
+    "publish_forwarded": "Publishes sent to the node that leads their partition.",
+})  # fmt: skip
+
+FEDERATION: Final = {
+    **_table(COUNTER, "", {
+        "federation_published": "Messages of this broker that other members want.",
+        "federation_unwanted": "Messages of this broker that no member wanted any more.",
+        "federation_delivered": "Messages of other members that arrived.",
+        "federation_control_frames": "Frames sent that carry no message.",
+        "federation_control_bytes": "Bytes of frames sent that carry no message.",
+        "federation_data_frames": "Frames sent that carry a message.",
+        "federation_data_bytes": "Bytes of frames sent that carry a message.",
+        "federation_links_up": "Links that were made.",
+        "federation_links_down": "Links that were lost.",
+    }),
+    **_table(COUNTER, "reason", {
+        "federation_dropped": "Messages and frames that were dropped, by reason.",
+        "federation_refused": "Connections of peers that were refused, by reason.",
+    }),
+    **_table(COUNTER, "hops", {
+        "federation_hops": "Messages that arrived, by the number of links behind them.",
+    }),
+    **_table(COUNTER, "outcome", {
+        "federation_edge_messages": "Messages between the member and its broker, by outcome.",
+    }),
+    **_table(GAUGE, "", {
+        "federation_up": "1 while the federator runs.",
+        "federation_epoch": "Starts of this member.",
+        "federation_members": "Members that are known, this one included.",
+        "federation_links": "Links that are up.",
+        "federation_interest_local": "Filters that this member announces to others.",
+        "federation_interest_remote": "Filters that other members want.",
+        "federation_custody_messages": "Messages that other members have yet to confirm.",
+        "federation_custody_bytes": "Bytes of messages that other members have yet to confirm.",
+        "federation_clock_wrong": "1 while this member knows that its own clock is wrong.",
+        "federation_clock_disputed":
+            "1 while its clock is more than a day apart from a linked member's.",
+        "federation_clock_ahead_seconds":
+            "Seconds by which its clock is ahead of the linked members' clocks.",
+        "federation_custody_disk_full": "1 while custody has no room.",
+        "federation_waiting_for_broker": "Messages from other members that wait for the disk.",
+    }),
+    **_table(GAUGE, "member site", {
+        "federation_queued": "Messages in custody for a member.",
+        "federation_link_rtt_ms": "Round trip of a link in milliseconds.",
+    }),
+}  # fmt: skip
+
+PROCESS: Final = {
+    **_table(COUNTER, "", {"process_cpu_seconds": "CPU time of the process, in seconds."}),
+    **_table(GAUGE, "", {
+        "process_resident_memory_bytes": "Resident memory of the process.",
+        "process_virtual_memory_bytes": "Virtual memory of the process.",
+        "process_start_time_seconds": "Start of the process, in seconds since 1970.",
+        "process_open_fds": "Open file descriptors.",
+        "process_max_fds": "The limit on open file descriptors.",
+        "process_threads": "Threads of the process.",
+    }),
+}  # fmt: skip
+
+METRICS: Final[dict[str, Declared]] = {
+    **NODE_COUNTERS,
+    **LABELLED_COUNTERS,
+    **NODE_GAUGES,
+    **LABELLED_GAUGES,
+    **CLUSTER_COUNTERS,
+    **FEDERATION,
+    **PROCESS,
+}
+"""All metrics by name, without `holdfast_` and `_total`."""
+
+
+def counter(name: str) -> CounterMetricFamily:
+    """Return an empty family of a declared counter."""
+    declared = METRICS[name]
+    assert declared.kind == COUNTER
+    exposed = declared.exposed(name).removesuffix("_total")
+    return CounterMetricFamily(exposed, declared.help, labels=declared.labels)
+
+
+def gauge(name: str) -> GaugeMetricFamily:
+    """Return an empty family of a declared gauge."""
+    declared = METRICS[name]
+    assert declared.kind == GAUGE
+    return GaugeMetricFamily(declared.exposed(name), declared.help, labels=declared.labels)
+
+
+def histogram(name: str) -> HistogramMetricFamily:
+    """Return an empty family of a declared histogram."""
+    declared = METRICS[name]
+    assert declared.kind == HISTOGRAM
+    return HistogramMetricFamily(declared.exposed(name), declared.help, labels=declared.labels)

@@ -1,0 +1,73 @@
+"""The end of validity of certificates in PEM files, without a library for certificates.
+
+Python's `ssl` reads the dates of a peer's certificate only. The path to them in a certificate is
+short (RFC 5280, section 4.1): Certificate, TBSCertificate, then after the optional version the
+serial number, the algorithm and the issuer: Validity, with two times.
+"""
+
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from re import DOTALL, findall
+from typing import Final
+
+_PEM: Final = rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"
+_SEQUENCE: Final = 0x30
+_VERSION: Final = 0xA0
+_UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
+_BEFORE_VALIDITY: Final = 3
+"""The elements between the version and the validity: serial number, algorithm, issuer."""
+
+
+def valid_until(pem: bytes) -> float:
+    """Return the earliest end of validity of the certificates in a file, in seconds since 1970.
+
+    Raises `ValueError` for a file without a certificate that can be read.
+    """
+    found = findall(_PEM, pem, DOTALL)
+    if not found:
+        raise ValueError("no certificate in PEM format")
+    return min(_valid_until(ssl.PEM_cert_to_DER_cert(each.decode("ascii"))) for each in found)
+
+
+def _valid_until(der: bytes) -> float:
+    (_, certificate), *_ = _elements(der)
+    (_, body), *_ = _elements(certificate)
+    fields = list(_elements(body))
+    if fields and fields[0][0] == _VERSION:
+        del fields[0]
+    if len(fields) <= _BEFORE_VALIDITY:
+        raise ValueError("a certificate without dates")
+    tag, validity = fields[_BEFORE_VALIDITY]
+    times = list(_elements(validity))
+    if tag != _SEQUENCE or len(times) < 2:
+        raise ValueError("a certificate without dates")
+    return _seconds(*times[1])
+
+
+def _seconds(tag: int, value: bytes) -> float:
+    text = value.decode("ascii")
+    if tag == _UTC_TIME:
+        # RFC 5280: two digits from 50 on are of the 20th century.
+        text = ("19" if text[:2] >= "50" else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError(f"a time with the tag {tag}")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the tag and the content of each element of a DER sequence's content."""
+    at = 0
+    while at < len(data):
+        if len(data) - at < 2:
+            raise ValueError("a certificate that is cut off")
+        tag, length = data[at], data[at + 1]
+        at += 2
+        if length & 0x80:
+            count = length & 0x7F
+            length = int.from_bytes(data[at : at + count], "big")
+            at += count
+        if length > len(data) - at:
+            raise ValueError("a certificate that is cut off")
+        yield tag, data[at : at + length]
+        at += length
