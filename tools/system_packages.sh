@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What PyPI does not have, from Debian's packages: venv, a C compiler for the compiled form, and
-# Mosquitto as the peer for interoperability tests and benchmarks, PostgreSQL for the topology
-# manager's tests. Installs only what is missing.
+# Mosquitto as the peer for interoperability tests and benchmarks, HAProxy in front of listeners,
+# PostgreSQL for the topology manager's tests. Installs only what is missing.
 set -eu
 python=$1
 wanted=()
@@ -10,6 +10,7 @@ command -v cc >/dev/null 2>&1 || wanted+=(gcc libc6-dev)
 header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")')
 [ -e "$header" ] || wanted+=(python3-dev)
 command -v mosquitto >/dev/null 2>&1 || [ -x /usr/sbin/mosquitto ] || wanted+=(mosquitto)
+command -v haproxy >/dev/null 2>&1 || [ -x /usr/sbin/haproxy ] || wanted+=(haproxy)
 command -v mosquitto_pub >/dev/null 2>&1 || wanted+=(mosquitto-clients)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || wanted+=(postgresql)
 [ ${#wanted[@]} -eq 0 ] && exit 0

@@ -17,10 +17,19 @@ from tests.fuzz.doors import Door, count, started
 from tests.fuzz.http_doors import AdminDoor, ManagerDoor
 from tests.fuzz.mqtt_doors import MqttDoor, WebSocketDoor
 from tests.fuzz.peer_doors import FederationDoor, PeersDoor
+from tests.fuzz.proxy_door import ProxyDoor
 
 DOORS: Final[dict[str, type[Door]]] = {
     door.name: door
-    for door in (MqttDoor, WebSocketDoor, AdminDoor, PeersDoor, FederationDoor, ManagerDoor)
+    for door in (
+        MqttDoor,
+        WebSocketDoor,
+        ProxyDoor,
+        AdminDoor,
+        PeersDoor,
+        FederationDoor,
+        ManagerDoor,
+    )
 }
 GROWTH_BYTES: Final = 300 << 20
 """A process may grow by so much while it is fuzzed: more is memory that strangers keep."""

@@ -14,6 +14,7 @@ ROOMS = {
     "mqtt": ("protocol/mqtt",),
     "topics": ("protocol/topics",),
     "websocket": ("protocol/websocket",),
+    "proxy": ("protocol/proxy",),
     "storage": ("storage",),
     "session": ("broker/session",),
     "broker": ("broker",),
@@ -47,6 +48,7 @@ BELOW = {
     "mqtt": set(),
     "topics": set(),
     "websocket": set(),
+    "proxy": set(),
     "sqlite": set(),
     "storage": {"topics"},
     "session": {"mqtt", "topics", "storage"},
@@ -59,7 +61,7 @@ BELOW = {
     "cluster": {"replication", "broker", "session", "security", "mqtt", "topics", "storage"},
     "drivers": {
         "cluster", "replication", "broker", "session", "security", "config", "mqtt", "topics",
-        "storage", "lease", "websocket",
+        "storage", "lease", "websocket", "proxy",
     },
     "client": {"mqtt", "topics", "security", "websocket", "sqlite"},
     "pipeline": {"storage", "topics", "client", "mqtt"},
@@ -94,7 +96,7 @@ SIMULATOR_ROOMS = {
     "drivers",
 }  # fmt: skip
 PURE = (
-    "mqtt", "topics", "storage", "session", "lease", "replication", "broker", "cluster",
+    "mqtt", "topics", "proxy", "storage", "session", "lease", "replication", "broker", "cluster",
     "federation",
 )  # fmt: skip
 IMPURE_MODULES = {

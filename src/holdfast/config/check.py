@@ -61,7 +61,12 @@ def _lease_problems(config: Config) -> Iterator[Problem]:
 
 def _address_problems(config: Config) -> Iterator[Problem]:
     taken: list[tuple[str, str, int]] = []
-    wanted = [(f"listeners[{i}]", one.bind, one.port) for i, one in enumerate(config.listeners)]
+    wanted = [
+        (f"listeners[{index}]", one.bind, one.port)
+        for index, one in enumerate(config.listeners)
+        if not one.socket
+    ]
+    yield from _path_problems(config)
     if config.admin.enabled:
         wanted.append(("admin", config.admin.bind, config.admin.port))
         text = address_problem(config.admin.bind)
@@ -80,6 +85,16 @@ def _address_problems(config: Config) -> Iterator[Problem]:
                 )
                 break
         taken.append((owner, bind, port))
+
+
+def _path_problems(config: Config) -> Iterator[Problem]:
+    taken: dict[str, int] = {}
+    for index, listener in enumerate(config.listeners):
+        if listener.socket:
+            other = taken.setdefault(listener.socket, index)
+            if other != index:
+                text = f" = {shown(listener.socket)}: listeners[{other}] already listens there"
+                yield f"listeners[{index}].socket", text
 
 
 def _filter_problem(filter: str) -> str:

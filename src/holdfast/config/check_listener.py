@@ -1,6 +1,7 @@
 """The settings of a listener that do not go together, or not with the rest."""
 
 from collections.abc import Iterator
+from ipaddress import ip_network
 from re import fullmatch
 from typing import Final
 
@@ -10,11 +11,15 @@ from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Config
 
 PACKET_BYTES_MIN: Final = 128
+SOCKET_PATH_BYTES_MAX: Final = 96
+"""The most bytes of the path of a Unix socket. Linux allows 107, and it is bound at a longer name
+first."""
 
 
 def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
     """The settings of a listener that contradict each other or the rest. Keys are without the
     listener's own."""
+    yield from _address_problems(listener)
     text = address_problem(listener.bind)
     if text:
         yield "bind", f" = {shown(listener.bind)}: {text}"
@@ -51,6 +56,28 @@ def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
             f" = {config.limits.packet_bytes}",
         )
     yield from _authentication_problems(listener, config)
+
+
+def _address_problems(listener: Listener) -> Iterator[Problem]:
+    path = listener.socket
+    if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
+        yield (
+            "socket",
+            f" = {shown(path)}: the system allows {SOCKET_PATH_BYTES_MAX} bytes for the path of a"
+            " Unix socket",
+        )
+    if path and listener.certificate:
+        yield "socket", f" = {shown(path)}: a Unix socket has no TLS: leave certificate out"
+    for index, name in enumerate(listener.proxies):
+        key = f"proxies[{index}]"
+        if (name == "unix") != bool(path):
+            must = '"unix"' if path else "an address or a network, as 10.0.0.1 or 10.0.0.0/8"
+            yield key, f" = {shown(name)}: must be {must}"
+        elif not path:
+            try:
+                ip_network(name, strict=False)
+            except ValueError:
+                yield key, f" = {shown(name)}: must be an address or a network, as 10.0.0.0/8"
 
 
 def _authentication_problems(listener: Listener, config: Config) -> Iterator[Problem]:

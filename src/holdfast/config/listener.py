@@ -14,6 +14,7 @@ a topic that its publisher gave as an alias (at most 65,535 bytes), by a length 
 alias and subscription identifiers."""
 
 WEBSOCKET_PATH: Final = "/mqtt"
+UNIX_PREFIX: Final = "unix:"
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 """A port; 0 lets the system choose a free one."""
@@ -25,6 +26,15 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 1883
+    socket: str = ""
+    """The path of a Unix socket in place of `bind` and `port`."""
+    socket_mode: Annotated[
+        str, Meta(pattern=r"^0?[0-7]{3}$", description="an octal mode such as 0660")
+    ] = "0660"
+    """The rights of the Unix socket's file: those who may write to it may connect."""
+    proxies: list[str] = field(default_factory=list)
+    """The addresses and networks of the proxies in front, "unix" for those of a Unix socket. With
+    any, each connection begins with a header of the PROXY protocol, version 1 or 2."""
     transport: Literal["tcp", "websocket"] = "tcp"
     path: Annotated[
         str,
@@ -71,12 +81,19 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     def is_loopback(self) -> bool:
         """Whether the listener can be reached from this machine only."""
-        return is_loopback(self.bind)
+        return bool(self.socket) or is_loopback(self.bind)
+
+    @property
+    def name(self) -> str:
+        """The address and port, or the path of the Unix socket."""
+        return f"{UNIX_PREFIX}{self.socket}" if self.socket else f"{self.bind}:{self.port}"
 
 
 def kind_of(listener: Listener) -> str:
     """The kind of a listener. A client that may use one may use another of the same kind."""
-    if listener.transport == "websocket":
+    if listener.socket:
+        name = "unix"
+    elif listener.transport == "websocket":
         name = "wss" if listener.certificate else "ws"
     else:
         name = "tls" if listener.certificate else "tcp"

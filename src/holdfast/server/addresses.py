@@ -39,7 +39,7 @@ def admin_address(config: Config) -> str:
 def _address(listener: Listener, advertised: str) -> str:
     if listener.advertise or advertised:
         return listener.advertise or advertised
-    if not listener.port:
+    if listener.socket or not listener.port:
         return ""
     host = socket.getfqdn() if is_any(listener.bind) else listener.bind
     return join_address(host, listener.port)

@@ -23,6 +23,9 @@ def file_problems(config: Config) -> list[str]:
             tls_context(listener)
         except SecurityFileError as error:
             found.append(str(error))
+        folder = Path(listener.socket).parent
+        if listener.socket and not os.access(folder, os.W_OK | os.X_OK):
+            found.append(f"listeners: the directory {folder} of a Unix socket cannot be written")
     for credentials in (config.cluster, config.federation):
         if credentials is not None:
             try:

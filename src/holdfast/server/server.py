@@ -283,7 +283,7 @@ class Server:
         state = self.broker.node.state
         logger.info(
             "ready listeners=%s admin=%s data=%s durability=%s sessions=%d records=%d",
-            [f"{each.settings.bind}:{each.port}" for each in self.listeners],
+            [each.address for each in self.listeners],
             f"{config.admin.bind}:{self.admin_port}" if config.admin.enabled else "off",
             config.node.data,
             config.log.durability,

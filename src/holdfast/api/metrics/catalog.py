@@ -44,7 +44,7 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "producer_evicted": "Positions of producers forgotten because of limits.producers_max.",
     "connections_opened": "CONNECT packets accepted.",
     "connections_refused": "CONNECT packets refused, and sockets closed because of a limit.",
-    "handshakes_failed": "TLS handshakes and WebSocket upgrades that failed.",
+    "handshakes_failed": "TLS handshakes, WebSocket upgrades and PROXY headers that failed.",
     "connections_displaced": "Connections closed before CONNECT to make room for others.",
     "sessions_expired": "Sessions ended by their expiry interval.",
     "sessions_taken_over": "Connections replaced by another one with the same client id.",

@@ -12,10 +12,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
+from holdfast.protocol.proxy.header import ProxyError
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
+from holdfast.server.sockets.proxy import Proxies, read_proxy_header, remote_of
 from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
 
 logger = logging.getLogger("holdfast")
@@ -37,16 +40,20 @@ class AcceptLoop:
         broker: Broker,
         name: str,
         sockets_max: int,
-        connection: Callable[[], asyncio.BaseProtocol],
+        connection: Callable[[str], asyncio.BaseProtocol],
         context: ssl.SSLContext | None,
         listener: socket.socket,
+        proxies: Proxies | None = None,
     ) -> None:
+        """`connection` makes the protocol of a client at host:port. `proxies`: every connection
+        comes from one of these, and begins with a PROXY header; None: none does."""
         self.sockets = (listener,)
         self._broker = broker
         self._name = name
         self._sockets_max = sockets_max
         self._connection = connection
         self._context = context
+        self._proxies = proxies
         # asyncio accepts these arguments only with TLS.
         self._timeouts: dict[str, float] = {}
         if context is not None:
@@ -76,7 +83,7 @@ class AcceptLoop:
                 logger.error("accept_failed listener=%r error=%r", self._name, str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            remote = f"{address[0]}:{address[1]}"
+            remote = remote_of(accepted, address)
             self._broker.touch()
             if self._has_room(remote):
                 self._broker.node.state.handshakes += 1
@@ -102,19 +109,41 @@ class AcceptLoop:
     async def _shake_hands(self, accepted: socket.socket, remote: str) -> None:
         broker = self._broker
         try:
-            await broker.loop.connect_accepted_socket(
-                self._connection,
-                accepted,
-                ssl=self._context,
-                **self._timeouts,
-            )
+            client = remote
+            if self._proxies is not None:
+                client = await self._client_of(accepted, remote, self._proxies)
+            if client:
+                await broker.loop.connect_accepted_socket(
+                    partial(self._connection, client),
+                    accepted,
+                    ssl=self._context,
+                    **self._timeouts,
+                )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError, and so is a connection reset.
-            broker.node.state.stats.handshakes_failed += 1
-            text = "tls_handshake_failed remote=%r listener=%r error=%r"
-            logger.info(text, remote, self._name, str(error))
+            self._note_failure("tls_handshake_failed", remote, error)
         finally:
             broker.node.state.handshakes -= 1
+
+    async def _client_of(self, accepted: socket.socket, remote: str, proxies: Proxies) -> str:
+        """The address of the client behind a proxy, or "" if the connection was closed."""
+        client = ""
+        try:
+            if remote not in proxies:
+                raise ProxyError("the address is not in proxies of the listener")
+            timeout_s = self._broker.node.state.config.connect_timeout_s
+            client = await read_proxy_header(accepted, timeout_s) or remote
+        except (ProxyError, OSError) as error:
+            self._note_failure("proxy_header_failed", remote, error)
+        finally:
+            if not client:
+                accepted.close()
+        return client
+
+    def _note_failure(self, event: str, remote: str, error: Exception) -> None:
+        self._broker.node.state.stats.handshakes_failed += 1
+        text = f"{event} remote=%r listener=%r error=%r"
+        logger.info(text, remote, self._name, str(error))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._handshakes.pop(task, None)

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from holdfast.broker.session.listener_rules import ListenerRules
@@ -15,7 +16,9 @@ from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.loop import is_uvloop
 from holdfast.server.sockets.acceptor import BACKLOG, AcceptLoop
+from holdfast.server.sockets.proxy import Proxies
 from holdfast.server.sockets.tcp import ListenerCount, TcpConnection
+from holdfast.server.sockets.unix import identity, remove_unix, reserve_unix, set_mode
 from holdfast.server.sockets.websocket import UpgradeAdmission, WebSocketConnection
 
 logger = logging.getLogger("holdfast")
@@ -51,6 +54,8 @@ def reserve(listener: Listener) -> list[socket.socket]:
 
     Raises `OSError` if an address cannot be used.
     """
+    if listener.socket:
+        return [reserve_unix(Path(listener.socket), int(listener.socket_mode, 8))]
     sockets: list[socket.socket] = []
     found = socket.getaddrinfo(
         listener.bind.strip("[]"),
@@ -89,23 +94,30 @@ class OpenListener:
         self.settings = settings
         self._context = context
         self._sockets = sockets
+        # The file of a Unix socket, which another process may replace.
+        self._file = identity(Path(settings.socket)) if settings.socket else (0, 0)
         self._servers: list[asyncio.Server | AcceptLoop] = []
         self._count = ListenerCount(ListenerRules(self.name), 0, 0)
 
     @property
     def name(self) -> str:
-        """The configured address and port."""
-        return f"{self.settings.bind}:{self.settings.port}"
+        """The configured address and port, or path."""
+        return self.settings.name
 
     @property
     def port(self) -> int:
-        """The port in use, also if the system chose it."""
-        port: int = self._sockets[0].getsockname()[1]
-        return port
+        """The port in use, also if the system chose it; 0 of a Unix socket."""
+        address = self._sockets[0].getsockname()
+        return int(address[1]) if isinstance(address, tuple) else 0
+
+    @property
+    def address(self) -> str:
+        """The address in use: host:port, or the path."""
+        return self.name if self.settings.socket else f"{self.settings.bind}:{self.port}"
 
     def is_at(self, settings: Listener) -> bool:
         """Whether settings are for this listener's address."""
-        return (self.settings.bind, self.settings.port) == (settings.bind, settings.port)
+        return self.settings.name == settings.name
 
     def apply_rules(self, settings: Listener) -> None:
         """Make the listener's clients follow its settings, the connected ones too."""
@@ -134,6 +146,8 @@ class OpenListener:
 
         `broker` None: the node does not serve yet. Raises `OSError`, and accepts as before then.
         """
+        if settings.socket:
+            set_mode(Path(settings.socket), int(settings.socket_mode, 8))
         self.settings = settings
         self._context = context
         if broker is not None:
@@ -145,6 +159,8 @@ class OpenListener:
         """Refuse new connections and end handshakes. Open connections stay."""
         _stop_accepting(self._servers, keeps_handshakes=False)
         self._servers = []
+        if self.settings.socket and self._sockets:
+            remove_unix(Path(self.settings.socket), self._file)
         for one in self._sockets:
             one.close()
         self._sockets = []
@@ -166,15 +182,17 @@ async def _listen(
     count: ListenerCount,
 ) -> list[asyncio.Server | AcceptLoop]:
     sockets_max = descriptors.for_clients()
-    accepts = context is not None or not is_uvloop(broker.loop)
+    proxies = Proxies(listener.proxies) if listener.proxies else None
+    is_own = context is not None or proxies is not None or bool(listener.socket)
+    accepts = is_own or not is_uvloop(broker.loop)
     count.connections_max = listener.max_connections
     count.certificate_user = listener.certificate_user
     # A connection of an AcceptLoop is already counted when this check runs.
     count.sockets_max = sockets_max + accepts
     admission = UpgradeAdmission(listener.path, listener.allowed_origins)
 
-    def accept() -> asyncio.BaseProtocol:
-        connection = TcpConnection(broker, count)
+    def accept(remote: str = "") -> asyncio.BaseProtocol:
+        connection = TcpConnection(broker, count, remote)
         if listener.transport == "websocket":
             return WebSocketConnection(connection, admission)
         # TcpConnection has the methods of a protocol, but not the base class.
@@ -182,6 +200,7 @@ async def _listen(
 
     if accepts:
         return [
-            AcceptLoop(broker, count.name, sockets_max, accept, context, one) for one in sockets
+            AcceptLoop(broker, count.name, sockets_max, accept, context, one, proxies)
+            for one in sockets
         ]
     return [await broker.loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]

@@ -44,8 +44,10 @@ class TcpConnection(ClientTransport):
     Reading pauses while the node has paused the connection's input.
     """
 
-    def __init__(self, broker: Broker, listener: ListenerCount) -> None:
+    def __init__(self, broker: Broker, listener: ListenerCount, remote: str = "") -> None:
+        """`remote`: the client's host:port; "": that of the socket."""
         self.broker = broker
+        self.remote = remote
         self.listener = listener
         self.transport: Transport | None = None
         self.connection: Connection | None = None
@@ -57,8 +59,10 @@ class TcpConnection(ClientTransport):
         transport = cast(Transport, transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        peer = transport.get_extra_info("peername")
-        remote = f"{peer[0]}:{peer[1]}" if peer else "?"
+        remote = self.remote
+        if not remote:
+            peer = transport.get_extra_info("peername")
+            self.remote = remote = f"{peer[0]}:{peer[1]}" if peer else "?"
         broker = self.broker
         broker.touch()
         listener = self.listener

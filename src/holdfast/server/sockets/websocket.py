@@ -58,8 +58,7 @@ class WebSocketConnection(WebSocketStream):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._error is not None:
-            peer = self.get_extra_info("peername")
-            remote = f"{peer[0]}:{peer[1]}" if peer else "?"
+            remote = self._connection.remote
             listener = self._connection.listener.name
             text = "websocket_error remote=%r listener=%r error=%r"
             logger.info(text, remote, listener, str(self._error))

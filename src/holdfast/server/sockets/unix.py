@@ -1,0 +1,72 @@
+"""Unix sockets: bound at a path, which is left behind when a process dies."""
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+def reserve_unix(path: Path, mode: int) -> socket.socket:
+    """Bind a Unix socket; connections are refused until `listen`.
+
+    A socket at the path on which no process listens is replaced. Raises `OSError` for one in use,
+    and for any other file.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.setblocking(False)
+    # A name of its own first: nobody can connect before the mode is set, and there is always a
+    # socket at the path when one process takes over from another.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _check_free(path)
+        temporary.unlink(missing_ok=True)
+        made.bind(str(temporary))
+        temporary.chmod(mode)
+        temporary.rename(path)
+    except OSError as error:
+        made.close()
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, f"{path}: {error.strerror or error}") from error
+    return made
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """The device and inode of the file at a path, or zeros."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def set_mode(path: Path, mode: int) -> None:
+    """Change who may connect. Raises `OSError`."""
+    path.chmod(mode)
+
+
+def remove_unix(path: Path, own: tuple[int, int]) -> None:
+    """Remove the path of a socket, unless another process has put its own there."""
+    if identity(path) == own:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _check_free(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise OSError(errno.EEXIST, "there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            # Its queue of connections is full, so it is in use.
+            pass
+    raise OSError(errno.EADDRINUSE, "another process listens there")

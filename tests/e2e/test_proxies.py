@@ -1,0 +1,227 @@
+"""Listeners behind a proxy that passes the client's address on, and Unix sockets."""
+
+import os
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.listeners_broker import PUB, ListenersBroker, mosquitto_pub
+from tests.e2e.test_reload import Client, post_reload, until
+from tests.e2e.wire import connect
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
+
+HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
+TIMEOUT_S = 20.0
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+
+
+class Haproxy:
+    """Debian's HAProxy with one frontend for each (port, server line)."""
+
+    def __init__(self, directory: Path, ways: dict[int, str], certificate: str = "") -> None:
+        text = "defaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n"
+        for port, server in ways.items():
+            secure = f" ssl crt {certificate}" if certificate and "terminated" in server else ""
+            text += f"frontend f{port}\n bind 127.0.0.1:{port}{secure}\n default_backend b{port}\n"
+            text += f"backend b{port}\n server {server}\n"
+        path = directory / "haproxy.cfg"
+        path.write_text(text)
+        assert HAPROXY is not None
+        self.process = subprocess.Popen([HAPROXY, "-f", str(path), "-db"])
+        for port in ways:
+            until(lambda port=port: accepts(port), "HAProxy listens")  # type: ignore[misc]
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def exchange(port: int, *pieces: bytes) -> bytes:
+    """What the broker replies to these bytes before it closes, or within a second of silence."""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(0.02)
+            client.settimeout(1)
+            return client.recv(1000)
+        except (TimeoutError, ConnectionError):
+            return b""
+
+
+def header_of(address: str, port: int) -> bytes:
+    body = socket.inet_aton(address) + socket.inet_aton("10.9.9.9") + struct.pack(">HH", port, 1883)
+    return SIGNATURE + b"\x21\x11" + struct.pack(">H", len(body)) + body
+
+
+class Behind:
+    """A broker with listeners behind a proxy: plain, TLS and WebSocket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plain, self.tls, self.closed = free_port(), free_port(), free_port()
+        self.authority = Authority(directory)
+        self.server = self.authority.issue()
+        files = {"certificate": self.server.certificate, "key": self.server.key}
+        self.broker = ListenersBroker(
+            directory / "broker",
+            [
+                {"port": self.plain, "proxies": ["127.0.0.0/8"]},
+                {"port": self.tls, "proxies": ["127.0.0.1"], **files},
+                {"port": self.closed, "proxies": ["10.1.2.3"]},
+            ],
+            {
+                "logging": {"level": "debug"},
+                "limits": {"connect_timeout_s": 2.0, "pending_connects_per_address": 2},
+            },
+        )
+        self.broker.start()
+
+    def log_has(self, *texts: str) -> None:
+        until(
+            lambda: any(
+                all(text in line for text in texts) for line in self.broker.log_text().splitlines()
+            ),
+            f"a line with {texts}",
+        )
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    made = Behind(tmp_path_factory.mktemp("behind"))
+    yield made
+    assert made.broker.stop() == 0
+    assert "Traceback" not in made.broker.log_text()
+
+
+def test_the_address_in_the_header_is_the_client_s(behind: Behind) -> None:
+    """In one piece, byte by byte, in both versions; what follows the header is MQTT."""
+    text = b"PROXY TCP4 10.3.0.1 10.9.9.9 777 1883\r\n"
+    packet = connect("c", 4)
+    assert exchange(behind.plain, text + packet)[:1] == b"\x20"
+    behind.log_has("10.3.0.1:777")
+    binary = header_of("10.3.0.2", 778)
+    pieces = [bytes((byte,)) for byte in binary]
+    assert exchange(behind.plain, *pieces, packet)[:1] == b"\x20"
+    behind.log_has("10.3.0.2:778")
+
+
+def test_limits_of_an_address_are_those_of_the_client(behind: Behind) -> None:
+    """Two connections of one address may wait for their CONNECT; the proxy has many."""
+    waiting = []
+    for number in range(6):
+        client = socket.create_connection(("127.0.0.1", behind.plain), TIMEOUT_S)
+        client.sendall(header_of(f"10.4.0.{number // 2}", 5000 + number))
+        waiting.append(client)
+    refused = exchange(behind.plain, header_of("10.4.0.1", 6000), connect("d", 4))
+    assert refused == b""
+    behind.log_has("address_full", "10.4.0.1:6000")
+    assert exchange(behind.plain, header_of("10.4.0.9", 6001), connect("e", 4))[:1] == b"\x20"
+    for client in waiting:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (connect("c", 4), "begins with no header"),
+        (b"PROXY TCP4 1.2.3.4 nonsense 1 2\r\n", "nonsense"),
+        (SIGNATURE, "was not complete after 2 s"),
+        (b"PROXY TCP4 ", "was not complete after 2 s"),
+    ],
+)
+def test_connections_without_a_header_are_closed(behind: Behind, data: bytes, text: str) -> None:
+    with socket.create_connection(("127.0.0.1", behind.plain), TIMEOUT_S) as client:
+        client.sendall(data)
+        with suppress(ConnectionResetError):
+            assert client.recv(100) == b""
+    behind.log_has("proxy_header_failed", text)
+    assert Client(behind.broker.port).reason == 0
+
+
+def test_only_the_configured_proxies_are_believed(behind: Behind) -> None:
+    assert exchange(behind.closed, header_of("10.3.0.1", 1), connect("c", 4)) == b""
+    behind.log_has("proxy_header_failed", "127.0.0.1", "is not in proxies")
+
+
+@pytest.mark.skipif(HAPROXY is None or PUB is None, reason="haproxy is not installed")
+def test_haproxy_with_both_versions_and_tls(behind: Behind) -> None:
+    both = behind.directory / "both.pem"
+    server = behind.server
+    both.write_text(Path(server.certificate).read_text() + Path(server.key).read_text())
+    version_1, version_2, passed, terminated = (free_port() for _ in range(4))
+    proxy = Haproxy(
+        behind.directory,
+        {
+            version_1: f"one 127.0.0.1:{behind.plain} send-proxy",
+            version_2: f"two 127.0.0.1:{behind.plain} send-proxy-v2",
+            passed: f"passed 127.0.0.1:{behind.tls} send-proxy-v2",
+            terminated: f"terminated 127.0.0.1:{behind.plain} send-proxy-v2-ssl-cn",
+        },
+        str(both),
+    )
+    try:
+        ca = ["--cafile", behind.authority.ca, "-h", "127.0.0.1"]
+        for number, (port, options) in enumerate(
+            ((version_1, []), (version_2, []), (passed, ca), (terminated, ca))
+        ):
+            name = f"client-{number}"
+            done = mosquitto_pub("-p", str(port), "-i", name, "-V", "5", *options)
+            assert done.returncode == 0, done.stderr
+            # The proxy's own connection has another port than the client's.
+            behind.log_has(name, "127.0.0.1:")
+    finally:
+        proxy.stop()
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    path = tmp_path / "broker.sock"
+    broker = ListenersBroker(
+        tmp_path / "broker", [{"socket": str(path), "socket_mode": "0600"}], {}
+    )
+    broker.start()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert f"unix:{path}" in broker.log_text()
+    if PUB is not None:
+        assert mosquitto_pub("--unix", str(path)).returncode == 0
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(TIMEOUT_S)
+        client.connect(str(path))
+        client.sendall(connect("u", 4))
+        assert client.recv(4)[:1] == b"\x20"
+        broker.listeners[0]["socket_mode"] = "0660"
+        broker.write()
+        assert post_reload(broker)[0] == 200
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    # A process that was killed leaves its socket behind; the next one replaces it.
+    broker.kill()
+    assert path.exists()
+    broker.start()
+    assert mosquitto_pub("--unix", str(path)).returncode == 0
+    other = ListenersBroker(tmp_path / "other", [{"socket": str(path)}], {})
+    with pytest.raises(RuntimeError, match="another process listens there"):
+        other.start()
+    assert broker.stop() == 0
+    assert not path.exists()
+    assert os.listdir(tmp_path / "broker")  # Its data stays.
+    path.write_text("no socket")
+    with pytest.raises(RuntimeError, match="there is a file that is no socket"):
+        broker.start()
+    assert path.read_text() == "no socket"
