@@ -15,6 +15,7 @@ import pytest
 from starlette.routing import Route
 
 from holdfast.api.admin import AdminRoutes
+from holdfast.api.dispatch import OpenGate
 from holdfast.api.log_routes import READS_MAX
 from holdfast.storage.record import MESSAGE
 from tests.e2e import wire
@@ -38,7 +39,7 @@ class Nothing:
 
 def routes() -> list[tuple[str, str]]:
     found = []
-    for route in AdminRoutes(Nothing()).application().routes:
+    for route in AdminRoutes(Nothing()).application(OpenGate()).routes:
         assert isinstance(route, Route)
         found += [(method, route.path) for method in sorted(route.methods or ())]
     return [*found, ("POST", "/api/v1/log/read")]

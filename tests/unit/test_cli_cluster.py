@@ -380,12 +380,15 @@ def test_a_change_that_nobody_confirms(cli: Cli) -> None:
     assert cli.errors.endswith(": look at the status whether it was done\n")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ":18083", "1.2.3.4:", "h:99999", "h:0", "h:x"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", ":18083", "1.2.3.4:", "ftp://h:1", "h:99999", "h:0", "h:x"]
+)
 def test_addresses_that_are_none(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(1, capsys)
     cli.address = address
     assert cli("status") == 2
-    assert cli.errors == f"holdfast: --admin {address!r}: give ADDR:PORT, as 127.0.0.1:18083\n"
+    said = f"holdfast: --admin {address!r}: give ADDR:PORT, as 127.0.0.1:18083"
+    assert cli.errors == f"{said}, or https://ADDR:PORT\n"
 
 
 def test_a_directory_and_a_cluster_are_two_things(

@@ -17,22 +17,27 @@ Requests from web pages and for other host names receive 403, see `holdfast.secu
 import asyncio
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from holdfast.api.access.audit import AuditLog
+from holdfast.api.access.gate import CredentialGate
+from holdfast.api.access.routes import AccessRoutes
 from holdfast.api.census import Census
 from holdfast.api.cluster_routes import ClusterRoutes
-from holdfast.api.dispatch import OpenGate, application
+from holdfast.api.dispatch import AccessGate, application
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import LogRoutes
-from holdfast.api.log_sender import LogConnections, LogSender
+from holdfast.api.log_sender import LogConnections, LogSender, RequestChecks
 from holdfast.api.metrics.node import registry_for
 from holdfast.api.metrics.scrape import render
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
+from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
@@ -49,14 +54,16 @@ CONNECTIONS_MAX: Final = 64
 class AdminRoutes:
     """The routes of a broker's admin port."""
 
-    def __init__(self, server: ServedProcess) -> None:
+    def __init__(self, server: ServedProcess, access: AccessRoutes | None = None) -> None:
+        """`access` None: the routes without the check of credentials, for tests and documents."""
         self._server = server
+        self._access = access
         self.census = Census(server)
         self._registry = registry_for(server, self.census)
 
-    def application(self) -> Starlette:
+    def application(self, gate: AccessGate) -> Starlette:
         """The application of all endpoints."""
-        return application(self.endpoints(), OpenGate(), "Holdfast admin API")
+        return application(self.endpoints(), gate, "Holdfast admin API")
 
     def endpoints(self) -> list[Endpoint]:
         """The declarations of all endpoints."""
@@ -65,7 +72,7 @@ class AdminRoutes:
                      media_type="text/plain", any_parameter=True),
             Endpoint("GET", "/readyz", Scope.HEALTH, "whether the node serves clients",
                      self.readyz, dict, refusals=(503,), any_parameter=True),
-            Endpoint("GET", "/metrics", Scope.HEALTH, "the metrics for Prometheus", self.metrics,
+            Endpoint("GET", "/metrics", Scope.METRICS, "the metrics for Prometheus", self.metrics,
                      str, media_type="application/openmetrics-text", any_parameter=True),
             Endpoint("POST", "/api/v1/reload", Scope.OPERATOR,
                      "apply the settings and files as they are now", self.reload, Reloaded,
@@ -73,6 +80,7 @@ class AdminRoutes:
             *LogRoutes(self._server).endpoints(),
             *ClusterRoutes(self._server).endpoints(),
             *FederationRoutes(self._server).endpoints(),
+            *([] if self._access is None else self._access.endpoints()),
         ]  # fmt: skip
 
     async def healthz(self, call: Call) -> Response:
@@ -130,34 +138,55 @@ class AdminServer:
     def __init__(
         self, server: ServedProcess, bind: str, port: int, hosts: Iterable[str] = ()
     ) -> None:
-        """Bind the port at once. Raises `OSError` if the address cannot be used.
+        """Bind the port at once. Raises `OSError` if the address cannot be used, and `AccessError`
+        if the file of users and tokens cannot.
 
         `hosts`: names that requests may use for this port, besides those that need no setting.
         """
+        self._gate, audit = gate_of(server)
+        self._access = AccessRoutes(self._gate, audit)
         self._socket = listen(bind, port)
         self.port: int = self._socket.getsockname()[1]
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
-        self._sender = LogSender(lambda: server.broker, known)
+        self._sender = LogSender(lambda: server.broker, RequestChecks(known, self._gate))
         connections_max = descriptors.share(CONNECTIONS_MAX)
-        routes = AdminRoutes(server)
+        routes = AdminRoutes(server, self._access)
         self._census = routes.census
         self._server = HttpServer(
-            Guard(routes.application(), known),
+            Guard(routes.application(self._gate), known),
             bounded(LogConnections, connections_max, sender=self._sender),
             shutdown_s=1,
         )
-        self._task: asyncio.Task[None] | None = None
-        self._counting: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._counting = watched(self._census.run())
-        self._task = watched(self._server.serve(sockets=[self._socket]))
+        """Serve, and watch the file of users and tokens."""
+        self._watching = [watched(self._census.run()), watched(self._gate.watch())]
+        self._serving = watched(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
+        """End the connections, and write what is only in memory."""
         self._server.should_exit = True
-        if self._counting is not None:
-            self._counting.cancel()
-        if self._task is not None:
-            await self._task
+        for task in self._watching:
+            task.cancel()
+        if self._serving is not None:
+            await self._serving
+        await asyncio.to_thread(self._gate.close)
+        self._access.close()
         await asyncio.to_thread(self._sender.close)
         self._socket.close()
+
+
+def gate_of(server: ServedProcess) -> tuple[CredentialGate, AuditLog]:
+    """The gate of a broker's port, and its audit. Raises `AccessError`."""
+    directory = Path(server.config.node.data)
+
+    def open_scopes() -> frozenset[Scope]:
+        return frozenset(Scope[each.upper()] for each in server.config.admin.open)
+
+    def led_partition() -> int:
+        return 0 if server.cluster is None else server.cluster.led_partition()
+
+    audit = AuditLog(lambda: server.broker, led_partition, directory)
+    return CredentialGate(AdminCredentials(directory), open_scopes, audit), audit

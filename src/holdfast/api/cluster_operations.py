@@ -142,6 +142,11 @@ class ClusterOperations:
                 partition["high_watermark"] = member.context.journal.high_watermark[number]
         return found
 
+    def led_partition(self) -> int:
+        """A partition that this node leads; 0 if it leads none."""
+        leading = self._member.context.leading
+        return next((number for number, epoch in enumerate(leading) if epoch > 0), 0)
+
     def figures(self) -> ClusterFigures:
         member = self._member
         metadata = member.context.metadata

@@ -1,19 +1,14 @@
 """Sends large parts of the log as they are on disk, mainly to Spark.
 
-`POST /api/v1/log/read` on the admin port, with JSON::
+`POST /api/v1/log/read` on the admin port, with the JSON of `holdfast.api.log_plan`:
 
-    {"ranges": [[partition, start, end], ...], "bytes": M, "filters": [...], "prefixes": [...]}
-
-    200 application/octet-stream: raw batches in the journal's order, about M bytes, with all
-        wanted offsets from the starts on. Other offsets may lie between them. The first and the
-        last batch may exceed the range. Damaged parts are sent as they are. The header
-        `holdfast-log` is JSON: {"next": [[partition, offset], ...], "passed": [[partition, start,
-        end], ...]}. `next` says how far the response goes. `passed` are the offsets it leaves out,
-        because `filters` (MQTT filters) and `prefixes` (of topics) match nothing there. Without
-        both nothing is left out. `next` equals the start if nothing later is committed here yet.
+    200 application/octet-stream: raw batches in the journal's order. The first and the last batch
+        may exceed the range. Damaged parts are sent as they are. The header `holdfast-log` says
+        what the response has, see `header_of`. `next` equals the start if nothing later is
+        committed here yet.
     410 {"first_offsets": [[partition, offset], ...]} below the retention floor
 
-Only committed offsets are wanted. Such a connection leaves the event loop with its first request.
+Such a connection leaves the event loop with its first request.
 A thread of its own plans the response by bisection in the indexes, and the kernel sends it
 (sendfile). Large reads therefore cost the node's clients neither copies nor turns of the loop.
 """
@@ -27,33 +22,35 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from email.message import Message
 from http.server import BaseHTTPRequestHandler
-from typing import Annotated, Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-import msgspec
-from msgspec import Meta
-
+from holdfast.api.access.gate import CredentialGate, session_secret
+from holdfast.api.endpoints import ApiRefusal
+from holdfast.api.log_plan import (
+    PATH,
+    REQUEST_BYTES_MAX,
+    BadRead,
+    ReadPlanner,
+    RemovedRecords,
+    header_of,
+)
 from holdfast.numbers import whole_number
-from holdfast.protocol.topics.names import InvalidFilter, check_filter
+from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import BUSY, BoundedConnection
 from holdfast.security.http.requests import Hosts, page_refusal
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.reading.byte_ranges import Extent, Wanted
-from holdfast.storage.reading.topic_postings import TopicChoice
+from holdfast.storage.reading.byte_ranges import Extent
 
 logger = logging.getLogger("holdfast")
 
-PATH: Final = "/api/v1/log/read"
 FIRST_BYTES: Final = f"POST {PATH} ".encode()
 """The first bytes of a connection of such a reader."""
 READERS_MAX: Final = 64
 """The most connections, with one thread each. Further ones receive 503."""
-REQUEST_BYTES_MAX: Final = 1 << 20
-READ_BYTES_DEFAULT: Final = 4 << 20
-READ_BYTES_MAX: Final = 64 << 20
-FILTERS_MAX: Final = 1000
 BODIES_BYTES_MAX: Final = 8 << 20
 """The most bytes of requests in memory, over all connections."""
 IDLE_S: Final = 60.0
@@ -67,26 +64,9 @@ STRETCH_BYTES: Final = 4 << 20
 SEND_BUFFER_BYTES: Final = 256 << 10
 """The kernel's send buffer per connection in bytes. Without a limit it grows to megabytes. Packets
 to the node's clients then wait behind it in the same queues, and their p50 doubles."""
-PAUSE_S: Final = 0.00005
 CLOSE_TIMEOUT_S: Final = 5.0
 
 FindBroker = Callable[[], Broker | None]
-
-
-class BadRead(Exception):
-    """The request is malformed. The text says what is wrong."""
-
-
-Texts = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=FILTERS_MAX)]
-
-
-class ReadRequest(msgspec.Struct):
-    """The body of a request."""
-
-    ranges: list[Wanted]
-    bytes: Annotated[int, Meta(ge=0, le=READ_BYTES_MAX)] = READ_BYTES_DEFAULT
-    filters: Texts = []
-    prefixes: Texts = []
 
 
 @runtime_checkable
@@ -99,9 +79,9 @@ class KernelFile(Protocol):
 class LogSender:
     """The threads that send the log, from the start of the admin port to its end."""
 
-    def __init__(self, find_broker: FindBroker, hosts: Hosts) -> None:
+    def __init__(self, find_broker: FindBroker, checks: "RequestChecks") -> None:
         self._find_broker = find_broker
-        self._hosts = hosts
+        self._checks = checks
         self._readers_max = descriptors.share(READERS_MAX)
         self._bodies = Budget(BODIES_BYTES_MAX)
         self._lock = threading.Lock()
@@ -145,7 +125,7 @@ class LogSender:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-                LogRequests(connection, received, self._find_broker, self._hosts, self._bodies)
+                LogRequests(connection, received, self._find_broker, self._checks, self._bodies)
         except OSError:
             return  # The reader has closed the connection, or is too slow.
         except Exception as error:
@@ -153,6 +133,26 @@ class LogSender:
         finally:
             with self._lock:
                 self._sockets.pop(connection, None)
+
+
+class RequestChecks:
+    """The checks of `holdfast.security.http.guard` and of the port's gate, for connections that
+    bypass both. Any thread may call them."""
+
+    def __init__(self, hosts: Hosts, gate: CredentialGate) -> None:
+        self._hosts = hosts
+        self._gate = gate
+
+    def check(self, headers: Message, remote: str) -> None:
+        """Raises `ApiRefusal` (401, 403)."""
+        hosts = headers.get_all("Host", [])
+        origins, sites = headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", [])
+        own = [each for each in hosts if self._hosts.knows(each)]
+        text = page_refusal(origins, sites, own) or self._hosts.refusal(hosts)
+        if text:
+            raise ApiRefusal(403, text)
+        cookie = session_secret(headers.get("Cookie", ""))
+        self._gate.decide_now(headers.get("Authorization", ""), cookie, remote, Scope.READER)
 
 
 class Budget:
@@ -220,15 +220,15 @@ class LogRequests(BaseHTTPRequestHandler):
         connection: socket.socket,
         received: bytes,
         find_broker: FindBroker,
-        hosts: Hosts,
+        checks: "RequestChecks",
         bodies: Budget,
     ) -> None:
         self._input = _Received(received, connection)
         self._find_broker = find_broker
-        self._hosts = hosts
+        self._checks = checks
         self._bodies = bodies
-        self._filters: tuple[list[str], list[str]] = ([], [])
-        self._choice: TopicChoice | None = None
+        self._planner = ReadPlanner()
+        self._remote: str = connection.getpeername()[0]
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]
 
     def setup(self) -> None:
@@ -241,9 +241,11 @@ class LogRequests(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Serve one request. A refused body stays unread, so the connection then ends."""
-        if text := self._refusal():
+        try:
+            self._checks.check(self.headers, self._remote)
+        except ApiRefusal as error:
             self.close_connection = True
-            self._answer(403, {"error": text})
+            self._answer(error.status, {"error": str(error)}, error.headers)
             return
         length = whole_number(self.headers.get("Content-Length", ""), REQUEST_BYTES_MAX)
         if length is None:
@@ -258,12 +260,6 @@ class LogRequests(BaseHTTPRequestHandler):
             self._serve_body(self.rfile.read(length))
         finally:
             self._bodies.give_back(length)
-
-    def _refusal(self) -> str:
-        """Apply the checks of `holdfast.security.http.guard`, which this connection bypasses."""
-        headers = self.headers
-        text = page_refusal(headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", []))
-        return text or self._hosts.refusal(headers.get_all("Host", []))
 
     def _serve_body(self, body: bytes) -> None:
         self._input.rest()
@@ -280,48 +276,24 @@ class LogRequests(BaseHTTPRequestHandler):
 
     def _read(self, broker: Broker, body: bytes) -> None:
         try:
-            request = msgspec.json.decode(body, type=ReadRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRead(str(error)) from None
-        wanted = _ranges(request, broker.node.state.config.partitions)
-        choice = self._topics(request)
-        reader = broker.reader
-        first = [[p, reader.first_offset(p)] for p, start, _ in wanted]
-        if any(start < floor for (_, start, _), (_, floor) in zip(wanted, first, strict=True)):
-            text = "older records were removed by retention"
-            self._answer(410, {"error": text, "first_offsets": first})
+            plan = self._planner.plan(broker, body)
+        except RemovedRecords as error:
+            self._answer(410, {"error": str(error), "first_offsets": error.first})
             return
-        journal = broker.node.state.journal
-        committed = journal.high_watermark
-        limited = [(p, start, min(end, committed[p])) for p, start, end in wanted]
-        plan = reader.extents().plan(limited, request.bytes, choice)
-        told = {"next": sorted(plan.next.items()), "passed": plan.passed}
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(plan.size_bytes))
-        self.send_header("Holdfast-Log", json.dumps(told, separators=(",", ":")))
+        self.send_header("Holdfast-Log", header_of(plan))
         self.end_headers()
         deadline = time.monotonic() + IDLE_S + plan.size_bytes / RATE_BYTES_PER_S
         for extent in plan.extents:
             _send(self.connection, extent, deadline)
 
-    def _topics(self, request: ReadRequest) -> TopicChoice | None:
-        filters, prefixes = request.filters, request.prefixes
-        for each in filters:
-            try:
-                check_filter(each)
-            except InvalidFilter as error:
-                raise BadRead(str(error)) from None
-        if not filters and not prefixes:
-            return None
-        if self._choice is None or self._filters != (filters, prefixes):
-            self._filters = (filters, prefixes)
-            self._choice = TopicChoice(filters, prefixes, lambda: time.sleep(PAUSE_S))
-        return self._choice
-
-    def _answer(self, status: int, body: dict[str, object]) -> None:
+    def _answer(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         if status == 503:
@@ -351,18 +323,6 @@ def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
             raise OSError("the segment became shorter")
         position += sent
         left -= sent
-
-
-def _ranges(request: ReadRequest, partitions: int) -> list[Wanted]:
-    found: dict[int, Wanted] = {}
-    for partition, start, end in request.ranges:
-        if not 0 <= partition < partitions or start < 0 or partition in found:
-            raise BadRead(
-                f"partition {partition} from {start}: this node has partitions 0 to "
-                f"{partitions - 1}, each may be asked for once, offsets begin at 0"
-            )
-        found[partition] = (partition, start, end)
-    return list(found.values())
 
 
 class LogConnections(BoundedConnection):

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",
     "config": "check, show, explain or import a configuration",
+    "access": "users and tokens of the admin port",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
 """The help text of each command."""

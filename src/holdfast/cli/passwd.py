@@ -25,7 +25,7 @@ for passwords that people choose. A new file is readable by its owner only; an e
 its owner and mode."""
 
 
-class _Refused(Exception):
+class PasswordInputError(Exception):
     """The command cannot do its work. The text goes to standard error, the exit code is 1."""
 
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             _delete(args.file, args.user)
         else:
             _set(args)
-    except (_Refused, PasswordError, ScramError) as error:
+    except (PasswordInputError, PasswordError, ScramError) as error:
         print(f"holdfast passwd: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -97,21 +97,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_usage(args: argparse.Namespace) -> None:
     if sum((args.create, args.delete, args.upgrade)) > 1:
-        raise _Refused("choose one of -c, -D and -U")
+        raise PasswordInputError("choose one of -c, -D and -U")
     if args.upgrade:
         if args.batch or args.scram or args.user is not None:
-            raise _Refused("-U takes FILE only, without -b and --scram")
+            raise PasswordInputError("-U takes FILE only, without -b and --scram")
         return
     if args.user is None:
-        raise _Refused("name the user: FILE USER")
+        raise PasswordInputError("name the user: FILE USER")
     if args.scram and args.scheme:
-        raise _Refused("-H is for password files, --scram has one hash only")
+        raise PasswordInputError("-H is for password files, --scram has one hash only")
     if args.batch and args.delete:
-        raise _Refused("choose one of -b and -D")
+        raise PasswordInputError("choose one of -b and -D")
     if args.batch and args.password is None:
-        raise _Refused("-b needs FILE USER PASSWORD")
+        raise PasswordInputError("-b needs FILE USER PASSWORD")
     if args.password is not None and not args.batch:
-        raise _Refused("a password on the command line is visible to others: it needs -b")
+        raise PasswordInputError("a password on the command line is visible to others: it needs -b")
     _check_username(args.user)
 
 
@@ -122,19 +122,21 @@ def _check_username(username: str) -> None:
         or not username.isprintable()
         or username != username.strip()
     ):
-        raise _Refused(
+        raise PasswordInputError(
             "a user name has no ':', no control character, and no space at its ends, "
             f"found {username!r}"
         )
     if username.startswith("#"):
-        raise _Refused(f"a user name that begins with '#' would be a comment: {username!r}")
+        raise PasswordInputError(
+            f"a user name that begins with '#' would be a comment: {username!r}"
+        )
     if len(username.encode()) > passwords.USERNAME_BYTES_MAX:
-        raise _Refused(f"a user name has at most {passwords.USERNAME_BYTES_MAX} bytes")
+        raise PasswordInputError(f"a user name has at most {passwords.USERNAME_BYTES_MAX} bytes")
 
 
 def _set(args: argparse.Namespace) -> None:
     lines = [] if args.create else _read_lines(args.file)
-    password = args.password if args.batch else _ask_password()
+    password = args.password if args.batch else ask_password()
     if args.scram:
         username = scram_file.saslprep(args.user)
         iterations = scram_file.DEFAULT_ITERATIONS if args.iterations is None else args.iterations
@@ -164,7 +166,7 @@ def _delete(path: Path, username: str) -> None:
     lines = _read_lines(path)
     places = _places(lines, username)
     if not places:
-        raise _Refused(f"{path} has no user {username!r}")
+        raise PasswordInputError(f"{path} has no user {username!r}")
     _replace(path, [line for number, line in enumerate(lines) if number not in places])
 
 
@@ -175,7 +177,9 @@ def _upgrade(args: argparse.Namespace) -> None:
             continue
         username, colon, password = line.partition(":")
         if not username or not colon or not password:
-            raise _Refused(f"{args.file}:{number + 1}: a line is 'user:password' or a comment")
+            raise PasswordInputError(
+                f"{args.file}:{number + 1}: a line is 'user:password' or a comment"
+            )
         # Skips hashes, so that a second run does not hash them again.
         if not passwords.is_hash(password):
             lines[number] = f"{username}:{_hash(args, password)}"
@@ -191,16 +195,17 @@ def _read_lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _Refused(f"{path} does not exist; -c creates it") from None
+        raise PasswordInputError(f"{path} does not exist; -c creates it") from None
     except UnicodeDecodeError as error:
-        raise _Refused(f"{path}: not UTF-8 at byte {error.start}") from None
+        raise PasswordInputError(f"{path}: not UTF-8 at byte {error.start}") from None
     lines = [line.rstrip("\r") for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     return lines
 
 
-def _ask_password() -> str:
+def ask_password() -> str:
+    """A password from the terminal, or one line of standard input. Raises `PasswordInputError`."""
     if not sys.stdin.isatty():
         password = sys.stdin.readline().rstrip("\r\n")
     else:
@@ -210,9 +215,9 @@ def _ask_password() -> str:
         except EOFError:
             password = again = ""
         if password != again:
-            raise _Refused("the passwords do not match")
+            raise PasswordInputError("the passwords do not match")
     if not password:
-        raise _Refused("the password is empty")
+        raise PasswordInputError("the password is empty")
     return password
 
 

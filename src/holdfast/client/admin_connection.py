@@ -3,10 +3,20 @@
 `holdfast.api` has the interface of the port.
 """
 
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    IncompleteRead,
+)
+from ssl import SSLError
 from typing import Final, TypeVar
 
 from msgspec import MsgspecError, json
+
+from holdfast.client.admin_access import NO_ACCESS, AdminAccess, AdminAccessError
+from holdfast.security.tls import explained
 
 T = TypeVar("T")
 
@@ -40,8 +50,14 @@ class NoHttp(NoAnswer):
 class AdminConnection:
     """One connection, opened when first used and again after a failure."""
 
-    def __init__(self, server: Server, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        timeout_s: float | None = None,
+        access: AdminAccess = NO_ACCESS,
+    ) -> None:
         self.server = server
+        self._access = access
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._connection: HTTPConnection | None = None
 
@@ -84,8 +100,10 @@ class AdminConnection:
         """Send a request. Raises NoAnswer."""
         try:
             if self._connection is None:
-                self._connection = HTTPConnection(*self.server, timeout=self._timeout_s)
+                self._connection = self._open()
                 self._connection.connect()
+        except AdminAccessError as error:
+            raise AdminError(str(error)) from None
         except ConnectionRefusedError:
             self.close()
             raise NoAnswer(
@@ -93,11 +111,19 @@ class AdminConnection:
             ) from None
         except OSError as error:
             self.close()
-            raise NoAnswer(f"cannot reach {self.name}: {error.strerror or error}") from error
+            text = explained(error) if isinstance(error, SSLError) else error.strerror or error
+            raise NoAnswer(f"cannot reach {self.name}: {text}") from error
         try:
-            self._connection.request(method, path, body)
+            self._connection.request(method, path, body, self._access.headers())
         except (OSError, HTTPException) as error:
             raise self._failed(error) from error
+
+    def _open(self) -> HTTPConnection:
+        """The connection, not connected yet. Raises `AdminAccessError`."""
+        context = self._access.context()
+        if context is None:
+            return HTTPConnection(*self.server, timeout=self._timeout_s)
+        return HTTPSConnection(*self.server, timeout=self._timeout_s, context=context)
 
     def receive_response(self) -> HTTPResponse:
         """Receive the response to the last request. Raises NoAnswer."""

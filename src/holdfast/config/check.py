@@ -118,6 +118,7 @@ def warnings(config: Config) -> list[str]:
         )
     if config.admin.enabled and not is_loopback(config.admin.bind):
         found.append(
-            f"admin.bind = {shown(config.admin.bind)}: the admin port asks nobody for a password"
+            f"admin.bind = {shown(config.admin.bind)}: other machines need a token of"
+            " `holdfast access`, which the port reads from node.data"
         )
     return found

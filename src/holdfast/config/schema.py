@@ -116,6 +116,8 @@ class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The names by which the admin port may be addressed, besides IP addresses, localhost, this
     machine's name and the advertised ones; "*": any. The check refuses a web page whose own name
     changes to this machine's address."""
+    open: list[Literal["health", "metrics"]] = field(default_factory=lambda: ["health"])
+    """The routes that anybody who reaches the port may read without credentials."""
 
 
 class Retention(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

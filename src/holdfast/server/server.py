@@ -17,6 +17,7 @@ from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
+from holdfast.security.access.access_file import AccessError
 from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop import descriptors
@@ -266,12 +267,11 @@ class Server:
         admin = self.config.admin
         if admin.enabled:
             try:
-                hosts = admin_hosts(self.config)
                 server = await when_free(
-                    lambda: AdminServer(self, admin.bind, admin.port, hosts),
+                    lambda: AdminServer(self, admin.bind, admin.port, admin_hosts(self.config)),
                     self.config.node.standby,
                 )
-            except OSError as error:
+            except (OSError, AccessError) as error:
                 raise StartError(f"cannot listen: {error}") from error
             self.admin = server
             self.admin_port = server.port

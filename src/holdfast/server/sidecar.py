@@ -76,7 +76,7 @@ class SidecarPort:
                      media_type="text/plain", any_parameter=True),
             Endpoint("GET", "/readyz", Scope.HEALTH, "whether the broker accepts publishes",
                      self._ready, dict, refusals=(503,), any_parameter=True),
-            Endpoint("GET", "/metrics", Scope.HEALTH, "the metrics for Prometheus",
+            Endpoint("GET", "/metrics", Scope.METRICS, "the metrics for Prometheus",
                      self._metrics, str, media_type=METRICS_TYPE, any_parameter=True),
             *FederationRoutes(self).endpoints(),
         ]  # fmt: skip

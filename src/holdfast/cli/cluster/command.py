@@ -28,7 +28,7 @@ from holdfast.cli.cluster import commands as cluster_commands
 from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
 from holdfast.cli.cluster import watch as cluster_watch
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
 from holdfast.client.admin_connection import AdminError
 
 EXIT_ERROR: Final = 2
@@ -69,6 +69,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             metavar="ADDR:PORT",
             help=f"admin port of a node of the cluster (default {DEFAULT_ADMIN})",
         )
+        add_access_options(each)
     parsers["status"].add_argument(
         "--data",
         type=Path,
@@ -138,7 +139,8 @@ def run(args: argparse.Namespace) -> int:
         if name == "handover" or (name == "status" and _asks_for_directory(args)):
             return cluster_pair.run(args)
         args.admin = args.admin or DEFAULT_ADMIN
-        return _COMMANDS[name][0](AdminPort(args.admin), args)
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        return _COMMANDS[name][0](port, args)
     except AdminError as error:
         print(f"holdfast: {error}", file=sys.stderr)
     return EXIT_ERROR

@@ -1,18 +1,40 @@
 """Requests of the command line to the admin port of a broker."""
 
+import argparse
 import json
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.addresses import split_address
 from holdfast.cli.cluster.status import ClusterStatus
+from holdfast.client.admin_access import (
+    VARIABLE,
+    AdminAccessError,
+    admin_address,
+    load_access,
+)
 from holdfast.client.admin_connection import AdminConnection, AdminError, NoHttp, Unanswered
 
 DEFAULT_ADMIN: Final = "127.0.0.1:18083"
 TIMEOUT_S: Final = 10.0
 """The time in seconds for one request. A change waits for a majority to agree."""
+
+
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every command with `--admin` has."""
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default="",
+        help=f"file of the token for the admin port (default: the variable {VARIABLE})",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        default="",
+        help="PEM file of the signers of an https:// admin port (default: the system's)",
+    )
 
 
 class AdminRefused(AdminError):
@@ -22,22 +44,37 @@ class AdminRefused(AdminError):
 class AdminPort:
     """Sends requests to one admin port."""
 
-    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Parse the address. Raises `AdminError` if it is malformed."""
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = TIMEOUT_S,
+        token_file: str = "",
+        ca_file: str = "",
+    ) -> None:
+        """Parse the address, and read the token. Raises `AdminError` if one cannot be used."""
         try:
-            host, port = split_address(address)
-        except ValueError:
-            host, port = "", 0
-        if not 0 < port < 65536:
-            raise AdminError(f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}")
+            host, port, is_https = admin_address(address)
+        except AdminAccessError:
+            text = f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}, or https://ADDR:PORT"
+            raise AdminError(text) from None
+        try:
+            access = load_access(token_file, ca_file, is_https=is_https)
+        except AdminAccessError as error:
+            raise AdminError(str(error)) from None
         self.address = address
-        self._connection = AdminConnection((host, port), timeout_s)
+        self._token_file, self._ca_file, self._is_https = token_file, ca_file, is_https
+        self._connection = AdminConnection((host, port), timeout_s, access)
 
-    def request(self, method: str, path: str) -> tuple[int, bytes]:
+    def sibling(self, address: str, timeout_s: float = TIMEOUT_S) -> "AdminPort":
+        """The port of another node of the same cluster, with the same token and scheme."""
+        prefix = "https://" if self._is_https and "://" not in address else ""
+        return AdminPort(prefix + address, timeout_s, self._token_file, self._ca_file)
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Send a request and return status and body. Raises `AdminError` without a response."""
         connection = self._connection
         try:
-            connection.send_request(method, path)
+            connection.send_request(method, path, body)
             answer = connection.receive_response()
             return answer.status, connection.text_of(answer)
         except NoHttp as error:
@@ -77,6 +114,15 @@ class AdminPort:
         except Unanswered as error:
             raise Unanswered(f"{error}: look at the status whether it was done") from None
 
+    def exchange(self, method: str, path: str, body: object = None) -> Any:
+        """Send a JSON value, and return the JSON of the reply. Raises `AdminError`."""
+        encoded = None if body is None else msgspec.json.encode(body)
+        reply = self._ask(method, path, encoded)
+        try:
+            return msgspec.json.decode(reply)
+        except msgspec.MsgspecError as error:
+            raise AdminError(f"{self.address} answers no JSON: {error}") from None
+
     def get_json(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path. Raises `AdminError` without a usable response."""
         body = self._ask("GET", path)
@@ -85,13 +131,15 @@ class AdminPort:
         except msgspec.MsgspecError as error:
             raise AdminError(f"{self.address} answers no JSON: {error}") from None
 
-    def _ask(self, method: str, path: str) -> bytes:
-        code, body = self.request(method, path)
+    def _ask(self, method: str, path: str, sent: bytes | None = None) -> bytes:
+        code, body = self.request(method, path, sent)
         if code == 200:
             return body
         try:
             text = str(json.loads(body)["error"])
         except (ValueError, KeyError, TypeError):
             text = f"HTTP {code}: is that the admin port of a holdfast node?"
+        if code == 401:
+            text += f" (--token-file FILE, or {VARIABLE})"
         kind = AdminRefused if code == 409 else AdminError
         raise kind(text if code == 409 else f"{self.address}: {text}")

@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 2.0
 def watch(port: AdminPort, args: argparse.Namespace) -> int:
     """Run the command until Ctrl-C."""
     try:
-        ClusterWatch(args.admin, args.json).run()
+        ClusterWatch(port, args.json).run()
     except KeyboardInterrupt:
         pass
     return 0
@@ -31,10 +31,10 @@ def watch(port: AdminPort, args: argparse.Namespace) -> int:
 class ClusterWatch:
     """Polls one node at a time and prints changes and new verdicts."""
 
-    def __init__(self, address: str, as_json: bool) -> None:
+    def __init__(self, port: AdminPort, as_json: bool) -> None:
         self._as_json = as_json
-        self._first = address
-        self._address = address
+        self._port = port
+        self._first = self._address = port.address
         self._others: list[str] = []
         """The admin addresses of the other nodes."""
         self._is_silent = False
@@ -42,7 +42,7 @@ class ClusterWatch:
 
     def run(self) -> None:
         """Poll until interrupted. Raises `AdminError` if the first request fails."""
-        self._take(AdminPort(self._address, TIMEOUT_S).status())
+        self._take(self._port.sibling(self._address, TIMEOUT_S).status())
         while True:
             time.sleep(POLL_S)
             self._poll()
@@ -51,7 +51,7 @@ class ClusterWatch:
         candidates = dict.fromkeys([self._address, self._first, *self._others])
         for address in candidates:
             try:
-                status = AdminPort(address, TIMEOUT_S).status()
+                status = self._port.sibling(address, TIMEOUT_S).status()
             except AdminError as error:
                 if address == self._address and not self._is_silent:
                     self._print(str(error))

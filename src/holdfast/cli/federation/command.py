@@ -15,7 +15,7 @@ import sys
 from typing import Any, Final
 from urllib.parse import quote
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
 from holdfast.cli.federation import manager, sidecar
 from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError
@@ -44,6 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             default=DEFAULT_ADMIN,
             help=f"of the broker (default {DEFAULT_ADMIN})",
         )
+        add_access_options(each)
         each.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if args.federation_command == "mesh":
         query = f"?topic={quote(args.topic, safe='')}"
     try:
-        status = AdminPort(args.admin).get_json(f"/api/v1/federation{query}")
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        status = port.get_json(f"/api/v1/federation{query}")
     except AdminError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -10,14 +10,17 @@ class Scope(IntEnum):
     OPEN = 0
     """Anybody, without credentials: the login."""
     HEALTH = 1
-    """Health and metrics. Anybody has it if `admin.open_health` is set, else every role."""
-    VIEWER = 2
+    """Whether the process runs and serves. Every role has it, and anybody if `admin.open` has
+    "health"."""
+    METRICS = 2
+    """The metrics. Every role has it, and anybody if `admin.open` has "metrics"."""
+    VIEWER = 3
     """The state of the broker, without payloads of messages."""
-    READER = 3
+    READER = 4
     """The log and the retained messages, with their payloads."""
-    OPERATOR = 4
+    OPERATOR = 5
     """Changes that an operation needs: publish, disconnect, reload, move leaderships."""
-    ADMIN = 5
+    ADMIN = 6
     """Users, tokens, the audit, and operations that can lose acknowledged messages."""
 
     @property

@@ -52,7 +52,9 @@ class Guard:
         def sent(name: bytes) -> list[str]:
             return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
-        text = page_refusal(sent(b"origin"), sent(b"sec-fetch-site"))
+        hosts = sent(b"host")
+        own = [each for each in hosts if self._hosts is not None and self._hosts.knows(each)]
+        text = page_refusal(sent(b"origin"), sent(b"sec-fetch-site"), own)
         if not text and self._hosts is not None:
-            text = self._hosts.refusal(sent(b"host"))
+            text = self._hosts.refusal(hosts)
         return text

@@ -33,14 +33,18 @@ class Hosts:
             return ""
         if len(sent) > 1:
             return "more than one Host header"
-        host = name_of(sent[0])
-        if host in self._names or _is_address(host):
+        if self.knows(sent[0]):
             return ""
         more = f", or add the name to {self._setting}" if self._setting else ""
         return (
             f"the request is for {shown(sent[0])}, a name that this port does not have: address it"
             f" by IP address{more}"
         )
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header has a name of the port, not counting "*"."""
+        name = name_of(host)
+        return name in self._names or _is_address(name)
 
 
 def hosts_of_bind(bind: str) -> Hosts | None:
@@ -67,10 +71,13 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def page_refusal(origins: Sequence[str], sites: Sequence[str]) -> str:
+def page_refusal(origins: Sequence[str], sites: Sequence[str], hosts: Sequence[str] = ()) -> str:
     """The reason to refuse a request with these Origin and Sec-Fetch-Site headers, or "". A request
-    from the address bar has neither, or the site "none"."""
-    if origins:
+    from the address bar has neither, or the site "none". `hosts` are the Host headers of a port
+    that serves pages of its own, which may send requests to it. They must be known names of the
+    port (`Hosts.knows`). Otherwise a page whose own name changes to this address passes."""
+    own = [f"{scheme}://{host.strip().lower()}" for host in hosts for scheme in ("http", "https")]
+    if origins and (len(origins) > 1 or origins[0].strip().lower() not in own):
         return f"web pages are not served here, and this request is of {shown(origins[0])}"
     for site in sites:
         if site not in ("none", "same-origin"):

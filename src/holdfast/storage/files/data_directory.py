@@ -27,6 +27,8 @@ from holdfast.storage.journal.epoch_folders import (
 )
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 
+ACCESS: Final = ("access.json", "access.lock", "access-use.json")
+"""The files of the admin port's users, which may be made before the directory is."""
 PARTITIONS_MAX: Final = 65_536
 
 
@@ -248,5 +250,6 @@ def _is_ours(name: str) -> bool:
         EPOCHS,
         WATERMARKS,
         ASIDE,
+        *ACCESS,
         "lost+found",
     )

@@ -1,0 +1,244 @@
+"""The audit: who changed what over the admin port, as records in the log.
+
+Each change is one CONTROL record. Clients can neither publish nor receive such records, and readers
+of messages pass over them. The record is replicated and kept as long as the log around it. The
+payload is JSON, and its format is a promise: `{"audit": 1, ...}` with the fields of `AuditEntry`.
+
+The file `audit-index` in the data directory has the position of each record of this node, one line
+each: `TIME_US PARTITION OFFSET`. It saves the search through the log. Its lines are hints: a line
+without a record at its position is passed over. OFFSET is -1 in a cluster, where another node may
+append the record; it is then found by its time.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.api.endpoints import ApiRefusal, Call
+from holdfast.broker.promise import Promise
+from holdfast.broker.state import NodeState
+from holdfast.server.event_loop.broker import Broker
+from holdfast.storage.record import CONTROL, Batch, Record
+
+logger = logging.getLogger("holdfast")
+
+FORMAT: Final = 1
+INDEX: Final = "audit-index"
+ENTRIES_MAX: Final = 100_000
+"""The most lines of the index. The oldest half is then removed."""
+VALUE_BYTES_MAX: Final = 16_384
+"""The most bytes of `before` and of `after`. A longer value is left out, with its length."""
+WAIT_S: Final = 5.0
+"""The most seconds that the reply to a change waits for its record."""
+SEARCH_BYTES: Final = 4 << 20
+"""The most bytes that are searched for a record of which only the time is known."""
+
+
+class AuditEntry(msgspec.Struct, omit_defaults=True):
+    """One change over the admin port."""
+
+    time_us: int
+    who: str
+    """`user NAME`, `token ID`, or `local` for a process of the machine without access set up."""
+    remote: str
+    """The IP address."""
+    node: str
+    method: str
+    path: str
+    parameters: str = ""
+    """The query string."""
+    before: Any = None
+    after: Any = None
+    status: int = 200
+    error: str = ""
+    """The reason of a refusal; empty: the change was carried out."""
+    audit: int = FORMAT
+
+
+class AuditPromise(Promise):
+    """The promise of a committed record of the audit."""
+
+    def __init__(self, done: "asyncio.Future[str]") -> None:
+        super().__init__()
+        self._done = done
+
+    def release(self, state: NodeState) -> None:
+        self._resolve("")
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        self._resolve(text or "refused")
+
+    def _resolve(self, error: str) -> None:
+        if not self._done.done():
+            self._done.set_result(error)
+
+
+class AuditLog:
+    """The audit of one node."""
+
+    def __init__(
+        self,
+        find_broker: Callable[[], Broker | None],
+        find_partition: Callable[[], int],
+        directory: Path,
+    ) -> None:
+        """`find_partition`: a partition that this node leads, so that a record needs no other
+        node; any one if it leads none."""
+        self._find_broker = find_broker
+        self._find_partition = find_partition
+        self._path = directory / INDEX
+        self._lock = asyncio.Lock()
+        # (time, partition, offset or -1), the oldest first; None: not read yet.
+        self._positions: list[tuple[int, int, int]] | None = None
+
+    async def append(self, call: Call, status: int, error: str) -> None:
+        """Record a change. A record that cannot be stored has an error in the process's log, and
+        the change stays."""
+        broker = self._find_broker()
+        entry = AuditEntry(
+            0,
+            call.caller.name,
+            call.caller.remote,
+            "" if broker is None else broker.node.state.config.node_id,
+            call.endpoint.method,
+            call.request.url.path,
+            call.request.url.query,
+            _bounded(call.before),
+            _bounded(call.after),
+            status,
+            error,
+        )
+        logger.info(
+            "audit who=%r remote=%r method=%s path=%r parameters=%r status=%d error=%r",
+            entry.who, entry.remote, entry.method, entry.path, entry.parameters, status, error,
+        )  # fmt: skip
+        if broker is None:
+            logger.warning("audit_not_recorded path=%r error='no log here'", entry.path)
+            return
+        record, failure = await self._store(broker, entry)
+        if failure:
+            logger.error("audit_not_recorded path=%r error=%r", entry.path, failure)
+            return
+        position = (record.timestamp_us, record.partition, record.offset)
+        async with self._lock:
+            await asyncio.to_thread(self._note, position)
+
+    async def _store(self, broker: Broker, entry: AuditEntry) -> tuple[Record, str]:
+        """Append the record and wait for its commit. Returns the reason of a failure, or ""."""
+        done: asyncio.Future[str] = broker.loop.create_future()
+        broker.touch()
+        state = broker.node.state
+        entry.time_us = state.wall_us
+        payload = msgspec.json.encode(entry)
+        record = Record(
+            self._find_partition(), CONTROL, timestamp_us=state.wall_us, payload=payload
+        )
+        state.publish(record, AuditPromise(done))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return record, await done
+        except TimeoutError:
+            return record, f"not committed within {WAIT_S:g} s"
+
+    async def page(self, before: int | None, limit: int) -> tuple[list[AuditEntry], int | None]:
+        """The newest entries below the number `before`, and the number for the next page."""
+        broker = self._find_broker()
+        if broker is None:
+            raise ApiRefusal(503, "this node stands by: ask the holder of the lease")
+        async with self._lock:
+            positions = await asyncio.to_thread(self._read)
+        end = len(positions) if before is None else min(before, len(positions))
+        start = max(0, end - limit)
+        found: list[AuditEntry] = []
+        for position in reversed(positions[start:end]):
+            entry = await broker.reads.in_thread(partial(_fetch, broker, position))
+            if entry is not None:
+                found.append(entry)
+        return found, start or None
+
+    def _read(self) -> list[tuple[int, int, int]]:
+        """The positions. Runs in a thread, under the lock."""
+        if self._positions is None:
+            self._positions = []
+            try:
+                text = self._path.read_text(encoding="ascii", errors="replace")
+            except FileNotFoundError:
+                text = ""
+            for line in text.splitlines():
+                try:
+                    time_us, partition, offset = map(int, line.split())
+                except ValueError:
+                    continue  # A line that a crash has cut.
+                self._positions.append((time_us, partition, offset))
+        return self._positions
+
+    def _note(self, position: tuple[int, int, int]) -> None:
+        """Add a position. Runs in a thread, under the lock."""
+        positions = self._read()
+        positions.append(position)
+        if len(positions) > ENTRIES_MAX:
+            del positions[: ENTRIES_MAX // 2]
+            lines, flags = positions, os.O_TRUNC
+        else:
+            lines, flags = [position], os.O_APPEND
+        text = "".join(f"{time_us} {part} {offset}\n" for time_us, part, offset in lines)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _bounded(value: object) -> object:
+    if value is None:
+        return None
+    encoded = msgspec.json.encode(value)
+    if len(encoded) > VALUE_BYTES_MAX:
+        return {"left_out_bytes": len(encoded)}
+    return msgspec.json.decode(encoded)
+
+
+def _fetch(broker: Broker, position: tuple[int, int, int]) -> AuditEntry | None:
+    """The entry at a position, or None if retention has removed it. Runs in the reading thread."""
+    time_us, partition, offset = position
+    if partition >= broker.node.state.config.partitions:
+        return None
+    entry = None if offset < 0 else _search(broker, partition, offset, time_us, 1)
+    if entry is None:
+        offset = broker.reader.offset_for_time(partition, time_us)
+        entry = _search(broker, partition, offset, time_us, SEARCH_BYTES)
+    return entry
+
+
+def _search(
+    broker: Broker, partition: int, start: int, time_us: int, bytes_max: int
+) -> AuditEntry | None:
+    """The entry of this time from an offset on, among the committed records."""
+    journal, reader = broker.node.state.journal, broker.reader
+    end = min(journal.high_watermark[partition], journal.written[partition])
+    if not reader.first_offset(partition) <= start < end:
+        return None
+    for data in reader.read_batches(partition, start, end, bytes_max):
+        batch = Batch(data)
+        for index, (kind, _, _) in enumerate(batch.heads()):
+            if kind == CONTROL:
+                entry = _entry(batch.record(index))
+                if entry is not None and entry.time_us == time_us:
+                    return entry
+    return None
+
+
+def _entry(record: Record) -> AuditEntry | None:
+    if not record.payload:
+        return None
+    try:
+        return msgspec.json.decode(record.payload, type=AuditEntry)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

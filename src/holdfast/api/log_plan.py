@@ -1,0 +1,113 @@
+"""The request of a large read of the log, and the plan of its response.
+
+The request is JSON::
+
+    {"ranges": [[partition, start, end], ...], "bytes": M, "filters": [...], "prefixes": [...]}
+
+The response contains about M bytes of raw batches, with all wanted offsets from the starts on.
+Other offsets may lie between them. `filters` (MQTT filters) and `prefixes` (of topics) leave out
+batches without a match. Only committed offsets are wanted.
+"""
+
+import json
+import time
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.protocol.topics.names import InvalidFilter, check_filter
+from holdfast.server.event_loop.broker import Broker
+from holdfast.storage.reading.byte_ranges import Plan, Wanted
+from holdfast.storage.reading.topic_postings import TopicChoice
+
+PATH: Final = "/api/v1/log/read"
+REQUEST_BYTES_MAX: Final = 1 << 20
+READ_BYTES_DEFAULT: Final = 4 << 20
+READ_BYTES_MAX: Final = 64 << 20
+FILTERS_MAX: Final = 1000
+PAUSE_S: Final = 0.00005
+
+
+class BadRead(Exception):
+    """The request is malformed. The text says what is wrong."""
+
+
+class RemovedRecords(Exception):
+    """Wanted records were removed by retention. `first` is the first offset that each of the
+    partitions still has."""
+
+    def __init__(self, first: list[tuple[int, int]]) -> None:
+        super().__init__("older records were removed by retention")
+        self.first = first
+
+
+Texts = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=FILTERS_MAX)]
+
+
+class ReadRequest(msgspec.Struct):
+    """The body of a request."""
+
+    ranges: list[Wanted]
+    bytes: Annotated[int, Meta(ge=0, le=READ_BYTES_MAX)] = READ_BYTES_DEFAULT
+    filters: Texts = []
+    prefixes: Texts = []
+
+
+class ReadPlanner:
+    """The planner of one connection's requests. It remembers the topics that its filters match, so
+    one thread at a time uses it."""
+
+    def __init__(self) -> None:
+        self._filters: tuple[list[str], list[str]] = ([], [])
+        self._choice: TopicChoice | None = None
+
+    def plan(self, broker: Broker, body: bytes) -> Plan:
+        """Plan the response to an encoded request. Raises `BadRead` and `RemovedRecords`."""
+        try:
+            request = msgspec.json.decode(body, type=ReadRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRead(str(error)) from None
+        wanted = _ranges(request, broker.node.state.config.partitions)
+        choice = self._topics(request)
+        reader = broker.reader
+        first = [(p, reader.first_offset(p)) for p, start, _ in wanted]
+        if any(start < floor for (_, start, _), (_, floor) in zip(wanted, first, strict=True)):
+            raise RemovedRecords(first)
+        committed = broker.node.state.journal.high_watermark
+        limited = [(p, start, min(end, committed[p])) for p, start, end in wanted]
+        return reader.extents().plan(limited, request.bytes, choice)
+
+    def _topics(self, request: ReadRequest) -> TopicChoice | None:
+        filters, prefixes = request.filters, request.prefixes
+        for each in filters:
+            try:
+                check_filter(each)
+            except InvalidFilter as error:
+                raise BadRead(str(error)) from None
+        if not filters and not prefixes:
+            return None
+        if self._choice is None or self._filters != (filters, prefixes):
+            self._filters = (filters, prefixes)
+            self._choice = TopicChoice(filters, prefixes, lambda: time.sleep(PAUSE_S))
+        return self._choice
+
+
+def header_of(plan: Plan) -> str:
+    """The header `holdfast-log` of a response: {"next": [[partition, offset], ...], "passed":
+    [[partition, start, end], ...]}. `next` says how far the response goes. `passed` are the offsets
+    that it leaves out, because filters and prefixes match nothing there."""
+    told = {"next": sorted(plan.next.items()), "passed": plan.passed}
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _ranges(request: ReadRequest, partitions: int) -> list[Wanted]:
+    found: dict[int, Wanted] = {}
+    for partition, start, end in request.ranges:
+        if not 0 <= partition < partitions or start < 0 or partition in found:
+            raise BadRead(
+                f"partition {partition} from {start}: this node has partitions 0 to "
+                f"{partitions - 1}, each may be asked for once, offsets begin at 0"
+            )
+        found[partition] = (partition, start, end)
+    return list(found.values())

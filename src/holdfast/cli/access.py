@@ -1,0 +1,232 @@
+"""`holdfast access`: the users and tokens of the admin port.
+
+With `--data DIR` the command changes the file in a data directory, whether a broker serves it or
+not; a running broker uses the change within a second. Otherwise it asks the admin port of a running
+broker, which writes the change to the audit.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import quote
+
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.passwd import PasswordInputError, ask_password
+from holdfast.cli.text import table
+from holdfast.client.admin_connection import AdminError
+from holdfast.config.durations import duration_ns
+from holdfast.security.access import changes
+from holdfast.security.access.access_file import AccessError, AccessFile
+from holdfast.security.access.scopes import ROLES
+
+EXIT_FAILED: Final = 1
+DAY_S: Final = 86_400
+
+Row: TypeAlias = Mapping[str, str | int]
+"""A user or token, with times in seconds since 1970."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "access",
+        help="users and tokens of the admin port",
+        description="Manage the users and tokens of the admin port. As soon as there is one, every"
+        " request to the port needs credentials.",
+    )
+    kinds = parser.add_subparsers(dest="access_kind", metavar="KIND", required=True)
+    user = kinds.add_parser("user", help="people, who log in with a password")
+    users = user.add_subparsers(dest="access_command", metavar="COMMAND", required=True)
+    token = kinds.add_parser("token", help="programs, which send a token")
+    tokens = token.add_subparsers(dest="access_command", metavar="COMMAND", required=True)
+    user_parsers = {
+        "add": users.add_parser("add", help="add a user; asks for the password"),
+        "list": users.add_parser("list", help="all users"),
+        "role": users.add_parser("role", help="give a user another role"),
+        "passwd": users.add_parser("passwd", help="give a user another password"),
+        "remove": users.add_parser("remove", help="remove a user"),
+    }
+    for name in ("add", "role", "passwd", "remove"):
+        user_parsers[name].add_argument("name", metavar="NAME")
+    user_parsers["role"].add_argument("role", choices=ROLES)
+    user_parsers["add"].add_argument("--role", choices=ROLES, required=True)
+    token_parsers = {
+        "create": tokens.add_parser("create", help="print a new token, which nothing shows again"),
+        "list": tokens.add_parser("list", help="all tokens, without their secrets"),
+        "remove": tokens.add_parser("remove", help="remove a token"),
+    }
+    create = token_parsers["create"]
+    create.add_argument("--role", choices=ROLES, required=True)
+    create.add_argument(
+        "--expires", metavar="TIME", type=_valid_s, default=0, help="as 90d or 12h (default: never)"
+    )
+    create.add_argument("--note", metavar="TEXT", default="", help="what the token is for")
+    token_parsers["remove"].add_argument("id", metavar="ID")
+    for each in (*user_parsers.values(), *token_parsers.values()):
+        _add_place(each)
+    for each in (user_parsers["list"], token_parsers["list"]):
+        each.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--data", metavar="DIR", type=Path, help="the data directory, without the admin port"
+    )
+    place.add_argument(
+        "--admin",
+        metavar="ADDR:PORT",
+        default=DEFAULT_ADMIN,
+        help=f"admin port of the broker (default {DEFAULT_ADMIN})",
+    )
+    add_access_options(parser)
+
+
+def _valid_s(text: str) -> int:
+    """The seconds of a duration as 90d or 12h."""
+    days, found, rest = text.partition("d")
+    try:
+        valid_s = int(days) * DAY_S if found and not rest else duration_ns(text) // 1_000_000_000
+    except ValueError:
+        valid_s = 0
+    if not 0 < valid_s <= changes.VALID_S_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give a time as 90d or 12h, at most {changes.VALID_S_MAX // DAY_S}d"
+        )
+    return valid_s
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns 1 with one line on standard error if it cannot do its work."""
+    try:
+        place: FilePlace | PortPlace
+        if args.data is not None:
+            place = FilePlace(args.data)
+        else:
+            port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+            place = PortPlace(port)
+        _carry_out(place, args)
+    except (AccessError, AdminError, PasswordInputError) as error:
+        print(f"holdfast access: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+class FilePlace:
+    """The file of users and tokens in a data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = AccessFile(directory)
+
+    def add_user(self, name: str, role: str, password: str) -> None:
+        hashed = changes.hash_admin_password(password)
+        self._file.change(changes.add_user(name, role, hashed, int(time.time())))
+
+    def change_user(self, name: str, role: str, password: str) -> None:
+        hashed = changes.hash_admin_password(password) if password else ""
+        self._file.change(changes.change_user(name, role, hashed))
+
+    def remove_user(self, name: str) -> None:
+        self._file.change(changes.remove_user(name))
+
+    def users(self) -> list[Row]:
+        used = self._file.read_uses().used_s
+        return [
+            {"name": name, "role": user.role, "created_s": user.created_s,
+             "used_s": used.get(f"user {name}", 0)}
+            for name, user in sorted(self._file.read().users.items())
+        ]  # fmt: skip
+
+    def add_token(self, role: str, valid_s: int, note: str) -> str:
+        make = changes.add_token(role, int(time.time()), valid_s, note, "command line")
+        return self._file.change(make)[1]
+
+    def remove_token(self, id: str) -> None:
+        self._file.change(changes.remove_token(id))
+
+    def tokens(self) -> list[Row]:
+        used = self._file.read_uses().used_s
+        return [
+            {"id": id, "role": token.role, "note": token.note, "created_s": token.created_s,
+             "created_by": token.created_by, "expires_s": token.expires_s,
+             "used_s": used.get(f"token {id}", 0)}
+            for id, token in self._file.read().tokens.items()
+        ]  # fmt: skip
+
+
+class PortPlace:
+    """The users and tokens of a running broker, over its admin port."""
+
+    def __init__(self, port: AdminPort) -> None:
+        self._port = port
+
+    def add_user(self, name: str, role: str, password: str) -> None:
+        body = {"name": name, "role": role, "password": password}
+        self._port.exchange("POST", "/api/v1/users", body)
+
+    def change_user(self, name: str, role: str, password: str) -> None:
+        body = {"role": role, "password": password}
+        self._port.exchange("PUT", f"/api/v1/users/{quote(name, safe='')}", body)
+
+    def remove_user(self, name: str) -> None:
+        self._port.exchange("DELETE", f"/api/v1/users/{quote(name, safe='')}")
+
+    def users(self) -> list[Row]:
+        found: list[Row] = self._port.exchange("GET", "/api/v1/users")
+        return found
+
+    def add_token(self, role: str, valid_s: int, note: str) -> str:
+        body = {"role": role, "valid_s": valid_s, "note": note}
+        return str(self._port.exchange("POST", "/api/v1/tokens", body)["token"])
+
+    def remove_token(self, id: str) -> None:
+        self._port.exchange("DELETE", f"/api/v1/tokens/{quote(id, safe='')}")
+
+    def tokens(self) -> list[Row]:
+        found: list[Row] = self._port.exchange("GET", "/api/v1/tokens")
+        return found
+
+
+def _carry_out(place: FilePlace | PortPlace, args: argparse.Namespace) -> None:
+    match args.access_kind, args.access_command:
+        case "user", "add":
+            place.add_user(args.name, args.role, ask_password())
+        case "user", "role":
+            place.change_user(args.name, args.role, "")
+        case "user", "passwd":
+            place.change_user(args.name, "", ask_password())
+        case "user", "remove":
+            place.remove_user(args.name)
+        case "user", "list":
+            _show(place.users(), args.json)
+        case "token", "create":
+            print(place.add_token(args.role, args.expires, args.note))
+        case "token", "remove":
+            place.remove_token(args.id)
+        case "token", "list":
+            _show(place.tokens(), args.json)
+
+
+def _show(found: list[Row], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    rows = [
+        {
+            key.removesuffix("_s"): _time(int(value)) if key.endswith("_s") else str(value)
+            for key, value in each.items()
+        }
+        for each in found
+    ]
+    print("\n".join(table(rows, ())) or "none: the admin port serves its own machine only")
+
+
+def _time(seconds: int) -> str:
+    if not seconds:
+        return "never"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,229 @@
+"""The file of the admin port's users and tokens, `access.json` in the data directory.
+
+The file is JSON and its format is a promise::
+
+    {"format": 1,
+     "users": {NAME: {"role": ROLE, "password": argon2id hash, "created_s": seconds since 1970}},
+     "tokens": {ID: {"role": ROLE, "sha256": hash of the secret, "created_s": ..., "expires_s": ...,
+                     "note": text, "created_by": text}}}
+
+`expires_s` 0 means never. The file contains no password and no token. It has mode 0600. Every
+change replaces it as a whole (write, fsync, rename) under a lock, so the broker and the command
+line may both change it. Counter-example without the lock: both read the file, and the second one
+writes back the token that the first one has removed.
+"""
+
+import fcntl
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from holdfast.security.access.scopes import ROLES, Scope
+
+T = TypeVar("T")
+
+FILE: Final = "access.json"
+LOCK: Final = "access.lock"
+USE_FILE: Final = "access-use.json"
+"""The times of last use, which a crash may lose: {"format": 1, "used_s": {KEY: seconds}}."""
+FORMAT: Final = 1
+FILE_BYTES_MAX: Final = 16 << 20
+USERS_MAX: Final = 1000
+TOKENS_MAX: Final = 10_000
+NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+
+
+class AccessError(Exception):
+    """The users and tokens cannot be read or changed. The text names the file or the value, and
+    what is allowed, and contains no secret."""
+
+
+class StoredUser(msgspec.Struct, frozen=True):
+    """A user of the admin port."""
+
+    role: str
+    password: str
+    """The argon2id hash."""
+    created_s: int
+
+
+class StoredToken(msgspec.Struct, frozen=True):
+    """A token of a program. Its id is not secret."""
+
+    role: str
+    sha256: str
+    created_s: int
+    expires_s: int = 0
+    note: str = ""
+    created_by: str = ""
+
+    def has_expired(self, now_s: float) -> bool:
+        """Whether the token is no longer valid."""
+        return 0 < self.expires_s <= now_s
+
+
+class AccessData(msgspec.Struct, frozen=True):
+    """All users and tokens. A change makes a new value."""
+
+    format: int = FORMAT
+    users: dict[str, StoredUser] = {}
+    tokens: dict[str, StoredToken] = {}
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether there are users or tokens, so that requests need credentials."""
+        return bool(self.users or self.tokens)
+
+
+class LastUses(msgspec.Struct, frozen=True):
+    """The times of last use, in seconds since 1970. A key is `user NAME` or `token ID`."""
+
+    format: int = FORMAT
+    used_s: dict[str, int] = {}
+
+
+class AccessFile:
+    """The file in one data directory. Its methods block, so the broker calls them in threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / FILE
+
+    def read(self) -> AccessData:
+        """The users and tokens; none if there is no file. Raises `AccessError`."""
+        try:
+            with self.path.open("rb") as file:
+                text = file.read(FILE_BYTES_MAX + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return AccessData()
+        except OSError as error:
+            raise AccessError(f"{self.path}: {error.strerror}") from None
+        if len(text) > FILE_BYTES_MAX:
+            raise AccessError(f"{self.path} has more than {FILE_BYTES_MAX} bytes")
+        return parse(text, str(self.path))
+
+    def stamp(self) -> tuple[int, int, int] | None:
+        """A value that differs after each change of the file; None if there is no file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def change(self, make: Callable[[AccessData], tuple[AccessData, T]]) -> T:
+        """Replace the file by what `make` returns for its content. Raises `AccessError`."""
+        with self._locked():
+            made, result = make(self.read())
+            self._replace(FILE, msgspec.json.format(msgspec.json.encode(made), indent=1))
+        return result
+
+    def read_uses(self) -> LastUses:
+        """The times of last use. A damaged file counts as none, because only times are lost."""
+        try:
+            return msgspec.json.decode((self.directory / USE_FILE).read_bytes(), type=LastUses)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return LastUses()
+
+    def write_uses(self, uses: LastUses) -> None:
+        """Replace the times of last use. Raises `AccessError`."""
+        try:
+            self._replace(USE_FILE, msgspec.json.encode(uses))
+        except OSError as error:
+            raise AccessError(f"{self.directory / USE_FILE}: {error.strerror}") from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            descriptor = os.open(
+                self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            raise AccessError(f"{self.directory / LOCK}: {error.strerror}") from None
+        try:
+            self._give_owner(descriptor)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            yield
+        except OSError as error:
+            raise AccessError(f"{self.directory}: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Replace a file. Raises `OSError`."""
+        # mkstemp sets mode 0600 with any umask.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content + b"\n")
+                file.flush()
+                self._give_owner(descriptor)
+                os.fsync(descriptor)
+            os.replace(temporary, self.directory / name)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _give_owner(self, descriptor: int) -> None:
+        """Give a file to the owner of the directory. The broker may run as another user than the
+        command line, and has to read the file."""
+        folder, file = self.directory.stat(), os.fstat(descriptor)
+        if (folder.st_uid, folder.st_gid) != (file.st_uid, file.st_gid) and os.geteuid() == 0:
+            os.fchown(descriptor, folder.st_uid, folder.st_gid)
+
+
+def parse(text: bytes, name: str) -> AccessData:
+    """The content of a file. `name` is its name in errors. Raises `AccessError`."""
+    try:
+        # The format first: a later one may have other types.
+        format = msgspec.json.decode(text, type=_Format).format
+        if format != FORMAT:
+            raise AccessError(f"{name}: format {format}, this program reads {FORMAT}")
+        data = msgspec.json.decode(text, type=AccessData)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise AccessError(f"{name}: {error}") from None
+    for kind, stored in (("users", data.users), ("tokens", data.tokens)):
+        for key, value in stored.items():
+            if not NAME.fullmatch(key):
+                raise AccessError(f"{name}: {kind}: {key[:80]!r}: 1 to 64 of A-Z a-z 0-9 . _ @ -")
+            if value.role not in ROLES:
+                raise AccessError(f"{name}: {kind}.{key}.role: one of {', '.join(ROLES)}")
+    for key, user in data.users.items():
+        if not user.password.startswith("$argon2id$"):
+            raise AccessError(f"{name}: users.{key}.password: an argon2id hash")
+    for key, token in data.tokens.items():
+        if not re.fullmatch(r"[0-9a-f]{64}", token.sha256):
+            raise AccessError(f"{name}: tokens.{key}.sha256: 64 hexadecimal digits")
+    return data
+
+
+def is_readable_by_others(path: Path) -> bool:
+    """Whether other users of the machine may read the file."""
+    try:
+        return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except OSError:
+        return False
+
+
+def scope_of(role: str) -> Scope:
+    """The scope of a role. Raises `AccessError` for an unknown one."""
+    if role not in ROLES:
+        raise AccessError(f"role {role[:80]!r}: one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+class _Format(msgspec.Struct):
+    format: int
