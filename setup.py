@@ -68,6 +68,7 @@ HOT = [
     "broker/federation_session.py",
     "broker/publish/completion.py",
     "broker/node.py",
+    "broker/connections/operations.py",
     "broker/runtime.py",
     "broker/connections/input.py",
     "broker/connections/pending_connects.py",

@@ -67,6 +67,7 @@ class FakeCluster:
             "sessions_here": 5,
         }
         self.values = ClusterFigures(node, initialised=True, has_majority=True)
+        self.questions = None
         self.asked: list[str] = []
         self.refusal = ""
         self.after: Callable[[str], None] = lambda asked: None
@@ -74,6 +75,9 @@ class FakeCluster:
 
     def status(self) -> dict[str, object]:
         return self.fields | {"nodes": self.nodes, "partitions": self.partitions}
+
+    def other_nodes(self) -> dict[str, str]:
+        return {}
 
     def figures(self) -> ClusterFigures:
         return self.values

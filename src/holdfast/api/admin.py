@@ -37,6 +37,9 @@ from holdfast.api.metrics.node import registry_for
 from holdfast.api.metrics.scrape import render
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
+from holdfast.api.routes.everywhere import Everywhere
+from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.routes.resources import resource_endpoints
 from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
@@ -60,6 +63,9 @@ class AdminRoutes:
         self._access = access
         self.census = Census(server)
         self._registry = registry_for(server, self.census)
+        everywhere = Everywhere(server)
+        self._resources = resource_endpoints(OwnNode(server), everywhere)
+        everywhere.connect()
 
     def application(self, gate: AccessGate) -> Starlette:
         """The application of all endpoints."""
@@ -77,6 +83,8 @@ class AdminRoutes:
             Endpoint("POST", "/api/v1/reload", Scope.OPERATOR,
                      "apply the settings and files as they are now", self.reload, Reloaded,
                      refusals=(409,)),
+            # Before the log's, whose path with a partition would match theirs.
+            *self._resources,
             *LogRoutes(self._server).endpoints(),
             *ClusterRoutes(self._server).endpoints(),
             *FederationRoutes(self._server).endpoints(),

@@ -9,7 +9,7 @@ from holdfast.broker.session.session import Session
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import Command
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.cluster.metadata.status import (
     below_min_insync,
@@ -20,6 +20,7 @@ from holdfast.cluster.metadata.status import (
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.server.peers.questions import PeerQuestions
 
 
 class ClusterError(Exception):
@@ -96,6 +97,23 @@ class ClusterOperations:
         self._refused = refused
         self._loop = loop
         self._requests: dict[int, asyncio.Future[Outcome]] = {}
+
+    @property
+    def questions(self) -> PeerQuestions:
+        """The questions to the other nodes."""
+        return self._broker.questions
+
+    def other_nodes(self) -> dict[str, str]:
+        """The other data nodes of the cluster, by id, with the reason why one is not to be asked,
+        or ""."""
+        metadata = self._member.context.metadata
+        if metadata is None:
+            return {}
+        return {
+            node: "it is down" if info.state == NodePhase.DOWN else ""
+            for node, info in sorted(metadata.nodes.items())
+            if node != self._config.node.id and info.role == DATA
+        }
 
     def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
         """Resolve operations with the outcomes of their metadata requests."""

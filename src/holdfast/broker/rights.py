@@ -162,6 +162,20 @@ def attach(state: NodeState, session: Session, connection: Connection) -> None:
     connection.rights = session.rights
 
 
+def attach_rights_of(
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    identity: tuple[str | None, str] | None,
+) -> None:
+    """Give a client of the admin port the rights of a user and a client id. None: of the operator,
+    who may write every topic but those of the broker."""
+    rights = None
+    if identity is not None and state.acl is not None:
+        rights = Rights(state.acl.for_client(identity[0], identity[1]), b"")
+    session.rights = connection.rights = rights
+
+
 class RulesChange(Work):
     """The job that gives the present rules to all sessions that had rights by others. A step is one
     session. A client that connects meanwhile has the present rules already.

@@ -65,6 +65,11 @@ IMAGE_REQUEST: Final = 44
 it."""
 IMAGE: Final = 45
 """A piece of replicated state, in reply to IMAGE_REQUEST."""
+QUESTION: Final = 46
+"""A question of the sender's admin port (`server.peers.questions`). Only nodes that announce the
+feature receive it."""
+ANSWER: Final = 47
+"""The answer to a QUESTION, or the reason why there is none."""
 
 
 class BadFrame(Exception):

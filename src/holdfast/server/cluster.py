@@ -37,6 +37,7 @@ from holdfast.server.disk.storage import Storage, StorageError, report_damage
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.maintenance import Maintenance
+from holdfast.server.peers import questions
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.replacement import AsideDirectory
@@ -164,7 +165,7 @@ class ClusterMembership:
             peer_address=self.presence.peer_address,
             client_address=self.presence.client_address,
             admin_address=self.presence.admin_address,
-            features=f"{disk_position.FEATURE},{ANSWERS_APART}",
+            features=f"{disk_position.FEATURE},{ANSWERS_APART},{questions.FEATURE}",
         )
         return PeerLinks(self._loop, identity, auth, handler, cluster.peer_bind, cluster.peer_port)
 

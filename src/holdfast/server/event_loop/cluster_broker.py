@@ -7,7 +7,7 @@ from functools import partial
 
 from holdfast.broker.runtime import Runtime
 from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frame_kinds import ANSWER, QUESTION, BadFrame
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.runtime.ports import ClusterPorts, ProcessPort
 from holdfast.cluster.runtime.replacement import Replacement
@@ -18,6 +18,7 @@ from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.server.disk.storage import Storage, report_damage
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
+from holdfast.server.peers.questions import PeerQuestions
 from holdfast.storage.journal.watermarks import Checkpoint
 from holdfast.storage.reading.segment_reader import Damage
 
@@ -52,6 +53,7 @@ class ClusterBroker(Broker):
         # Whether the last attempt to write the watermarks failed, which was logged.
         self._is_unwritten = False
         self.links = new_links(self)
+        self.questions = PeerQuestions(loop, self.links.send)
         self._raft = RaftWriter(
             raft_files,
             loop.call_soon_threadsafe,
@@ -117,8 +119,12 @@ class ClusterBroker(Broker):
             identity.features,
         )
         self._link_changed(partial(self.cluster.link_up, identity.node_id, presence, identity.role))
+        self.questions.connected(identity.node_id, identity.features)
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
+        if kind in (QUESTION, ANSWER):
+            self.questions.handle_frame(node_id, kind, payload)
+            return
         try:
             self.cluster.handle_frame(node_id, kind, payload, self.loop.time())
         except BadFrame:
@@ -128,6 +134,7 @@ class ClusterBroker(Broker):
 
     def on_disconnected(self, node_id: str) -> None:
         self._link_changed(partial(self.cluster.link_down, node_id))
+        self.questions.disconnected(node_id)
 
     def on_refused(self, node_id: str) -> None:
         self._link_changed(partial(self.cluster.link_refused, node_id))

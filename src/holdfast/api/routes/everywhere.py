@@ -1,0 +1,100 @@
+"""Requests that any node of a cluster answers for all nodes.
+
+A route offers a view under a name. The node that is asked reads its own view and asks the other
+data nodes for theirs. A node that is down, or does not answer in time, is named in the reply.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from holdfast.api.endpoints import ApiRefusal
+from holdfast.api.process import ServedProcess
+from holdfast.api.views.pages import AbsentNode
+from holdfast.server.peers.questions import TIMEOUT_S, NoPeerAnswer, PeerQuestions
+
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
+
+_encode: Final = msgspec.json.Encoder().encode
+View = Callable[[Any], Awaitable[object]]
+
+
+class Everywhere:
+    """The views of this node that others may ask for, and the questions to the others."""
+
+    def __init__(self, server: ServedProcess) -> None:
+        self._server = server
+        self._views: dict[str, tuple[msgspec.json.Decoder[Any], View]] = {}
+
+    def connect(self) -> None:
+        """Answer the questions of the other nodes from now on."""
+        questions = self._questions()
+        if questions is not None:
+            questions.answer = self._answer
+
+    def offer(self, name: str, kind: type[P], view: Callable[[P], Awaitable[object]]) -> None:
+        """Answer the question `name`, whose parameters are a `kind`, with a view."""
+        self._views[name] = msgspec.json.Decoder(kind), view
+
+    async def ask(
+        self, node: str, name: str, parameters: Struct, kind: type[R], timeout_s: float = TIMEOUT_S
+    ) -> R:
+        """Return the answer of one other node. Raises `ApiRefusal` (503) without one."""
+        questions = self._questions()
+        try:
+            if questions is None:
+                raise NoPeerAnswer("this node belongs to no cluster")
+            body = await questions.ask(node, name, _encode(parameters), timeout_s)
+            return msgspec.json.decode(body, type=kind)
+        except (NoPeerAnswer, msgspec.DecodeError) as error:
+            raise ApiRefusal(503, f"node {node}: {error}") from None
+
+    async def ask_others(
+        self, name: str, parameters: Struct, kind: type[R], timeout_s: float = TIMEOUT_S
+    ) -> tuple[list[R], list[AbsentNode]]:
+        """Return the answers of the other nodes, and the nodes without one."""
+        nodes = self._others()
+        missing = [AbsentNode(node, reason) for node, reason in nodes.items() if reason]
+        asked = [node for node, reason in nodes.items() if not reason]
+        results: Sequence[R | BaseException] = await asyncio.gather(
+            *(self.ask(node, name, parameters, kind, timeout_s) for node in asked),
+            return_exceptions=True,
+        )
+        answers: list[R] = []
+        for node, result in zip(asked, results, strict=True):
+            if isinstance(result, ApiRefusal):
+                missing.append(AbsentNode(node, str(result).removeprefix(f"node {node}: ")))
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                answers.append(result)
+        return answers, missing
+
+    def is_other(self, node: str) -> bool:
+        """Whether there is another data node with this id."""
+        return node in self._others()
+
+    def _others(self) -> dict[str, str]:
+        cluster = self._server.cluster
+        return {} if cluster is None else cluster.other_nodes()
+
+    def _questions(self) -> PeerQuestions | None:
+        cluster = self._server.cluster
+        return None if cluster is None else cluster.questions
+
+    async def _answer(self, name: str, parameters: Raw) -> bytes:
+        """Answer a question of another node. Raises `NoPeerAnswer`."""
+        found = self._views.get(name)
+        if found is None:
+            raise NoPeerAnswer(f"its version does not answer the question {name[:40]!r}")
+        decoder, view = found
+        try:
+            return _encode(await view(decoder.decode(parameters)))
+        except msgspec.DecodeError as error:
+            raise NoPeerAnswer(f"it does not understand the question: {error}") from None
+        except ApiRefusal as error:
+            raise NoPeerAnswer(str(error)) from None

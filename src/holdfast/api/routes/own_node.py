@@ -1,0 +1,56 @@
+"""The node behind an admin port, as the routes read it."""
+
+from holdfast.api.endpoints import ApiRefusal
+from holdfast.api.process import ServedProcess
+from holdfast.api.views.slices import Slices
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
+
+
+class OwnNode:
+    """The broker of a node, and what it knows of the whole cluster."""
+
+    def __init__(self, server: ServedProcess) -> None:
+        self.server = server
+        self.slices = Slices()
+
+    @property
+    def node_id(self) -> str:
+        return self.server.config.node.id
+
+    @property
+    def broker(self) -> Broker:
+        """The broker. Raises `ApiRefusal` (503) while this node serves no clients."""
+        broker = self.server.broker
+        if broker is None:
+            if self.server.sharing is not None:
+                raise ApiRefusal(503, "this node stands by: ask the holder of the lease")
+            raise ApiRefusal(503, "this node serves no clients: ask another node")
+        return broker
+
+    @property
+    def state(self) -> NodeState:
+        """The state of this node: in a cluster, the clients connected here."""
+        return self.broker.node.state
+
+    @property
+    def recorded(self) -> RecordedState:
+        """The state that the log defines: in a cluster, the sessions of all nodes that outlive
+        their connections, with their owners."""
+        broker = self.broker
+        if isinstance(broker, ClusterBroker):
+            return broker.cluster.member.replicated.state
+        return broker.node.state
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is no cluster."""
+        return self.state.cluster.is_single
+
+    def find_session(self, client: str) -> Session | None:
+        """The session of a client as this node has it, or None."""
+        session = self.state.sessions.get(client)
+        return session if session is not None else self.recorded.sessions.get(client)
