@@ -1,5 +1,7 @@
 """Listeners with rules of their own, with Mosquitto's clients at each of them."""
 
+import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from tests.e2e.listeners_broker import PUB, REFUSED, ListenersBroker, mosquitto_pub
 from tests.e2e.test_reload import Client, passwords_of, post_reload, until
+from tests.e2e.wire import connect
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 
@@ -98,3 +101,60 @@ def test_a_reload_closes_a_listener_to_guests(doors: Doors) -> None:
     assert mosquitto_pub("-p", str(doors.guests)).returncode == REFUSED
     for client in (guest, alice):
         client.close()
+
+
+def test_a_revoked_certificate(tmp_path: Path) -> None:
+    """A reload reads the revocation list again."""
+    authority = Authority(tmp_path)
+    server, good, bad = authority.issue(), authority.issue("good"), authority.issue("bad")
+    port = free_port()
+    table = {
+        "port": port,
+        "certificate": server.certificate,
+        "key": server.key,
+        "client_ca": authority.ca,
+        "require_certificate": True,
+        "tls_minimum": "1.3",
+        "crl": authority.revoke(),
+    }
+    broker = ListenersBroker(tmp_path / "broker", [table])
+    broker.start()
+    try:
+        ca = ["-h", "127.0.0.1", "-p", str(port), "--cafile", authority.ca]
+        for each in (good, bad):
+            files = ["--cert", each.certificate, "--key", each.key]
+            assert mosquitto_pub(*ca, *files).returncode == 0
+        authority.revoke(bad)
+        assert post_reload(broker)[0] == 200
+        for each in (good, bad):
+            files = ["--cert", each.certificate, "--key", each.key]
+            assert (mosquitto_pub(*ca, *files).returncode == 0) is (each is good)
+        Path(authority.revoke()).write_text("damaged")
+        status, body = post_reload(broker)
+        assert status == 409
+        assert "no certificate revocation list" in str(body["error"])
+        until(lambda: "certificate revoked" in broker.log_text(), "the refusal in the log")
+    finally:
+        assert broker.stop() == 0
+
+
+def test_alpn(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.issue()
+    port = free_port()
+    table = {"port": port, "certificate": server.certificate, "key": server.key}
+    broker = ListenersBroker(tmp_path / "broker", [table])
+    broker.start()
+    try:
+        for offered, chosen in ((["x", "mqtt"], "mqtt"), (["x"], None)):
+            context = ssl.create_default_context(cafile=authority.ca)
+            context.set_alpn_protocols(offered)
+            with (
+                socket.create_connection(("127.0.0.1", port), 20) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+            ):
+                assert client.selected_alpn_protocol() == chosen
+                client.sendall(connect("c", 4))
+                assert client.recv(4)[:1] == b"\x20"
+    finally:
+        assert broker.stop() == 0

@@ -1,9 +1,13 @@
 """Certificates in PEM files, of an authority of the test's own."""
 
+import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,31 @@ class Authority:
         issued.cert_chain_pems[0].write_to_path(made.certificate)
         issued.private_key_pem.write_to_path(made.key)
         return made
+
+    def revoke(self, *certificates: Certificate) -> str:
+        """The path of a revocation list with these certificates."""
+        serials = [
+            x509.load_pem_x509_certificate(Path(each.certificate).read_bytes()).serial_number
+            for each in certificates
+        ]
+        path = self._directory / f"{self._name}.crl"
+        path.write_bytes(revocation_list(self._authority, serials))
+        return str(path)
+
+
+def revocation_list(authority: trustme.CA, serials: list[int]) -> bytes:
+    """A revocation list in PEM, valid for a day."""
+    key = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
+    issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer.subject)
+        .last_update(now - datetime.timedelta(hours=1))
+        .next_update(now + datetime.timedelta(days=1))
+    )
+    for serial in serials:
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        builder = builder.add_revoked_certificate(revoked.build())
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from holdfast.security.tls import TlsError, server_context
+from tests.support.certificates import revocation_list
 
 
 class Files:
@@ -118,3 +120,47 @@ def test_errors_name_the_file(files: Files, tmp_path: Path) -> None:
         server_context(good, key_path, None, True)
     with pytest.raises(TlsError, match="knows no cipher in 'NOPE'"):
         server_context(good, key_path, ciphers="NOPE")
+
+
+def test_the_lowest_version(files: Files) -> None:
+    client = client_context(files)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError):
+        handshake(server_context(files.certificate, files.key, minimum="1.3"), client)
+
+
+def test_application_protocols(files: Files) -> None:
+    server = server_context(files.certificate, files.key, alpn=["mqtt"])
+    for offered in ([], ["mqtt"], ["other"], ["other", "mqtt"]):
+        client = client_context(files)
+        if offered:
+            client.set_alpn_protocols(offered)
+        assert handshake(server, client) == "TLSv1.3"
+
+
+def test_revoked_certificates(files: Files, tmp_path: Path) -> None:
+    good, bad = (files.authority.issue_cert(name) for name in ("good", "bad"))
+    serials = [x509.load_pem_x509_certificate(bad.cert_chain_pems[0].bytes()).serial_number]
+    crl = tmp_path / "crl.pem"
+    crl.write_bytes(revocation_list(files.authority, serials))
+    server = server_context(files.certificate, files.key, files.ca, True, crl=crl)
+    for issued, is_accepted in ((good, True), (bad, False)):
+        client = client_context(files)
+        # The refusal of TLS 1.3 arrives after the client's end of the handshake.
+        client.maximum_version = ssl.TLSVersion.TLSv1_2
+        issued.configure_cert(client)
+        if is_accepted:
+            assert handshake(server, client)
+        else:
+            with pytest.raises(ssl.SSLError):
+                handshake(server, client)
+
+
+def test_a_file_that_is_no_revocation_list(files: Files, tmp_path: Path) -> None:
+    broken = tmp_path / "crl.pem"
+    broken.write_text("-----BEGIN X509 CRL-----\nxx\n-----END X509 CRL-----\n")
+    for path in (files.ca, broken):
+        with pytest.raises(TlsError, match="no certificate revocation list"):
+            server_context(files.certificate, files.key, files.ca, crl=path)
+    with pytest.raises(TlsError, match="cannot read the revocation list file"):
+        server_context(files.certificate, files.key, files.ca, crl=tmp_path / "none")

@@ -44,6 +44,11 @@ def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
                 f" = {shown(origin)}: must be as browsers send it: https://host or"
                 " https://host:port, in lower case and without a path",
             )
+    for name, default in (("tls_minimum", "1.2"), ("tls_ciphers", ""), ("crl", "")):
+        value = getattr(listener, name)
+        needed = "client_ca" if name == "crl" else "certificate"
+        if value != default and not getattr(listener, needed):
+            yield name, f" = {shown(value)}: needs {needed}"
     if listener.certificate_user != "cn" and not listener.client_ca:
         text = f" = {shown(listener.certificate_user)}: needs client_ca, the CA of the clients"
         yield "certificate_user", text

@@ -53,6 +53,13 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     client_ca: str = ""
     """The PEM file of the signers whose client certificates are accepted."""
     require_certificate: bool = False
+    crl: str = ""
+    """The PEM file of revocation lists, one for each CA that has signed a client's certificate."""
+    tls_minimum: Literal["1.2", "1.3"] = "1.2"
+    """The lowest version of TLS."""
+    tls_ciphers: str = ""
+    """OpenSSL's list of ciphers for TLS 1.2; empty: OpenSSL's default. Those of TLS 1.3 are
+    fixed."""
     certificate_user: Literal["cn", "san", "none"] = "cn"
     """The user name that a client certificate proves: its common name, its first alternative name
     (DNS name, mail address or URI), or none. With none it only admits the client."""

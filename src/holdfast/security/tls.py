@@ -1,6 +1,7 @@
 """TLS contexts for listeners and for dialling, with errors that name the file."""
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ _ALERTS: Final = {
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "our certificate has been revoked",
 }
 """The peer's alerts in plain words, by OpenSSL's names."""
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsError(ValueError):
@@ -26,20 +28,28 @@ def server_context(
     ca: Path | None = None,
     require_certificate: bool = False,
     ciphers: str = "",
+    *,
+    minimum: str = "1.2",
+    crl: Path | None = None,
+    alpn: Sequence[str] = (),
 ) -> ssl.SSLContext:
     """A context for TLS 1.2 and later. Raises `TlsError`.
 
     `certificate` is PEM with the chain after the server's own. `ca` has the signers of client
     certificates: with it the server asks for one, and with `require_certificate` it requires one.
-    `ciphers` is OpenSSL's list for TLS 1.2, empty for Python's default.
+    `ciphers` is OpenSSL's list for TLS 1.2, empty for Python's default. `minimum` is "1.2" or
+    "1.3". `crl` has revocation lists in PEM, one for each CA that has signed a client's
+    certificate. `alpn` are the application protocols that are accepted; a client that names none
+    of them, or others, is served too.
     """
     if require_certificate and ca is None:
         raise TlsError("to require client certificates, name the CA that signed them")
-    for kind, path in (("certificate", certificate), ("key", key), ("CA", ca)):
+    files = (("certificate", certificate), ("key", key), ("CA", ca), ("revocation list", crl))
+    for kind, path in files:
         if path is not None:
             _check_readable(kind, path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = _VERSIONS[minimum]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     _load_pair(context, certificate, key)
@@ -49,6 +59,10 @@ def server_context(
         except ssl.SSLError:
             raise TlsError(f"{ca}: no CA certificate in PEM format") from None
         context.verify_mode = ssl.CERT_REQUIRED if require_certificate else ssl.CERT_OPTIONAL
+    if crl is not None:
+        _load_revoked(context, crl)
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
     if ciphers:
         try:
             context.set_ciphers(ciphers)
@@ -91,6 +105,19 @@ def _check_readable(kind: str, path: Path) -> None:
             pass
     except OSError as error:
         raise TlsError(f"{path}: cannot read the {kind} file: {error.strerror}") from None
+
+
+def _load_revoked(context: ssl.SSLContext, crl: Path) -> None:
+    # OpenSSL would take any PEM file, and refuse every client later.
+    try:
+        has_list = b"-----BEGIN X509 CRL-----" in crl.read_bytes()
+        if has_list:
+            context.load_verify_locations(crl)
+    except ssl.SSLError:
+        has_list = False
+    if not has_list:
+        raise TlsError(f"{crl}: no certificate revocation list in PEM format")
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

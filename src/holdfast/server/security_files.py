@@ -4,6 +4,7 @@ import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from holdfast.broker.node import Node
 from holdfast.config.listener import Listener
@@ -15,6 +16,9 @@ from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
 
 logger = logging.getLogger("holdfast")
+
+ALPN: Final = {"tcp": ["mqtt"], "websocket": ["http/1.1"]}
+"""The application protocols of TLS, by transport, by IANA's registry."""
 
 
 class SecurityFileError(Exception):
@@ -78,6 +82,10 @@ def tls_context(listener: Listener) -> ssl.SSLContext | None:
             Path(listener.key),
             Path(listener.client_ca) if listener.client_ca else None,
             listener.require_certificate,
+            listener.tls_ciphers,
+            minimum=listener.tls_minimum,
+            crl=Path(listener.crl) if listener.crl else None,
+            alpn=ALPN[listener.transport],
         )
     except TlsError as error:
         raise SecurityFileError(str(error)) from error
