@@ -10,6 +10,7 @@ from msgspec.inspect import type_info
 
 from holdfast.addresses import is_loopback
 from holdfast.config.check import warnings
+from holdfast.config.explain import settings_of
 from holdfast.config.load import check, load
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
@@ -284,3 +285,55 @@ def test_anonymous_needs_a_word_beyond_loopback(
 def test_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "myhost", "127.0.0.1.evil")))
+
+
+def test_included_files(tmp_path: Path) -> None:
+    """Later files win, listeners add up, and each value has its file."""
+    folder = tmp_path / "listeners.d"
+    folder.mkdir()
+    main = write(
+        tmp_path,
+        'include = ["site.toml", "listeners.d/*.toml", "none.d/*.toml"]\n'
+        "[limits]\nsessions = 1\nqos_max = 1\n[log]\nqos0 = ['a']\n[[listeners]]\nport = 1\n",
+    )
+    site, one, two = tmp_path / "site.toml", folder / "1.toml", folder / "2.toml"
+    site.write_text('[limits]\nsessions = 2\n[log]\nqos0 = ["b"]\n[sys]\ninterval_s = 3\n')
+    one.write_text("[[listeners]]\nport = 2\n")
+    two.write_text('include = ["../more.toml"]\n[[listeners]]\nport = 3\n')
+    (tmp_path / "more.toml").write_text("[limits]\nqos_max = 0\n")
+    environ = {"HOLDFAST_SYS__INTERVAL_S": "4"}
+    config = load(main, environ)
+    assert (config.limits.sessions, config.limits.qos_max) == (2, 0)
+    assert config.log.qos0 == ["b"]
+    assert config.sys.interval_s == 4
+    assert [listener.port for listener in config.listeners] == [1, 2, 3]
+    origins = {each.key: each.origin for each in settings_of(main, environ, {})}
+    assert origins["limits.sessions"] == str(site)
+    assert origins["limits.qos_max"] == str(folder / "../more.toml")
+    assert origins["listeners[0].port"] == str(main)
+    assert origins["listeners[2].port"] == str(two)
+    assert origins["sys.interval_s"] == "environment HOLDFAST_SYS__INTERVAL_S"
+    two.write_text("[[listeners]]\nport = 'x'\n")
+    assert complaint(main, {}, {}).startswith(f'{two}: listeners[2].port = "x": must be')
+
+
+def test_wrong_includes(tmp_path: Path) -> None:
+    for text, expected in (
+        ('include = "a"', 'include = "a": must be a list'),
+        ("include = [1]", "include = [1]: must be a list"),
+        ('include = ["gone.toml"]', "gone.toml: cannot be read: No such file"),
+        ('include = ["broken.toml"]', "broken.toml: not valid TOML"),
+        ('include = ["loop.toml"]', "is included twice: it is the first file"),
+        ('include = ["a.toml", "a.toml"]', "a.toml is included twice: "),
+        ('include = ["hold*.toml"]', "is included twice: it is the first file"),
+        ('[node]\ninclude = ["a.toml"]', "node.include: there is no such key"),
+    ):
+        main = write(tmp_path, text)
+        (tmp_path / "a.toml").write_text("")
+        (tmp_path / "broken.toml").write_text("x =")
+        (tmp_path / "loop.toml").write_text(f'include = ["{main.name}"]')
+        assert expected in complaint(main, {}, {})
+    write(tmp_path, 'include = ["0.toml"]')
+    for number in range(101):
+        (tmp_path / f"{number}.toml").write_text(f'include = ["{number + 1}.toml"]')
+    assert "more than 100 files" in complaint(main, {}, {})

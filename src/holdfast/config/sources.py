@@ -1,6 +1,6 @@
 """The sources of a program's settings: file, environment, command line; the later one wins.
 
-- File: TOML, the tables of the program's schema.
+- File: TOML, the tables of the program's schema. `include` lists further files, see `_Reader`.
 - Environment: `HOLDFAST_TABLE__KEY=value`; two underscores stand for the dot, list entries are
   numbered (`HOLDFAST_LISTENERS__0__PORT=1884`). Text is taken as it is, commas separate the texts
   of a list, everything else is written as in TOML. Other names are settings only if the program
@@ -13,16 +13,19 @@ Relative paths in values count from the working directory.
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct, inspect
 
-from holdfast.config.problem import ConfigError, Problem
+from holdfast.config.problem import ConfigError, Problem, shown
 from holdfast.config.values import find_type, problems
 
 PREFIX: Final = "HOLDFAST_"
+FILES_MAX: Final = 100
+"""The most files of one configuration."""
 
 Settings = TypeVar("Settings", bound=Struct)
 Tree: TypeAlias = dict[str, object]
@@ -97,9 +100,10 @@ def read_sources(
     The arguments are those of `load_settings`."""
     environ = environ or {}
     kind = inspect.type_info(schema)
-    tree: Tree = {} if path is None else _read(path)
-    sources = Sources(tree, str(path) if path is not None else "configuration")
-    origins = sources.origins
+    sources = Sources({}, str(path) if path is not None else "configuration")
+    tree, origins = sources.tree, sources.origins
+    if path is not None:
+        _Reader(tree, origins).read(path)
     for name, (key, read) in (published or {}).items():
         if text := environ.get(name):
             try:
@@ -114,6 +118,72 @@ def read_sources(
     for dotted, value in (overrides or {}).items():
         _put(tree, dotted.split("."), value, "command line", origins)
     return sources
+
+
+class _Reader:
+    """Reads a file, then those that its top-level `include` lists, in that order.
+
+    An entry of `include` is a file, or a pattern whose matches are read in the order of their
+    names. It counts from the directory of the file that has it. A later file wins, and adds its
+    array tables ([[listeners]]) to those before.
+    """
+
+    def __init__(self, tree: Tree, origins: dict[str, str]) -> None:
+        self._tree = tree
+        self._origins = origins
+        # Each file with the one that includes it, which is None for the first.
+        self._included_by: dict[Path, Path | None] = {}
+
+    def read(self, path: Path, by: Path | None = None) -> None:
+        """Raises `ConfigError`, with the file that cannot be used."""
+        own = path.resolve()
+        if own in self._included_by:
+            former = self._included_by[own]
+            first = "it is the first file" if former is None else f"{former} includes it too"
+            raise ConfigError(f"{by}: include: {path} is included twice: {first}")
+        if len(self._included_by) == FILES_MAX:
+            raise ConfigError(f"{by}: include: more than {FILES_MAX} files")
+        self._included_by[own] = by
+        found = _read(path)
+        names = found.pop("include", [])
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise ConfigError(f"{path}: include = {shown(names)}: must be a list, each of it text")
+        if by is None:
+            self._tree.update(found)
+        else:
+            self._merge(self._tree, found, "", str(path))
+        for name in names:
+            for each in _matches(path.parent, name):
+                self.read(each, path)
+
+    def _merge(self, tree: Tree, other: Tree, prefix: str, origin: str) -> None:
+        for name, value in other.items():
+            key = f"{prefix}{name}"
+            present = tree.get(name)
+            if isinstance(value, dict) and isinstance(present, dict):
+                self._merge(present, value, f"{key}.", origin)
+            elif _has_tables(value) and _has_tables(present):
+                for each in cast("list[Tree]", value):
+                    self._origins[f"{key}[{len(cast('list[Tree]', present))}]"] = origin
+                    cast("list[Tree]", present).append(each)
+            else:
+                for known in list(self._origins):
+                    if known.startswith((f"{key}.", f"{key}[")):
+                        del self._origins[known]
+                tree[name] = value
+                self._origins[key] = origin
+
+
+def _has_tables(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and isinstance(value[0], dict)
+
+
+def _matches(directory: Path, name: str) -> list[Path]:
+    """The files of an entry of `include`. A pattern may match none."""
+    path = directory / name
+    if not any(each in name for each in "*?["):
+        return [path]
+    return [Path(each) for each in sorted(glob(str(path), recursive=True))]
 
 
 def _read(path: Path) -> Tree:
