@@ -2,10 +2,16 @@
 
 from holdfast.api.endpoints import Endpoint
 from holdfast.api.routes.everywhere import Everywhere
+from holdfast.api.routes.message_routes import MessageRoutes
 from holdfast.api.routes.own_node import OwnNode
 from holdfast.api.routes.session_routes import SessionRoutes
+from holdfast.api.routes.subscription_routes import SubscriptionRoutes
 
 
-def resource_endpoints(view: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
+def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
     """The declarations of the endpoints, in the order of the documents."""
-    return [*SessionRoutes(view, everywhere).endpoints()]
+    return [
+        *SessionRoutes(node, everywhere).endpoints(),
+        *SubscriptionRoutes(node, everywhere).endpoints(),
+        *MessageRoutes(node).endpoints(),
+    ]

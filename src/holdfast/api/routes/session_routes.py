@@ -68,7 +68,7 @@ def _is_away(session: Session) -> bool:
     return not is_connected(session)
 
 
-def _has_no_owner(session: Session) -> bool:
+def has_no_owner(session: Session) -> bool:
     return not session.owner
 
 
@@ -138,7 +138,7 @@ class SessionRoutes:
             parts += [await self._connected_here(query), *answers]
         if query.which != "connected":
             recorded = list(view.recorded.sessions.values())
-            parts.append(await self._scan(recorded, query, _has_no_owner))
+            parts.append(await self._scan(recorded, query, has_no_owner))
         page = _cut(query, parts)
         page.missing = missing
         return page

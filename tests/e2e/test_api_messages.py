@@ -1,0 +1,203 @@
+"""Publishing, retained messages, subscriptions and shared groups over the admin API."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.brokers import Holdfast
+from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.conftest import StartHoldfast
+from tests.e2e.wire import USER_PROPERTY, Wire
+from tests.support.api_client import Api, Refused
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with ClusterProcesses(directory, settings={"cluster": {"partitions": 4}}) as cluster:
+        yield cluster
+
+
+def test_a_published_message_arrives_as_it_was_given(broker: Holdfast) -> None:
+    api = Api(broker.admin_port)
+    with Wire(broker.port) as client:
+        client.connect("c")
+        client.subscribe(("a/#", 2))
+        for qos in (0, 1, 2):
+            message = {
+                "topic": "a/ü",
+                "payload": f"hé {qos}",
+                "qos": qos,
+                "user_properties": [["k", "v"]],
+            }
+            done = api.post("publish", message)
+            assert (done["code"], done["publisher"]) == (0, "admin:local")
+            received = client.message()
+            assert (received.topic, received.qos) == ("a/ü", qos)
+            assert received.payload.decode() == f"hé {qos}"
+            assert received.values(USER_PROPERTY) == [("k", "v")]
+        api.post("publish", {"topic": "a", "payload_base64": "AP8="})
+        assert client.message().payload == b"\x00\xff"
+    assert api.post("publish", {"topic": "nobody"})["code"] == 16
+    for wrong in (
+        {"topic": "a/#"},
+        {"topic": "a", "qos": 3},
+        {"topic": "a", "payload": "x", "payload_base64": "eA=="},
+        {"topic": "a", "payload_base64": "?"},
+        {"topic": "a", "colour": "red"},
+    ):
+        with pytest.raises(Refused, match="400"):
+            api.post("publish", wrong)
+    with pytest.raises(Refused, match="not authorised"):
+        api.post("publish", {"topic": "$SYS/x"})
+    assert api.get("sessions")["sessions"] == []
+
+
+def test_a_message_is_published_with_the_rights_of_a_client(
+    start_holdfast: StartHoldfast, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    acl = tmp_path_factory.mktemp("acl") / "acl"
+    acl.write_text("user anna\ntopic write for-anna\npattern write of/%c\n")
+    broker = start_holdfast({"security": {"acl_file": str(acl), "allow_anonymous": True}})
+    api = Api(broker.admin_port)
+    for qos in (0, 1):
+        api.post("publish", {"topic": "anything", "qos": qos})
+        api.post("publish", {"topic": "for-anna", "user": "anna", "qos": qos})
+        api.post("publish", {"topic": "of/dev-1", "client": "dev-1", "qos": qos})
+        for identity in ({"user": "bert"}, {"client": "dev-1"}):
+            with pytest.raises(Refused, match="not authorised"):
+                api.post("publish", {"topic": "for-anna", "qos": qos, **identity})
+
+
+def test_retained_messages_are_listed_deleted_and_restored(broker: Holdfast) -> None:
+    api = Api(broker.admin_port)
+    topics = sorted(f"site/{line}/{unit}" for line in "ab" for unit in range(5))
+    with Wire(broker.port) as client:
+        client.connect("p")
+        for topic in topics:
+            client.publish(topic, topic.encode(), qos=1, retain=True)
+        client.publish("site/a/qos0", b"\xff\x00", qos=0, retain=True)
+        client.ping()
+    page = api.get("retained", filter="site/#", limit=4)
+    listed = [row["topic"] for row in page["messages"]]
+    while page["next"]:
+        page = api.get("retained", filter="site/#", limit=4, after=page["next"])
+        listed += [row["topic"] for row in page["messages"]]
+    assert listed == sorted([*topics, "site/a/qos0"])
+    found = api.get("retained/message", topic="site/a/qos0")
+    assert found["content"] == {"bytes": 2, "base64": "/wA="}
+    assert found["message"]["publisher"] == "p"
+
+    assert len(api.delete("retained", filter="site/a/+", dry_run=True)["deleted"]) == 6
+    with Wire(broker.port) as client:
+        client.connect("live")
+        client.subscribe(("site/a/0", 0x11))  # QoS 1, RETAIN as published
+        assert client.message().payload == b"site/a/0"
+        deleted = api.delete("retained", filter="site/a/+")
+        assert client.message().payload == b""
+    assert [row["topic"] for row in api.get("retained", filter="site/#")["messages"]] == topics[5:]
+
+    broker.kill()
+    broker.start()
+    with Wire(broker.port) as client:
+        client.connect("p")
+        client.publish("site/a/1", b"newer", qos=1, retain=True)
+    body = {"deleted": [*deleted["deleted"], {"topic": "x", "partition": 0, "offset": 1 << 40}]}
+    done = api.post("retained/restore", body)
+    assert done["restored"] == 5
+    assert [each["topic"] for each in done["not_restored"]] == ["site/a/1", "x"]
+    assert api.get("retained/message", topic="site/a/1")["content"]["text"] == "newer"
+    assert api.get("retained/message", topic="site/a/0")["content"]["text"] == "site/a/0"
+    assert api.get("retained/message", topic="site/a/qos0")["content"]["base64"] == "/wA="
+
+
+def test_subscriptions_are_found_by_topic_and_client(broker: Holdfast) -> None:
+    api = Api(broker.admin_port)
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            client = stack.enter_context(Wire(broker.port))
+            client.connect(f"c{number}", expiry_s=100)
+            client.subscribe((f"a/{number}/#", 1), ("$share/g/a/+/b", 0))
+        page = api.get("subscriptions", topic="a/1/b", limit=2)
+        rows = page["subscriptions"]
+        rows += api.get("subscriptions", topic="a/1/b", limit=2, after=page["next"])[
+            "subscriptions"
+        ]
+        assert page["matched"] == 4
+        assert [(row["filter"], row["client"]) for row in rows] == [
+            *(("$share/g/a/+/b", f"c{number}") for number in range(3)),
+            ("a/1/#", "c1"),
+        ]
+        assert api.get("subscriptions", client="c2")["matched"] == 2
+        assert api.get("subscriptions", search="SHARE")["matched"] == 3
+
+
+def test_a_group_shows_its_members_and_its_oldest_message(broker: Holdfast) -> None:
+    api = Api(broker.admin_port)
+    key = "$share/g/in/#"
+    with Wire(broker.port) as member:
+        member.connect("m1", expiry_s=100)
+        member.subscribe((key, 1))
+        with Wire(broker.port) as publisher:
+            publisher.connect("p")
+            for number in range(3):
+                publisher.publish("other", b"-", qos=1)
+                publisher.publish(f"in/{number}", b"-", qos=1)
+        for _ in range(2):
+            member.message()
+        [row] = api.get("groups")["groups"]
+        assert (row["group"], row["member_count"], row["connected_count"]) == (key, 1, 1)
+        detail = api.get("group", group=key)
+        assert [each["client"] for each in detail["members"]] == ["m1"]
+        assert detail["members"][0]["connected"]
+    until(
+        lambda: (api.get("group", group=key)["oldest"] or {}).get("topic") == "in/2",
+        "the unacknowledged message is the oldest",
+    )
+    with Wire(broker.port) as member:
+        member.connect("m1", clean=False, expiry_s=100)
+        member.message()
+        until(lambda: api.get("group", group=key)["oldest"] is None, "nothing is left")
+    with pytest.raises(Refused, match="404"):
+        api.get("group", group="$share/none/x")
+
+
+def test_every_node_of_a_cluster_shows_messages_groups_and_subscriptions(
+    cluster: ClusterProcesses,
+) -> None:
+    everywhere = {name: Api(node.admin_port) for name, node in cluster.nodes.items()}
+    key = "$share/g/in/#"
+    with contextlib.ExitStack() as stack:
+        members = {}
+        for name, node in cluster.nodes.items():
+            members[name] = stack.enter_context(Wire(node.port))
+            members[name].connect(f"m-{name}", expiry_s=300)
+            members[name].subscribe((key, 1))
+        for api in everywhere.values():
+            until(
+                lambda api=api: api.get("group", group=key)["group"]["connected_count"] == 3,
+                "all members are connected",
+            )
+            detail = api.get("group", group=key)
+            assert [each["node"] for each in detail["members"]] == ["n1", "n2", "n3"]
+            assert api.get("subscriptions", topic="in/1")["matched"] == 3
+            [row] = api.get("groups")["groups"]
+            assert (row["connected_count"], row["coordinator"] != "") == (3, True)
+
+        # A message published at any node's admin port is acknowledged by the cluster.
+        for number, api in enumerate(everywhere.values()):
+            message = {"topic": f"kept/{number}", "payload": "x", "retain": True, "qos": 2}
+            assert api.post("publish", message)["code"] in (0, 16)
+        for api in everywhere.values():
+            until(
+                lambda api=api: len(api.get("retained", filter="kept/#")["messages"]) == 3,
+                "every node has the retained messages",
+            )
+        deleted = everywhere["n2"].delete("retained", filter="kept/#")
+        for api in everywhere.values():
+            until(lambda api=api: not api.get("retained", filter="kept/#")["messages"], "deleted")
+        assert (
+            everywhere["n3"].post("retained/restore", {"deleted": deleted["deleted"]})["restored"]
+            == 3
+        )
