@@ -20,7 +20,7 @@ from holdfast.api.metrics.catalog import METRICS, PREFIX
 from holdfast.api.metrics.process import ProcessCollector, process_values
 from holdfast.api.metrics.scrape import render
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.session_census import SLOWEST, SessionCensus
+from holdfast.broker.session.census import SLOWEST, SessionCensus
 from holdfast.config.schema import Cluster, Config, Listener
 from holdfast.security.certificate_times import valid_until
 from tests.support.fake_cluster import FakeServer

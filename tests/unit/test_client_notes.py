@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.broker.connections import client_notes
+from holdfast.broker.connections.repeats import KEYS_MAX, PAUSE_S, Repeats
 from holdfast.broker.effects import Note
-from holdfast.broker.repeats import KEYS_MAX, PAUSE_S, Repeats
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench, Peer

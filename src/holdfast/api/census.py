@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.api.process import ServedProcess
-from holdfast.broker.session_census import SessionCensus
+from holdfast.broker.session.census import SessionCensus
 from holdfast.config.schema import Config
 from holdfast.security.certificate_times import valid_until
 

@@ -13,9 +13,9 @@ import heapq
 from typing import Final
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.repeats import Repeats
 from holdfast.broker.effects import Effect, Note
 from holdfast.broker.publish.producers import ProducerTable
-from holdfast.broker.repeats import Repeats
 from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import Group, GroupMember, Session, Subscription
 from holdfast.broker.stats import Stats
