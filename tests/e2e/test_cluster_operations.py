@@ -125,6 +125,10 @@ def test_metrics_of_a_cluster(cluster: ClusterProcesses) -> None:
             if line.startswith("holdfast_publish_forwarded_total")
         )
         assert float(forwarded.split()[-1]) > 0
+        for kind in ("publish_acknowledge", "replication", "fdatasync"):
+            count = f'holdfast_{kind}_seconds_count{{node="{name}"}}'
+            (line,) = [each for each in text.splitlines() if each.startswith(count)]
+            assert float(line.split()[-1]) > 0, line
 
 
 def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:

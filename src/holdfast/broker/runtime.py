@@ -96,6 +96,9 @@ class Runtime:
         self.clients = clients
         self.group_in_flight = False
         self.group_began_at = 0.0
+        # The times of the oldest record in the group in flight, and in the next one; 0.0: none.
+        self._group_oldest_at = 0.0
+        self._oldest_at = 0.0
         self.reserve_bytes = 0
         """The free bytes below which publishes of QoS 1 and 2 are refused."""
         self.believes_disk = True
@@ -117,6 +120,7 @@ class Runtime:
     def turn(self) -> None:
         """Carry out the iteration's work. The module says why the steps have this order."""
         state = self.state
+        state.stats.durations.takes_delivery = True
         when = self.node.timer()
         if when is not None and when <= state.now:
             self.node.handle_timers()
@@ -163,6 +167,8 @@ class Runtime:
                     self._flush_at = state.now + self._memory_flush_s
                 return
             self._flush_at = None
+        if not self._oldest_at and journal.pending_bytes:
+            self._oldest_at = state.now
         if self.group_in_flight:
             return
         group = journal.close_write_group()
@@ -171,6 +177,7 @@ class Runtime:
             return
         self.group_in_flight = True
         self.group_began_at = state.now
+        self._group_oldest_at, self._oldest_at = self._oldest_at, 0.0
         self._group_taken(group)
         self.writer.submit(group)
 
@@ -187,6 +194,8 @@ class Runtime:
         state.journal.wrote(group)
         if not state.memory:
             state.journal.commit(group)
+        if state.promises:
+            state.stats.durations.acknowledged.observe(state.now - self._group_oldest_at)
         state.release_committed()
         state.resume_inputs()
         state.effects.extend(self.deferred)

@@ -1,10 +1,13 @@
 """Counters of one node, as plain integers: the hot path increments them and others read them."""
 
+from holdfast.broker.durations import SampledDurations
+
 
 class Stats:
     """The counters of one node since its start. A counter never decreases."""
 
     def __init__(self) -> None:
+        self.durations = SampledDurations()
         self.bytes_received = 0
         self.bytes_sent = 0
         self.packets_received = 0

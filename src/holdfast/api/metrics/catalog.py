@@ -219,12 +219,22 @@ PROCESS: Final = {
     }),
 }  # fmt: skip
 
+HISTOGRAMS: Final = _table(HISTOGRAM, "node", {
+    "publish_acknowledge_seconds":
+        "From the arrival of a publish of QoS 1 or 2 to its acknowledgement.",
+    "publish_deliver_seconds":
+        "From the time of a message in the log to its delivery to a client that has room.",
+    "fdatasync_seconds": "Duration of a fdatasync of the journal.",
+    "replication_seconds": "From a leader's batch to its commit by all replicas in sync.",
+})  # fmt: skip
+
 METRICS: Final[dict[str, Declared]] = {
     **NODE_COUNTERS,
     **LABELLED_COUNTERS,
     **NODE_GAUGES,
     **LABELLED_GAUGES,
     **CLUSTER_COUNTERS,
+    **HISTOGRAMS,
     **FEDERATION,
     **PROCESS,
 }

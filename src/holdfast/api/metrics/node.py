@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast.api.census import Census
-from holdfast.api.metrics.catalog import NODE_COUNTERS, counter, gauge
+from holdfast.api.metrics.catalog import NODE_COUNTERS, counter, gauge, histogram
 from holdfast.api.metrics.cluster import ClusterCollector
 from holdfast.api.metrics.federation import FederationCollector
 from holdfast.api.metrics.process import ProcessCollector
@@ -101,6 +101,15 @@ class NodeCollector(Collector):
             family = gauge(name)
             family.add_metric([node], value)
             yield family
+        for name, durations in (
+            ("publish_acknowledge_seconds", stats.durations.acknowledged),
+            ("publish_deliver_seconds", stats.durations.delivered),
+            ("fdatasync_seconds", self._broker.writer.synced),
+            ("replication_seconds", stats.durations.replicated),
+        ):
+            buckets = histogram(name)
+            buckets.add_metric([node], durations.cumulative(), durations.sum_s)
+            yield buckets
         yield from self._partitions(node)
         if self._server.maintenance is not None:
             failing = gauge("maintenance_failing")

@@ -146,6 +146,8 @@ def _deliver_to_session(
     qos = message.qos if message.qos < target.qos else target.qos
     retain = message.retain and target.retain_as_published
     if can_send(state, session) and not session.outbox and not session.reading:
+        if state.stats.durations.takes_delivery:
+            state.stats.durations.deliver(state.wall_us - message.timestamp_us)
         send_inflight(state, session, message, qos, retain, target.subscription_ids, False, None)
         return
     if not has_room(state, session.outbox_count(), session.outbox_bytes):
@@ -300,20 +302,13 @@ def pump(state: NodeState, session: Session) -> None:
     """Send from the outbox while window and socket allow. Called when either has opened."""
     outbox = session.outbox
     while outbox and can_send(state, session):
-        delivery = session.pop()
-        message = delivery.message
+        queued = session.pop()
+        message = queued.message
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
             continue
         send_inflight(
-            state,
-            session,
-            message,
-            delivery.qos,
-            delivery.retain,
-            delivery.subscription_ids,
-            False,
-            None,
+            state, session, message, queued.qos, queued.retain, queued.subscription_ids, False, None
         )
 
 

@@ -24,6 +24,7 @@ from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.cluster.runtime.fitness import Fitness
 from holdfast.cluster.runtime.ports import ClusterPorts
+from holdfast.cluster.runtime.probes import ClusterProbes
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.watermarks import Checkpoint
@@ -52,6 +53,7 @@ class ClusterRuntime(Runtime):
         self.member = member
         self.replacement = replacement
         self.disk = DiskWatch(disk_stall_s)
+        self._probes = ClusterProbes(member)
         self.fitness = Fitness(member, self.disk)
         self._replica_reader = ports.reader
         self._raft = ports.raft
@@ -137,6 +139,7 @@ class ClusterRuntime(Runtime):
         fitness = self.fitness
         if fitness.is_undecided or (member.has_diverged and not fitness.is_damaged):
             self.distrust_disk()
+        self._probes.step()
         self._checkpoint()
 
     def _act_on_news(self) -> None:
@@ -207,6 +210,7 @@ class ClusterRuntime(Runtime):
         """Replicate the group while the disk writes it."""
         now = self.state.now
         self.disk.journal.began(now)
+        self._probes.group_taken(group)
         self.member.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:

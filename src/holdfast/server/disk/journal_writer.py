@@ -9,11 +9,13 @@ import errno
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
+from holdfast.broker.durations import Durations
 from holdfast.storage.files.filesystem import WriteFile, is_scarce
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.active_index import ActiveIndex
@@ -62,6 +64,8 @@ class GroupWriter:
         self._durable = durable
         self._shared = shared
         self._allocate_bytes = allocate_bytes
+        self.synced = Durations()
+        """The durations of fdatasync."""
         self._file: WriteFile | None = None
         self._segment = -1
         # The end of the groups in the file, and the end of the space allocated in advance.
@@ -97,7 +101,9 @@ class GroupWriter:
             raise DiskFullError from error
         self._end = end
         if self._durable:
+            began = time.perf_counter()
             file.sync()
+            self.synced.observe(time.perf_counter() - began)
 
     def close(self) -> None:
         """Sync and close the file. Raises `OSError`."""
@@ -225,6 +231,7 @@ class JournalWriter:
         self._on_space = on_space
         self._confirm = confirm
         self._writer = GroupWriter(directory, durable=durable, shared=confirm is not None)
+        self.synced = self._writer.synced
         self.free_bytes = self.space()
         """The free bytes after the last group, without those allocated in advance."""
         self._groups: SimpleQueue[WriteGroup | None] = SimpleQueue()
