@@ -13,7 +13,7 @@ import sys
 import time
 from functools import partial
 
-from tests.sim.casts import CASTS
+from tests.sim.casts import ALL_CASTS
 from tests.sim.faults import ALL, DECAY, HOSTILE
 from tests.sim.running import Result, run
 
@@ -32,7 +32,7 @@ def main() -> int:
         default="",
         help=f"of {','.join(dict.fromkeys(ALL + DECAY + HOSTILE))}; none; default: by seed",
     )
-    parser.add_argument("--casts", default="", help=f"of {','.join(CASTS)}; default: by seed")
+    parser.add_argument("--casts", default="", help=f"of {','.join(ALL_CASTS)}; default: by seed")
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")
     parser.add_argument("-v", action="store_true", help="print every event; one seed at a time")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.client import FOREVER, Client
 from tests.sim.teams import Member, Team, TeamPublisher
 from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber
+from tests.sim.travellers import Traveller
 from tests.sim.whispers import Listener, Whisperer, WhisperTeam
 from tests.sim.workload import (
     TOPICS,
@@ -32,6 +33,9 @@ GROUPS: Final = "groups"
 MOVERS: Final = "movers"
 """Sessions that are taken over all the time."""
 CASTS: Final = (LOG, QOS0, TIMED, GROUPS, MOVERS)
+TRAVELLERS: Final = "travellers"
+"""Sessions that begin in the past. They play only when asked for, beside LOG."""
+ALL_CASTS: Final = (*CASTS, TRAVELLERS)
 
 
 def parties(world: "World") -> list[Party]:
@@ -41,6 +45,7 @@ def parties(world: "World") -> list[Party]:
         TIMED: _timed,
         GROUPS: _groups,
         MOVERS: _movers,
+        TRAVELLERS: _travellers,
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 
@@ -69,6 +74,14 @@ def _movers(world: "World") -> list[Party]:
             for n, qos in enumerate((1, 1, 1, 1, 2, 2))
         ),
         SlowPublisher(world, Client(world, "pubm", 5)),
+    ]
+
+
+def _travellers(world: "World") -> list[Party]:
+    return [
+        Traveller(world, "traveller5", 5, 2, 1.5),
+        Traveller(world, "traveller4", 4, 1, 2.5),
+        Traveller(world, "traveller3", 5, 2, 4.0),
     ]
 
 

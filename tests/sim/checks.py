@@ -61,6 +61,8 @@ class Checks:
         self.messages: dict[str, Message] = {}
         # Per payload how often it is in the committed log; topics by name.
         self.stored: dict[str, int] = {}
+        # By text: partition and newest offset.
+        self.places: dict[str, tuple[int, int]] = {}
         # By payload, the timestamp of the newest copy.
         self.stored_us: dict[str, int] = {}
         # The same, of the first copy.
@@ -192,6 +194,7 @@ class Checks:
             self.fail(f"nobody has published {text!r} to {topic}")
         count = self.stored.get(text, 0) + 1
         self.stored[text] = count
+        self.places[text] = (record.partition, record.offset)
         self.first_stored_us.setdefault(text, record.timestamp_us)
         self.stored_us[text] = max(record.timestamp_us, self.stored_us.get(text, 0))
         if message.is_refused:

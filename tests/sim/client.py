@@ -84,6 +84,7 @@ class Client:
         # A session of it is with the cluster.
         self.has_session = False
         self.connects = 0
+        self.subscribes = 0
         self.left_at = float("-inf")
         """When its last connection that was accepted ended; infinite while there is one."""
         self.will: m.Will | None = None
@@ -326,6 +327,7 @@ class Client:
         self.is_subscribed = not self.filters
 
     def _subscribe(self) -> None:
+        self.subscribes += 1
         requests = [m.SubscriptionRequest(filter, qos) for filter, qos in self.filters]
         self._write(encode(Subscribe(60_000, requests), self.version))
 

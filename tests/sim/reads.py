@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.effects import FetchInflight, ReadLog
+from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.broker.runtime import Found
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.storage.reading.cursor import ReadResult
+from holdfast.storage.reading.starts import FoundStart
 
 if TYPE_CHECKING:
     from tests.sim.process import Process
@@ -47,6 +48,16 @@ class SimReads:
                 # A driver may leave out the rest.
                 if self._chance.random() < 0.1:
                     break
+            self._process.touch()
+            done(effect, found)
+
+        self._read(work)
+
+    def find_starts(
+        self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
+    ) -> None:
+        def work() -> None:
+            found = [self._reader.starts.find(query, effect.limits) for query in effect.wanted]
             self._process.touch()
             done(effect, found)
 

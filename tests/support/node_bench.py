@@ -5,7 +5,15 @@ import random
 from collections.abc import Callable, Iterable
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import CheckPassword, FetchInflight, Note, ReadLog, ResumeInput
+from holdfast.broker.delivery.subscribe import handle_starts
+from holdfast.broker.effects import (
+    CheckPassword,
+    FetchInflight,
+    FindStarts,
+    Note,
+    ReadLog,
+    ResumeInput,
+)
 from holdfast.broker.node import Node
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.snapshot_entries import snapshot_entries
@@ -22,6 +30,7 @@ from holdfast.protocol.topics.names import is_shared, matches
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.reading.scan import scan_segment
+from holdfast.storage.reading.starts import FoundStart
 from holdfast.storage.record import MESSAGE, Batch, Record
 from tests.sim.disk import SimContent, SimReadFile
 
@@ -98,7 +107,7 @@ class NodeBench:
         self.valid_passwords: dict[str, bytes] = {}
         # Reads of the log are answered once this is false again.
         self.delay_reads = False
-        self.delayed: list[ReadLog] = []
+        self.delayed: list[ReadLog | FindStarts] = []
         # How many sessions to settle after each record that is recovered, as a standby does while
         # it follows the journal; None: all at the end, as at a start.
         self.settles: Callable[[], int] | None = None
@@ -118,6 +127,8 @@ class NodeBench:
             next_offset[batch.partition] = batch.end_offset
             sequence += batch.count
         self.journal = new_journal(self.config.partitions, next_offset, sequence)
+        # The bench keeps the whole log.
+        self.journal.start_offsets[:] = [0] * self.config.partitions
         self.node = Node(self.config, self.journal)
         self.node.tick(self.now, self.wall_us)
         recovery = NodeRecovery(self.node.state)
@@ -212,7 +223,10 @@ class NodeBench:
         if not self.delay_reads:
             delayed, self.delayed = self.delayed, []
             for effect in delayed:
-                self._read(effect)
+                if isinstance(effect, FindStarts):
+                    self._find(effect)
+                else:
+                    self._read(effect)
         while True:
             if self.auto_commit and (self.journal.pending_bytes or state.promises):
                 self.commit()
@@ -268,11 +282,38 @@ class NodeBench:
                 if size_bytes >= effect.bytes_max:
                     break
             self.node.handle_fetched(effect, found)
+        elif isinstance(effect, FindStarts):
+            if self.delay_reads:
+                self.delayed.append(effect)
+            else:
+                self._find(effect)
         elif isinstance(effect, ReadLog):
             if self.delay_reads:
                 self.delayed.append(effect)
             else:
                 self._read(effect)
+
+    def _find(self, effect: FindStarts) -> None:
+        found: list[FoundStart] = []
+        for query in effect.wanted:
+            offsets = list(effect.limits)
+            floors: dict[bytes, int] = {}
+            counts: dict[bytes, int] = {}
+            for record in reversed(self.messages()):
+                partition = record.partition
+                if record.offset >= effect.limits[partition]:
+                    continue
+                if query.last:
+                    counts[record.topic] = counts.get(record.topic, 0) + 1
+                    counts_here = counts[record.topic] <= query.last
+                    if not counts_here or not matches(query.filter, record.topic.decode()):
+                        continue
+                    floors[record.topic] = record.offset
+                elif record.timestamp_us < query.since_us:
+                    continue
+                offsets[partition] = min(offsets[partition], record.offset)
+            found.append(FoundStart(offsets, floors))
+        handle_starts(self.node.state, effect, found)
 
     def _read(self, effect: ReadLog) -> None:
         positions = list(effect.positions)

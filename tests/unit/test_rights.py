@@ -91,6 +91,10 @@ def subscribe(peer: Peer, *filters: str, qos: int = 2) -> None:
     assert peer.take(m.Suback)
 
 
+def subscribe_from(peer: Peer, filter: str, qos: int) -> None:
+    peer.send(m.Subscribe(9, [m.SubscriptionRequest(f"$stream/@earliest/{filter}", qos)]))
+
+
 def acknowledge(peer: Peer) -> None:
     """Everything of QoS 1 that has arrived."""
     for each in peer.received:
@@ -228,6 +232,31 @@ def test_a_member_of_a_group_gets_only_what_it_may_read(way: Way, qos: int) -> N
 def test_a_client_gets_from_the_log_only_what_it_may_read(way: Way, share: str, qos: int) -> None:
     assert way(Bench(), "alice", f"{share}#", qos) == [b"secret", b"public"]
     assert way(Bench(), "mallory", f"{share}#", qos) == [b"public"]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_replay_brings_only_what_the_client_may_read(qos: int) -> None:
+    """The past is a right of its own: `history`, for what the client may read."""
+    rules = RULES + "user mallory\ntopic history public/#\ntopic history secret/#\n"
+    bench = Bench()
+    bench.restart(rules)
+    source = bench.login("alice", "source")
+    for name in ("secret", "public"):
+        source.send(publication(f"{name}/x", name.encode(), 1, packet_id=1))
+        bench.settle()
+    reader = bench.login("mallory")
+    subscribe_from(reader, "public/#", qos)
+    subscribe_from(reader, "secret/#", qos)
+    bench.settle()
+    assert [each.reasons for each in reader.take(m.Suback)] == [[qos], [qos]]
+    assert payloads(reader) == [b"public"]
+    assert bench.node.state.stats.reads_denied == 1
+    for filter in ("#", "+/x"):
+        subscribe_from(reader, filter, qos)
+        assert [each.reasons for each in reader.take(m.Suback)] == [[0x87]]
+    other = bench.login("alice")
+    subscribe_from(other, "public/#", qos)
+    assert [each.reasons for each in other.take(m.Suback)] == [[0x87]]
 
 
 @pytest.mark.parametrize("crashes", [False, True])

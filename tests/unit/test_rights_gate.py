@@ -15,7 +15,7 @@ GATE: Final = "broker/rights.py"
 LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 
-ASKS: Final = {"can_read", "can_write", "for_client", "verdict_on"}
+ASKS: Final = {"can_read", "can_replay", "can_write", "for_client", "verdict_on"}
 """Methods of access control lists, for the gate alone."""
 FIELDS: Final = {
     "acl": {
@@ -36,7 +36,8 @@ SENDS: Final = {
     "frame_qos0",
     "frame_special",
     "_encode_qos0",
-    "_special_frame",
+    "special_frame",
+    "_send_past_qos0",
     "_resend",
     "send_qos0",
     "send_inflight",
@@ -59,6 +60,7 @@ INFLIGHT = "test_what_is_inflight_is_asked_for_again"
 ASIDE = "test_a_member_that_may_not_read_takes_nothing_from_those_that_are_away"
 WRITE = "test_a_client_publishes_only_where_it_may"
 WILL = "test_a_will_is_asked_for_again_when_it_is_published"
+REPLAY = "test_a_replay_brings_only_what_the_client_may_read"
 FEDERATED = "test_what_the_federation_brings_under_sys_is_refused"
 NODES = "test_qos_0_of_a_group_goes_on_to_a_node_with_a_member_that_may_read_it"
 CLUSTER = "test_a_group_over_nodes_gives_each_record_to_a_member_that_may_read_it"
@@ -67,7 +69,7 @@ PLAIN_CLUSTER = "test_a_client_of_a_cluster_gets_only_what_it_may_read"
 READ_WAYS: Final = {
     # They make frames of a message: who calls them is listed too.
     "broker/session/message.py:Message.frame_qos0": LIVE,
-    "broker/delivery/delivery.py:_special_frame": LIVE,
+    "broker/delivery/delivery.py:special_frame": LIVE,
     # The routes have only those that may read (`routing._resolve`).
     "broker/delivery/delivery.py:deliver": LIVE,
     "broker/delivery/delivery.py:send_qos0": LIVE,
@@ -83,7 +85,8 @@ READ_WAYS: Final = {
     # Asked one by one.
     "broker/delivery/retained.py:SessionScans.step": LIVE,
     "broker/delivery/retained.py:_send_page": LIVE,
-    "broker/delivery/delivery.py:pump": LOG,
+    "broker/delivery/outbox.py:_send_past_qos0": REPLAY,
+    "broker/delivery/outbox.py:pump": LOG,
     "broker/delivery/log_replay.py:send_unsent": INFLIGHT,
     "broker/delivery/log_replay.py:_resend": INFLIGHT,
     # Of shared groups.

@@ -20,6 +20,8 @@ class NodeConfig:
     retain_available: bool = True
     wildcard_available: bool = True
     shared_available: bool = True
+    replay_available: bool = True
+    """True: a subscription may begin in the past."""
     packet_bytes_max: int = 2_097_152
     keep_alive_s_max: int = 65535
     session_expiry_s_max: int = 0xFFFFFFFF

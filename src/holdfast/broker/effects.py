@@ -3,6 +3,7 @@
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Inflight, Session
 from holdfast.storage.reading.interest import ReadInterest
+from holdfast.storage.reading.starts import StartQuery
 
 
 class Effect:
@@ -23,6 +24,7 @@ class ReadLog(Effect):
         bytes_max: int,
     ) -> None:
         self.cursor = cursor
+        self.number = cursor.read_number
         # The connection that the read is for. A result for a connection that is closed is ignored.
         self.connection = connection
         self.positions = positions
@@ -51,6 +53,20 @@ class FetchInflight(Effect):
         self.wanted = wanted
         self.bytes_max = bytes_max
         self.entries = [] if entries is None else entries
+
+
+class FindStarts(Effect):
+    """A search for the offsets at which subscriptions begin; the driver replies with
+    Node.handle_starts. At most one is under way for a connection."""
+
+    def __init__(
+        self, connection: Connection, plan: object, wanted: list[StartQuery], limits: list[int]
+    ) -> None:
+        self.connection = connection
+        # broker.delivery.replay.StartPlan
+        self.plan = plan
+        self.wanted = wanted
+        self.limits = limits
 
 
 class CheckPassword(Effect):

@@ -17,7 +17,8 @@ from holdfast.broker.connections.close import end_session, handle_connection_los
 from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.retained import send_late_retained
-from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
+from holdfast.broker.delivery.subscribe import handle_subscribe
+from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
 from holdfast.broker.publish.inbound import log_qos0

@@ -32,14 +32,15 @@ from holdfast.broker.connections.exchange import handle_auth
 from holdfast.broker.connections.input import Input, mount_filters
 from holdfast.broker.connections.keep_alive import check_keep_alive
 from holdfast.broker.connections.pending_connects import CONNECT_FIRST_BYTE
-from holdfast.broker.delivery import log_replay as catching_up
+from holdfast.broker.delivery import log_replay, read_results
 from holdfast.broker.delivery.acknowledgements import (
     handle_puback,
     handle_pubcomp,
     handle_pubrec,
     proceed,
 )
-from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
+from holdfast.broker.delivery.subscribe import handle_subscribe
+from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.effects import FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
 from holdfast.broker.recorded_state import (
@@ -98,8 +99,7 @@ PROGRESS_STEPS_PER_TURN: Final = 500
 
 
 class Node:
-    """One node of a broker. Its driver makes one call at a time; it owns disk, sockets and
-    clock."""
+    """One node of a broker. Its driver makes one call at a time, and owns disk, sockets, clock."""
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.state = NodeState(config, journal)
@@ -346,10 +346,10 @@ class Node:
     def handle_read(
         self, effect: ReadLog, records: list[Record], positions: list[int], done: bool, lost: int
     ) -> None:
-        catching_up.handle_read(self.state, effect, records, positions, done, lost)
+        read_results.handle_read(self.state, effect, records, positions, done, lost)
 
     def handle_fetched(self, effect: FetchInflight, found: list[tuple[int, Record | None]]) -> None:
-        catching_up.handle_fetched(self.state, effect, found)
+        log_replay.handle_fetched(self.state, effect, found)
         if isinstance(effect.reader, Session):
             proceed(self.state, effect.reader)
 

@@ -115,6 +115,8 @@ class RecordedState:
         if old is None:
             session.filter_bytes += filter_bytes(filter)
         session.subscriptions[filter] = subscription
+        if subscription.start is not None:
+            session.has_starts = True
         if not is_shared(filter):
             return
         assert isinstance(subscription, GroupMember)

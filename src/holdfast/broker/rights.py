@@ -96,6 +96,16 @@ def may_read(session: Session, topic: bytes) -> bool:
     return rights.learn_read(topic) if known is None else known
 
 
+def may_replay(session: Session, topic: str) -> bool:
+    """Whether the session's client may begin in the past with this topic, or with all topics that
+    match this filter: a wildcard is covered by one at its place. [MQTT-4.7.1-1]"""
+    rights = session.rights
+    if rights is None:
+        return True
+    assert isinstance(rights, Rights)
+    return rights.acl is None or rights.acl.can_replay(topic)
+
+
 def may_write(connection: Connection, route: Route) -> bool:
     """Whether the client may publish to the route's topic."""
     if route.reserved:

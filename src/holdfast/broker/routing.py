@@ -8,10 +8,12 @@ from typing import Final
 
 from holdfast.broker.connections.client_notes import note_read_denied
 from holdfast.broker.rights import is_reserved, may_read
+from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Group, Session, Subscription
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.topics.names import decode_topic, matches
 from holdfast.storage.partition import partition_of
+from holdfast.storage.record import FLAG_QOS_MASK, Record
 
 ROUTES_BYTES_MAX: Final = 128 << 20
 """The most bytes of memory for remembered routes. Above it all are forgotten."""
@@ -130,13 +132,16 @@ def merge(subscriptions: list[Subscription]) -> Subscription:
     no_local = True
     retain_as_published = False
     ids: list[int] = []
+    replay: Replay | None = None
     for each in subscriptions:
+        replay = replay or each.replay
         qos = max(qos, each.qos)
         no_local = no_local and each.no_local
         retain_as_published = retain_as_published or each.retain_as_published
         ids.extend(each.subscription_ids)
     both = Subscription(first.session, first.filter, qos, no_local, retain_as_published, 0, 0)
     both.subscription_ids = tuple(ids)
+    both.replay = replay
     return both
 
 
@@ -148,6 +153,41 @@ def subscriptions_of(state: NodeState, session: Session, topic: str) -> list[Sub
         assert isinstance(value, Subscription)
         found.append(value)
     return found
+
+
+def subscription_to(
+    matching: list[Subscription], record: Record, done: set[tuple[int, int]] | None
+) -> Subscription | None:
+    """The subscription through which a session gets a record that it reads from the log. None: it
+    does not get it from there. `done`: Session.done.
+
+    Records and subscriptions of QoS 0 count only for a replay: otherwise what they bring is
+    delivered at once, or not at all.
+    """
+    counting: list[Subscription] = []
+    place = (record.partition, record.offset)
+    is_done = done is not None and place in done
+    is_qos0 = record.flags & FLAG_QOS_MASK == 0
+    for subscription in matching:
+        start = subscription.start
+        if start is not None and record.offset < start[record.partition]:
+            continue
+        replay = subscription.replay
+        if replay is None:
+            if is_qos0 or is_done:
+                continue
+        else:
+            if is_done and (replay.again is None or place not in replay.again):
+                continue
+            if is_qos0 and record.offset >= replay.seam[record.partition]:
+                continue
+            if replay.floors and record.offset < replay.floors.get(record.topic, 0):
+                continue
+        counting.append(subscription)
+    if not counting:
+        return None
+    found = merge(counting)
+    return found if found.qos > 0 or found.replay is not None else None
 
 
 def subscription_at(

@@ -16,9 +16,11 @@ a simulator that implements them runs the same turns.
 """  # noqa: E501
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
-from holdfast.broker.effects import Effect, FetchInflight, ReadLog
+from holdfast.broker.delivery.subscribe import handle_starts
+from holdfast.broker.effects import Effect, FetchInflight, FindStarts, ReadLog
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.snapshot_entries import snapshot_entries
@@ -26,6 +28,7 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.reading.cursor import ReadResult
+from holdfast.storage.reading.starts import FoundStart
 from holdfast.storage.record import Record
 
 GATHERED_BYTES = 1 << 20
@@ -75,6 +78,11 @@ class ReadPort(Protocol):
 
     def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
         """Read the records of unfinished deliveries."""
+
+    def find_starts(
+        self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
+    ) -> None:
+        """Find the offsets at which subscriptions begin."""
 
 
 class Runtime:
@@ -276,17 +284,28 @@ class Runtime:
             self._read_log(effect)
         elif isinstance(effect, FetchInflight):
             self._fetch(effect)
+        elif isinstance(effect, FindStarts):
+            self._find_starts(effect)
         else:
             self.clients.carry_out(effect)
 
     def _read_log(self, effect: ReadLog) -> None:
         """Read now, or after the next group if the file lacks some of the records."""
+        if self._is_written(effect.limits):
+            self.reader.read_log(effect, self._log_read)
+        else:
+            self._defer(effect)
+
+    def _find_starts(self, effect: FindStarts) -> None:
+        """Search now, or after the next group if the file lacks some of the records."""
+        if self._is_written(effect.limits):
+            self.reader.find_starts(effect, partial(handle_starts, self.state))
+        else:
+            self._defer(effect)
+
+    def _is_written(self, limits: list[int]) -> bool:
         written = self.state.journal.written
-        for partition, limit in enumerate(effect.limits):
-            if limit > written[partition]:
-                self._defer(effect)
-                return
-        self.reader.read_log(effect, self._log_read)
+        return all(limit <= written[partition] for partition, limit in enumerate(limits))
 
     def _fetch(self, effect: FetchInflight) -> None:
         """Read now, or after the next group if the file lacks some of the records."""

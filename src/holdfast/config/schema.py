@@ -218,6 +218,7 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     retain_available: bool = True
     wildcard_available: bool = True
     shared_available: bool = True
+    replay_available: bool = True
 
 
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]

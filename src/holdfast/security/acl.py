@@ -9,7 +9,8 @@
     topic deny home/roger/private/#
     pattern write devices/%c/#
 
-`topic` and `pattern` take `read`, `write`, `readwrite` (the default) or `deny`, then a filter.
+`topic` and `pattern` take `read`, `write`, `readwrite` (the default), `history` or `deny`, then a
+filter. `history` is not Mosquitto's: the client may begin in the past with what it may read.
 Patterns are for every client; %u stands for its user name, %c for its client id. What no rule
 allows is denied. A client's own rules come before the patterns; within each, `deny` comes before
 the rest, whatever the order of the lines.
@@ -28,7 +29,14 @@ from holdfast.protocol.topics.trie import SubscriptionTrie
 _DENY: Final = 0
 READ: Final = 1
 WRITE: Final = 2
-_ACCESS: Final = {"read": READ, "write": WRITE, "readwrite": READ | WRITE, "deny": _DENY}
+HISTORY: Final = 4
+_ACCESS: Final = {
+    "read": READ,
+    "write": WRITE,
+    "readwrite": READ | WRITE,
+    "history": HISTORY,
+    "deny": _DENY,
+}
 _NAMES: Final = {access: name for name, access in _ACCESS.items()}
 
 
@@ -78,8 +86,12 @@ class ClientRules:
         """Whether the client may publish to this topic."""
         return self.verdict_on(topic, WRITE).is_allowed
 
+    def can_replay(self, topic: str) -> bool:
+        """Whether the client may receive a message of the past, if it may receive one now."""
+        return self.verdict_on(topic, HISTORY).is_allowed
+
     def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
-        """Whether the client has the right `wanted`, READ or WRITE, and by which rule."""
+        """Whether the client has the right `wanted` (READ, WRITE, HISTORY), and by which rule."""
         raise NotImplementedError
 
 

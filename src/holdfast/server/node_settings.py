@@ -35,6 +35,7 @@ def node_config(config: Config) -> NodeConfig:
         retained_bytes_max=limits.retained_bytes,
         wildcard_available=limits.wildcard_available,
         shared_available=limits.shared_available,
+        replay_available=limits.replay_available,
         pending_bytes_max=limits.pending_bytes_max,
         subscriptions_per_session=limits.subscriptions_per_session,
         filter_bytes_per_session=limits.filter_bytes_per_session,

@@ -1,5 +1,6 @@
 """The input of a connection: its continuation in a later turn, and the mount of its filters."""
 
+from holdfast.broker.delivery.replay_start import start_prefix
 from holdfast.broker.effects import ResumeInput
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState, Work
@@ -26,6 +27,12 @@ def mount_filters(packet: Packet, mount: str) -> None:
     UNSUBSCRIBE."""
     if isinstance(packet, Subscribe):
         for request in packet.subscriptions:
-            request.filter = mounted_filter(mount, request.filter)
+            request.filter = _mounted(mount, request.filter)
     elif isinstance(packet, Unsubscribe):
-        packet.filters = [mounted_filter(mount, filter) for filter in packet.filters]
+        packet.filters = [_mounted(mount, filter) for filter in packet.filters]
+
+
+def _mounted(mount: str, filter: str) -> str:
+    """The filter below the mount; a start in the past stays in front."""
+    start = start_prefix(filter)
+    return start + mounted_filter(mount, filter[len(start) :])

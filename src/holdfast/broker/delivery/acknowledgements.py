@@ -1,12 +1,13 @@
 """The acknowledgements of receivers: PUBACK, PUBREC, PUBCOMP for messages the broker sent."""
 
-from holdfast.broker.delivery.delivery import can_send, finish_inflight, pump
+from holdfast.broker.delivery.delivery import can_send, finish_inflight
 from holdfast.broker.delivery.log_replay import (
     await_pubcomp,
     continue_reading,
     feed_group,
     send_unsent,
 )
+from holdfast.broker.delivery.outbox import pump
 from holdfast.broker.delivery.retained import continue_scans
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Inflight, Session

@@ -49,7 +49,7 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
             session = target.session
             if session.connection is None:
                 continue
-            if target.qos == 0:
+            if target.qos == 0 and target.replay is None:
                 send_qos0(state, target, message)
             elif session.tailing:
                 _deliver_to_session(state, session, target, message)
@@ -81,7 +81,7 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
             return
-        frame = _special_frame(
+        frame = special_frame(
             state, connection, message, 0, retain, False, 0, target.subscription_ids, True
         )
     # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
@@ -92,7 +92,7 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
     connection.send(frame, state.dirty)
 
 
-def _special_frame(
+def special_frame(
     state: NodeState,
     connection: Connection,
     message: Message,
@@ -145,7 +145,7 @@ def _deliver_to_session(
         return
     qos = message.qos if message.qos < target.qos else target.qos
     retain = message.retain and target.retain_as_published
-    if can_send(state, session) and not session.outbox and not session.reading:
+    if qos and can_send(state, session) and not session.outbox and not session.reading:
         if state.stats.durations.takes_delivery:
             state.stats.durations.deliver(state.wall_us - message.timestamp_us)
         send_inflight(state, session, message, qos, retain, target.subscription_ids, False, None)
@@ -237,7 +237,7 @@ def send_inflight(
             state.stats.dropped_expired += 1
             return False
         waits = session.expiry_s > 0 and (qos == 2 or session.promised_sends > 0)
-        frame = _special_frame(
+        frame = special_frame(
             state, connection, message, qos, retain, dup, packet_id, subscription_ids, not waits
         )
     if not 0 < len(frame) <= connection.packet_bytes_max:
@@ -296,20 +296,6 @@ def _was_sent(session: Session, message: Message) -> bool:
     if session.tailing and not session.outbox:
         session.maybe_sent = None
     return False
-
-
-def pump(state: NodeState, session: Session) -> None:
-    """Send from the outbox while window and socket allow. Called when either has opened."""
-    outbox = session.outbox
-    while outbox and can_send(state, session):
-        queued = session.pop()
-        message = queued.message
-        if message.is_expired(state.wall_us):
-            state.stats.dropped_expired += 1
-            continue
-        send_inflight(
-            state, session, message, queued.qos, queued.retain, queued.subscription_ids, False, None
-        )
 
 
 def ready_member(state: NodeState, group: Group, topic: bytes) -> GroupMember | None:

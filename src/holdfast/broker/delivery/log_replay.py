@@ -11,7 +11,6 @@ from holdfast.broker.delivery.delivery import (
     FETCH_RECORDS_MAX,
     READ_BYTES_MAX,
     finish_inflight,
-    pump,
     pump_group,
     send_deferred,
 )
@@ -22,7 +21,6 @@ from holdfast.broker.rights import may_read
 from holdfast.broker.routing import subscription_at, subscriptions_of
 from holdfast.broker.session.audience import decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import (
     RECEIVED,
@@ -30,7 +28,6 @@ from holdfast.broker.session.session import (
     GroupMember,
     Inflight,
     Session,
-    Subscription,
 )
 from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.mqtt import reasons
@@ -48,6 +45,8 @@ READ_RECORDS_MAX = 500
 def continue_reading(state: NodeState, reader: Session | Group) -> None:
     """Request the next piece of the log, unless enough is queued already."""
     if reader.reading or reader.tailing:
+        return
+    if isinstance(reader, Session) and reader.replays_awaited:
         return
     if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
         return
@@ -138,7 +137,8 @@ def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
         interests = [
             ReadInterest(subscription.filter, subscription.start)
             for subscription in reader.subscriptions.values()
-            if subscription.qos > 0 and subscription.group is None
+            if subscription.group is None
+            and (subscription.qos > 0 or subscription.replay is not None)
         ]
         state.interests[reader] = interests
     return interests
@@ -161,155 +161,6 @@ def message_of(record: Record) -> Message:
     if record.flags & log_record.FLAG_AUDIENCE:
         message.audience = decode_audience(record.audience)
     return message
-
-
-def handle_read(
-    state: NodeState,
-    effect: ReadLog,
-    records: list[Record],
-    positions: list[int],
-    done: bool,
-    lost: int,
-) -> None:
-    """Queue the result of a ReadLog effect. `lost`: records that retention or damage took."""
-    reader = effect.cursor
-    if not reader.reading:
-        return
-    state.stats.log_records_read += len(records)
-    if lost:
-        state.stats.dropped_lost += lost
-        state.note("warning", "records_lost", {"reader": reader_name(reader), "count": lost})
-    if isinstance(reader, Session):
-        if reader.connection is not effect.connection:
-            return
-        work = QueueRead(reader, effect.connection, records, positions, done)
-        # Enough for all records of a read if few filters match.
-        state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)
-        if work.has_more:
-            state.start_work(work)
-        return
-    if not state.cluster.is_single:
-        state.cluster.groups.handle_read(reader, records, positions, done)
-        return
-    for record in records:
-        message = message_of(record)
-        audience = message.audience
-        if reader.assigned is not None and (record.partition, record.offset) in reader.assigned:
-            continue
-        if message.qos > 0 and (audience is None or reader.key in audience.groups):
-            _queue(reader, Delivery(message, message.qos, message.retain, ()))
-    reader.finish_read(positions, done)
-    state.cluster.groups.moved(reader)
-    pump_group(state, reader)
-    if not reader.tailing:
-        continue_reading(state, reader)
-
-
-def reader_name(reader: Session | Group) -> str:
-    """The client id or group key, for log lines."""
-    return reader.client_id if isinstance(reader, Session) else reader.key
-
-
-class QueueRead(Work):
-    """The job that queues the records of a read for a session. A step is a record, or a
-    subscription checked for it. `Cursor.reading` stays set until the last record."""
-
-    def __init__(
-        self,
-        session: Session,
-        connection: Connection | None,
-        records: list[Record],
-        positions: list[int],
-        done: bool,
-    ) -> None:
-        super().__init__()
-        self.session = session
-        self.connection = connection
-        self.records = records
-        self.positions = positions
-        self.done = done
-        self.next = 0
-        self.deliveries: list[Delivery] = []
-        # The matching subscriptions by topic, for this read only.
-        self.matching: dict[bytes, list[Subscription]] = {}
-        # Records sent before a crash whose packet id was logged before the position moved.
-        self.known = {
-            (entry.partition, entry.offset)
-            for entry in session.inflight.values()
-            if not entry.is_retained and not entry.group_tag
-        }
-        if session.done is not None:
-            self.known |= session.done
-
-    def step(self, state: NodeState, steps: int) -> int:
-        session = self.session
-        self.has_more = False
-        if not session.reading or session.connection is not self.connection:
-            return 0
-        done = 0
-        while self.next < len(self.records):
-            if done >= steps:
-                self.has_more = True
-                return done
-            done += self._queue(state, self.records[self.next])
-            self.next += 1
-        for delivery in self.deliveries:
-            _queue(session, delivery)
-        session.finish_read(self.positions, self.done)
-        if session.tailing:
-            _forget_starts(session)
-            state.interests.pop(session, None)
-        if session.is_durable():
-            note_progress(state, session)
-        pump(state, session)
-        if not session.tailing:
-            continue_reading(state, session)
-        return done
-
-    def _queue(self, state: NodeState, record: Record) -> int:
-        session = self.session
-        if record.flags & log_record.FLAG_QOS_MASK == 0:
-            return 1
-        if not may_read(session, record.topic):
-            state.stats.reads_denied += 1
-            return 1
-        if (record.partition, record.offset) in self.known:
-            return 1
-        matching = self.matching.get(record.topic)
-        if matching is None:
-            matching = subscriptions_of(state, session, record.topic.decode())
-            self.matching[record.topic] = matching
-        steps = 1 + len(matching)
-        subscription = subscription_at(matching, record.partition, record.offset)
-        if subscription is None or subscription.qos == 0:
-            return steps
-        if subscription.no_local and record.client_id == session.key:
-            return steps
-        message = message_of(record)
-        if message.audience is not None and not message.audience.is_plain:
-            return steps
-        self.deliveries.append(
-            Delivery(
-                message,
-                min(message.qos, subscription.qos),
-                message.retain and subscription.retain_as_published,
-                subscription.subscription_ids,
-            )
-        )
-        return steps
-
-
-def _queue(reader: Session | Group, delivery: Delivery) -> None:
-    """Queue before the deliveries that were tailed during the read."""
-    reading = reader.reading
-    reader.reading = False
-    reader.push(delivery)
-    reader.reading = reading
-
-
-def _forget_starts(session: Session) -> None:
-    for subscription in session.subscriptions.values():
-        subscription.start = None
 
 
 def resume(state: NodeState, session: Session, connection: Connection) -> None:

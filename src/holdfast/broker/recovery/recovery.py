@@ -23,6 +23,7 @@ from holdfast.broker.recovery.session_records import (
     UnsubscribeRecord,
     decode_entry,
     decode_record,
+    restore_replays,
 )
 from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_GROUP,
@@ -257,9 +258,7 @@ class Recovery:
             else:
                 session.inflight[packet_id] = entry
         if cursor.done:
-            if session.done is None:
-                session.done = set()
-            session.done.update(cursor.done)
+            session.add_done(cursor.done)
 
     def _unlogged_positions(self, session: Session) -> list[int]:
         """The positions before the first record of the session's cursor."""
@@ -306,6 +305,7 @@ class Recovery:
         elif isinstance(change, SubscribeRecord):
             for row in change.subscriptions:
                 self._subscribe(session, row, change.start)
+            restore_replays(session, change.replays, change.positions)
         elif isinstance(change, UnsubscribeRecord):
             for filter in change.filters:
                 self._remove_subscription(session, filter)
@@ -359,6 +359,7 @@ class Recovery:
             self.open.add(session)
         for row in entry.subscriptions:
             self._subscribe(session, row[:6], row[6])
+        restore_replays(session, entry.replays)
         if entry.inbound:
             session.inbound = dict(entry.inbound)
         cursor = decode_cursor(entry.cursor)

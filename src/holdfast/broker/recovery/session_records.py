@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
+from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Session, Subscription, Will
 
 SubscriptionRow = tuple[str, int, bool, bool, int, int]
@@ -96,12 +97,86 @@ class EndRecord(Struct, tag_field="op", tag="end"):
     client: str
 
 
+class ReplayEntry(Struct, omit_defaults=True):
+    """A start in the past: `Subscription.start` and `Subscription.replay`."""
+
+    start: list[int]
+    seam: list[int]
+    floors: dict[str, int] = {}
+    again: list[tuple[int, int]] = []
+
+
+def replay_entries(session: Session) -> dict[str, ReplayEntry] | UnsetType:
+    """The replays of a session by filter; UNSET without one."""
+    entries: dict[str, ReplayEntry] = {}
+    for each in session.subscriptions.values():
+        if each.replay is not None and each.start is not None:
+            entries[each.filter] = replay_entry(each.start, each.replay)
+    return entries or UNSET
+
+
+def replay_entry(start: list[int], replay: Replay) -> ReplayEntry:
+    """The entry of a replay."""
+    floors = {topic.decode(): floor for topic, floor in replay.floors.items()}
+    return ReplayEntry(start, replay.seam, floors, sorted(replay.again or ()))
+
+
+def restore_replays(
+    session: Session,
+    replays: dict[str, ReplayEntry] | UnsetType,
+    positions: list[int] | UnsetType = UNSET,
+) -> None:
+    """Let the session's subscriptions begin where the entries say. `positions`: where the session
+    was when they were made, unless the session's own say it all."""
+    if replays is UNSET:
+        return
+    if positions is not UNSET:
+        go_back(session, list(positions), [entry.start for entry in replays.values()])
+    for filter, entry in replays.items():
+        subscription = session.subscriptions.get(filter)
+        if subscription is not None:
+            floors = {topic.encode(): floor for topic, floor in entry.floors.items()}
+            subscription.start = list(entry.start)
+            subscription.replay = Replay(list(entry.seam), floors, set(entry.again) or None)
+            session.has_starts = True
+
+
+def go_back(session: Session, positions: list[int], starts: list[list[int]]) -> None:
+    """Let the session read the log from the starts on. Its present subscriptions apply from
+    `positions` on, where it is."""
+    shared: dict[int, list[int]] = {}
+    for subscription in session.subscriptions.values():
+        before = subscription.start
+        if subscription.group is not None:
+            continue
+        if before is None:
+            subscription.start = positions
+        else:
+            raised = shared.get(id(before))
+            if raised is None:
+                raised = list(map(max, before, positions))
+                shared[id(before)] = raised
+            subscription.start = raised
+    lowest = list(positions)
+    for start in starts:
+        lowest = list(map(min, lowest, start))
+    session.has_starts = True
+    session.positions = lowest
+    session.tailing = False
+    session.outbox = None
+    session.outbox_bytes = 0
+
+
 class SubscribeRecord(Struct, tag_field="op", tag="subscribe"):
-    """The session subscribes. `start`: the offset per partition from which that applies."""
+    """The session subscribes. `start`: the offset per partition from which that applies. `replays`:
+    by filter, the subscriptions that begin in the past. The session's position goes back to their
+    starts, and its other subscriptions apply from `positions`, where it was."""
 
     client: str
     subscriptions: list[SubscriptionRow]
     start: list[int]
+    positions: list[int] | UnsetType = UNSET
+    replays: dict[str, ReplayEntry] | UnsetType = UNSET
 
 
 class UnsubscribeRecord(Struct, tag_field="op", tag="unsubscribe"):
@@ -164,6 +239,7 @@ class SessionEntry(Struct, kw_only=True):
     born: int | UnsetType = UNSET
     requests: list[int] | UnsetType = UNSET
     maybe_sent: bool | UnsetType = UNSET
+    replays: dict[str, ReplayEntry] | UnsetType = UNSET
 
     @property
     def may_be_sent(self) -> bool:

@@ -13,6 +13,7 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import (
     SessionEntry,
     encode_session,
+    replay_entries,
     subscription_row,
     will_entry,
 )
@@ -95,4 +96,5 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
         cursor=encode_cursor(positions, inflight, [] if is_beside else done),
         done=done if is_beside else UNSET,
         will=UNSET if session.will is None else will_entry(session.will),
+        replays=replay_entries(session),
     )

@@ -61,14 +61,14 @@ def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
         for session in group.members:
             if session.progress_due:
                 steps -= 1
-                _log_session(state, session)
+                log_session(state, session)
         _log_group(state, group)
     sessions = state.sessions_in_progress
     while sessions and steps > 0:
         session = sessions.popleft()
         steps -= 1
         if session.progress_due:
-            _log_session(state, session)
+            log_session(state, session)
     if groups or sessions:
         state.arm_progress(0.0)
 
@@ -96,7 +96,8 @@ def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> N
         group.assigned = ahead or None
 
 
-def _log_session(state: NodeState, session: Session) -> None:
+def log_session(state: NodeState, session: Session) -> None:
+    """Append the cursor of a durable session, and the packet ids that changed with it."""
     session.progress_due = False
     if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
         return

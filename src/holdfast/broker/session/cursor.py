@@ -44,6 +44,8 @@ class Cursor:
     def __init__(self) -> None:
         self.tailing = True
         self.reading = False
+        # Distinguishes a read from one that was cancelled.
+        self.read_number = 0
         self.read_overflow = False
         self.positions: list[int] | None = None
         self.outbox: deque[Delivery] | None = None
@@ -139,6 +141,7 @@ class Cursor:
 
     def cancel_read(self) -> None:
         """Abandon the read. Its result will be ignored, and the positions stay as before it."""
+        self.read_number += 1
         self.reading = False
         self.tailing = False
         self.tailed_while_reading = None

@@ -16,6 +16,7 @@ from zlib import crc32
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message
+from holdfast.broker.session.replay import Replay
 from holdfast.protocol.topics.names import is_shared
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
@@ -101,6 +102,8 @@ class Subscription:
         self.retain_handling = retain_handling
         self.subscription_ids: tuple[int, ...] = (subscription_id,) if subscription_id else ()
         self.start: list[int] | None = None
+        # Set from a SUBSCRIBE with a start in the past until the session has caught up.
+        self.replay: Replay | None = None
         # The shared group of a GroupMember.
         self.group: Group | None = None
 
@@ -187,6 +190,8 @@ class Session(Cursor):
         self.disconnected_us = 0
         self.subscriptions: dict[str, Subscription] = {}
         self.filter_bytes = 0
+        # A subscription may have a `start`.
+        self.has_starts = False
         self.inflight: dict[int, Inflight] = {}
         self.inflight_max = 0
         # Resumed packet ids that are inflight but not sent on this connection yet.
@@ -218,6 +223,9 @@ class Session(Cursor):
         self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
+        # SUBSCRIBE packets with a start in the past, on their way to the log. Until they are there
+        # the session reads nothing: it would pass records that a new subscription begins with.
+        self.replays_awaited = 0
 
     def is_durable(self) -> bool:
         """Whether the session outlives its connection."""
@@ -241,12 +249,23 @@ class Session(Cursor):
 
     def note_done(self, partition: int, offset: int) -> None:
         """Record that an offset at or above the logged position is finished."""
-        if self.done is None:
-            self.done = set()
-        self.done.add((partition, offset))
+        self.add_done([(partition, offset)])
         if self.done_changes is None:
             self.done_changes = []
         self.done_changes.append((partition, offset))
+
+    def add_done(self, places: list[tuple[int, int]]) -> None:
+        """The places (partition, offset) are finished, also for subscriptions that began in the
+        past."""
+        if self.done is None:
+            self.done = set()
+        self.done.update(places)
+        if not self.has_starts:
+            return
+        for subscription in self.subscriptions.values():
+            replay = subscription.replay
+            if replay is not None and replay.again is not None:
+                replay.again.difference_update(places)
 
     def note_change(self, packet_id: int, entry: Inflight | None) -> None:
         """Remember a change of an inflight packet id for the next progress record. Only for durable

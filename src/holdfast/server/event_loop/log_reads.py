@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, cast
 
-from holdfast.broker.effects import FetchInflight, ReadLog
+from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.broker.runtime import Found
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.server.disk.journal_writer import LogReadPool
 from holdfast.storage.files.filesystem import is_scarce
 from holdfast.storage.reading.cursor import LogReader, ReadResult
+from holdfast.storage.reading.starts import FoundStart
 
 logger = logging.getLogger("holdfast")
 
@@ -50,6 +51,16 @@ class LogReads:
     def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
         """Read the records of unfinished deliveries."""
         self._submit(partial(self._fetched, effect), partial(done, effect))
+
+    def find_starts(
+        self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
+    ) -> None:
+        """Find the offsets at which subscriptions begin."""
+        self._submit(partial(self._found, effect), partial(done, effect))
+
+    def _found(self, effect: FindStarts) -> list[FoundStart]:
+        """Search in the thread."""
+        return [self._reader.starts.find(query, effect.limits) for query in effect.wanted]
 
     def _fetched(self, effect: FetchInflight) -> Found:
         """Read in the thread."""

@@ -22,6 +22,7 @@ from holdfast.storage.reading.cache import SegmentCache
 from holdfast.storage.reading.index import INDEX_BITS, INDEX_MASK, SegmentIndex
 from holdfast.storage.reading.interest import Matcher, ReadInterest, matching_topics
 from holdfast.storage.reading.segment_store import SegmentStore
+from holdfast.storage.reading.starts import StartFinder
 from holdfast.storage.record import MESSAGE, Batch, CorruptBatch, Record
 
 WORK_BYTES_MAX: Final = 16 << 20
@@ -101,6 +102,7 @@ class LogReader:
         self._store = store
         self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
         self._matchers: list[tuple[list[ReadInterest], Matcher]] = []
+        self.starts = StartFinder(journal, self._cache, store)
 
     def extents(self) -> Extents:
         return Extents(self._journal, self._cache)
@@ -218,34 +220,7 @@ class LogReader:
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
         """The first offset in the file with a record not older; the end without one. Raises
         `OSError`."""
-        start = self._journal.start_offsets[partition]
-        end = self._journal.written[partition]
-        for segment in self._journal.segments:
-            if segment.last_timestamp_us() < timestamp_us:
-                continue
-            try:
-                index = self._cache.index(segment)
-                segment_end = min(end, segment.end_offsets()[partition])
-                for number in index.by_partition[partition]:
-                    base = index.base_offsets[number]
-                    if base >= segment_end:
-                        break
-                    if base + index.counts[number] <= start:
-                        continue
-                    newest_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
-                    if newest_us < timestamp_us:
-                        continue
-                    batch = self._cache.batch(segment, index, number)
-                    if batch is None:
-                        continue
-                    for record in batch.records():
-                        if record.offset >= min(segment_end, base + index.counts[number]):
-                            break
-                        if record.timestamp_us >= timestamp_us and record.offset >= start:
-                            return record.offset
-            except FileNotFoundError:
-                continue
-        return end
+        return self.starts.offset_for_time(partition, timestamp_us)
 
     def forget_segment(self, sequence: int) -> None:
         """Forget a segment whose file was removed or rewritten."""

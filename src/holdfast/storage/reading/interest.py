@@ -130,6 +130,24 @@ def matching_topics(index: SegmentIndex, matcher: Matcher, store: SegmentStore) 
     return list(found) if len(found) <= TOPICS_MERGED_MAX else None
 
 
+def topics_of_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> list[int]:
+    """The numbers of all topics of the segment that a filter matches."""
+    if not has_wildcard(filter):
+        number = index.find_topic(filter.encode())
+        return [number] if number >= 0 else []
+    match = _match_filter(index, filter, store)
+    if not match.overflow:
+        return list(match.topics)
+    found: list[int] = []
+    start, end = index.topic_range(_literal_prefix(filter))
+    for number in range(start, end):
+        if number % TOPICS_BETWEEN_PAUSES == 0:
+            store.pause()
+        if matches(filter, index.topic(number).decode("utf-8", "replace")):
+            found.append(number)
+    return found
+
+
 def _match_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> FilterMatch:
     match = index.matched.get(filter)
     start, end = index.topic_range(_literal_prefix(filter))

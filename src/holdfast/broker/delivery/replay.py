@@ -1,0 +1,166 @@
+"""Subscriptions that begin in the past.
+
+A replay uses the session's one cursor. SUBSCRIBE puts the session behind: its position goes back to
+the start, and its other subscriptions apply from where the session was. Then it reads the log like
+any session that was away, until it has caught up (`log_replay`).
+
+Invariants
+- A record is sent for a subscription exactly if its offset is at or above the subscription's start.
+  So nothing is missing or sent twice at the seam to the live messages, because there is no seam:
+  the same reader goes on.
+- The messages of a topic come in one order, also if subscriptions overlap. Smallest counter-example
+  of a second cursor beside the first: a session reads `a/#` live and `a/b` from the past, and gets
+  today's message of `a/b` before yesterday's.
+- The session reads nothing between the append of its SUBSCRIBE record and the release of its
+  promise (`Session.replays_awaited`). Otherwise a crash in between would leave a CURSOR record
+  behind the SUBSCRIBE record whose position is above the start.
+"""
+
+from typing import Final
+
+from holdfast.broker.delivery.replay_start import (
+    STREAM_PREFIX,
+    InvalidStart,
+    ReplayStart,
+    parse_start,
+    property_start,
+    split_start,
+)
+from holdfast.broker.effects import FindStarts
+from holdfast.broker.rights import may_replay
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.replay import Replay
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Subscribe
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.storage.reading.starts import FoundStart, StartQuery
+
+SUBSCRIPTIONS_MAX: Final = 1000
+"""The most subscriptions of a session that begins a replay: it changes the start of each."""
+
+
+class GrantedStart:
+    """A start that was granted: the offset per partition, and the rest of it."""
+
+    def __init__(self, start: list[int], replay: Replay) -> None:
+        self.start = start
+        self.replay = replay
+
+
+class StartPlan:
+    """The starts of one SUBSCRIBE: per subscription a start that is known, a question for the log,
+    or the reason and text of a refusal."""
+
+    def __init__(self, packet: Subscribe) -> None:
+        self.packet = packet
+        count = len(packet.subscriptions)
+        self.granted: list[GrantedStart | None] = [None] * count
+        self.refused: list[int] = [0] * count
+        self.error = ""
+        self.wanted: list[StartQuery] = []
+        # The subscription of each question.
+        self.asking: list[int] = []
+
+    def refuse(self, index: int, reason: int, error: str) -> None:
+        """Refuse the subscription. The first error is the one that the client is told."""
+        self.refused[index] = reason
+        self.error = self.error or error
+
+    @property
+    def has_replays(self) -> bool:
+        return any(each is not None for each in self.granted)
+
+
+def asks_for_past(packet: Subscribe) -> bool:
+    """Whether a SUBSCRIBE has the form of one with a start."""
+    if packet.properties and property_start(packet.properties):
+        return True
+    return any(each.filter.startswith(STREAM_PREFIX) for each in packet.subscriptions)
+
+
+def plan_starts(state: NodeState, session: Session, packet: Subscribe) -> StartPlan:
+    """Read the starts of a SUBSCRIBE, and give its requests their plain filters."""
+    if state.cluster.is_single:
+        # All committed records were handed out. Those of QoS 0 have no promise that says so.
+        state.delivered[:] = list(map(max, state.delivered, state.journal.high_watermark))
+    plan = StartPlan(packet)
+    common = property_start(packet.properties)
+    for index, request in enumerate(packet.subscriptions):
+        try:
+            request.filter, text = split_start(request.filter)
+            start = parse_start(text or common or "latest", state.wall_us)
+        except InvalidStart as error:
+            plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+            continue
+        if not start.is_latest:
+            _plan_start(state, session, plan, index, start)
+    return plan
+
+
+def _plan_start(
+    state: NodeState, session: Session, plan: StartPlan, index: int, start: ReplayStart
+) -> None:
+    filter = plan.packet.subscriptions[index].filter
+    if is_shared(filter):
+        error = "a shared subscription has no start: its group goes on where it was"
+        plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
+        return
+    try:
+        check_filter(filter)
+    except InvalidFilter as invalid:
+        plan.refuse(index, reasons.TOPIC_FILTER_INVALID, str(invalid))
+        return
+    if session.is_internal or not state.config.replay_available:
+        error = "replay is switched off: messages of the past are not available"
+        plan.refuse(index, reasons.NOT_AUTHORIZED, error)
+    elif not may_replay(session, filter):
+        error = "no rule gives the right 'history' to this filter"
+        plan.refuse(index, reasons.NOT_AUTHORIZED, error)
+    elif len(session.subscriptions) > SUBSCRIPTIONS_MAX:
+        error = f"a session with more than {SUBSCRIPTIONS_MAX} subscriptions has no replay"
+        plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
+    elif start.last or start.since_us is not None:
+        plan.wanted.append(StartQuery(filter, start.since_us or 0, start.last))
+        plan.asking.append(index)
+    else:
+        _grant_known(state, plan, index, start)
+
+
+def _grant_known(state: NodeState, plan: StartPlan, index: int, start: ReplayStart) -> None:
+    """Grant a start that needs no search."""
+    if start.is_earliest:
+        offsets = list(state.journal.start_offsets)
+    else:
+        offsets = list(state.delivered)
+        for partition, offset in start.offsets:
+            if partition >= len(offsets):
+                error = f"there is no partition {partition}, the log has {len(offsets)}"
+                plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
+                return
+            if offset > offsets[partition]:
+                error = (
+                    f"offset {offset} of partition {partition} is beyond the log's end"
+                    f" {offsets[partition]}"
+                )
+                plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
+                return
+            offsets[partition] = offset
+    plan.granted[index] = GrantedStart(offsets, Replay(list(state.delivered), {}))
+
+
+def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> None:
+    """Search the log for the starts that are not known. The client's next packets wait."""
+    connection.input_paused = True
+    state.effects.append(FindStarts(connection, plan, plan.wanted, list(state.delivered)))
+
+
+def take_found(state: NodeState, plan: StartPlan, found: list[FoundStart]) -> None:
+    """Grant or refuse what was searched for."""
+    for index, start in zip(plan.asking, found, strict=True):
+        if start.error:
+            plan.refuse(index, reasons.QUOTA_EXCEEDED, start.error)
+            continue
+        replay = Replay(list(state.delivered), start.floors)
+        plan.granted[index] = GrantedStart(start.offsets, replay)

@@ -1,0 +1,396 @@
+"""SUBSCRIBE. A durable session's change is in the log before its SUBACK."""
+
+from typing import Final
+
+from holdfast.broker.delivery.log_replay import continue_reading, feed_group
+from holdfast.broker.delivery.replay import (
+    StartPlan,
+    asks_for_past,
+    plan_starts,
+    search_starts,
+    take_found,
+)
+from holdfast.broker.delivery.retained import continue_scans, start_scan
+from holdfast.broker.delivery.subscriptions import (
+    add_subscription,
+    find_group,
+)
+from holdfast.broker.effects import FindStarts, ResumeInput
+from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import filter_bytes
+from holdfast.broker.recovery.session_records import (
+    ReplayEntry,
+    SubscribeRecord,
+    encode_session,
+    go_back,
+    replay_entry,
+    subscription_row,
+)
+from holdfast.broker.recovery.state_records import (
+    append_state,
+    changed_positions,
+    group_positions,
+    is_durable_group,
+    log_session,
+    publish_state,
+)
+from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.session import (
+    GroupMember,
+    Session,
+    Subscription,
+    new_subscription,
+)
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_within
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import (
+    Disconnect,
+    Properties,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+)
+from holdfast.protocol.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.storage import record as log_record
+from holdfast.storage.reading.starts import FoundStart
+
+
+class SubscribePromise(Promise):
+    """The promise of a SUBSCRIBE: once it is in the log, its subscriptions enter the routing."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        packet: Subscribe,
+        accepted: list[Subscription],
+        codes: list[int],
+    ) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        self.accepted = accepted
+        self.codes = codes
+        # In NodeState.promise_bytes while it waits.
+        self.size_bytes = 0
+        # 1: a subscription begins in the past, see Session.replays_awaited.
+        self.replays = 0
+        # Why a start was refused; "": none was.
+        self.error = ""
+
+    def release(self, state: NodeState) -> None:
+        state.promise_bytes -= self.size_bytes
+        session = self.session
+        session.replays_awaited -= self.replays
+        connection = self.connection
+        assert connection is not None
+        if session.connection is not connection or connection.state == CLOSED:
+            # In a cluster this node has released the session; the subscriptions are in the
+            # replicated state. A session that ended meanwhile has no subscriptions: SUBSCRIBE and a
+            # DISCONNECT with session expiry 0 may arrive in one segment.
+            if state.cluster.is_single and state.sessions.get(session.client_id) is session:
+                for subscription in self.accepted:
+                    add_subscription(state, subscription)
+            return
+        scans: list[Subscription] = []
+        for subscription in self.accepted:
+            old = session.subscriptions.get(subscription.filter)
+            existed = old is not None
+            if subscription.replay is not None:
+                add_subscription(state, subscription)
+                continue
+            if old is not None:
+                # [MQTT-3.8.4-4] messages that the replaced one has not delivered yet are not lost
+                subscription.start = old.start
+                subscription.replay = old.replay
+            elif not session.tailing or session.outbox:
+                subscription.start = list(state.delivered)
+            add_subscription(state, subscription)
+            # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared ones never get retained
+            handling = subscription.retain_handling
+            if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
+                scans.append(subscription)
+        suback = SubackPromise(
+            connection, session, self.packet, self.accepted, self.codes, scans, self.error
+        )
+        state.cluster.promise_interest(suback)
+
+
+class SubackPromise(Promise):
+    """The promise of a SUBACK for routed subscriptions. `scans` get retained messages."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        packet: Subscribe,
+        accepted: list[Subscription],
+        codes: list[int],
+        scans: list[Subscription],
+        error: str,
+    ) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        self.accepted = accepted
+        self.codes = codes
+        self.scans = scans
+        self.error = error
+
+    def release(self, state: NodeState) -> None:
+        session = self.session
+        connection = self.connection
+        assert connection is not None
+        if session.connection is not connection or connection.state == CLOSED:
+            return
+        # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
+        properties: Properties = {}
+        if self.error and connection.version >= 5 and connection.problem_information:
+            properties[REASON_STRING] = self.error
+        suback = Suback(self.packet.packet_id, self.codes, properties)
+        if not send_reply(state, connection, suback):
+            return
+        for subscription in self.scans:
+            start_scan(state, session, subscription)
+        if self.scans:
+            continue_scans(state, session)
+            state.cluster.request_retained(self.scans)
+        for subscription in self.accepted:
+            group = subscription.group
+            if group is not None and isinstance(subscription, GroupMember):
+                feed_group(state, group, subscription if subscription.slot >= 0 else None)
+        if not session.tailing:
+            continue_reading(state, session)
+
+
+def send_reply(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
+    """Send the packet. If it is larger than the client takes [MQTT-3.1.2-24], close the connection,
+    because the client cannot go on without it, and return False."""
+    data = encode_within(packet, connection.version, connection.packet_bytes_max)
+    if data:
+        connection.send(data, state.dirty)
+        return True
+    state.note(
+        "info",
+        "answer_too_large",
+        {"client": connection.client_id[:200], "packet_bytes_max": connection.packet_bytes_max},
+    )
+    last = Disconnect(reasons.PACKET_TOO_LARGE)
+    connection.send(
+        encode_within(last, connection.version, connection.packet_bytes_max), state.dirty
+    )
+    connection.close(state.dirty)
+    return False
+
+
+def handle_subscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Subscribe
+) -> None:
+    """Check and log a SUBSCRIBE; SubscribePromise does the rest. The starts of subscriptions that
+    begin in the past may have to be searched for first."""
+    plan: StartPlan | None = None
+    if asks_for_past(packet):
+        plan = plan_starts(state, session, packet)
+        if plan.wanted:
+            search_starts(state, connection, plan)
+            return
+    _subscribe(state, connection, session, packet, plan)
+
+
+def handle_starts(state: NodeState, effect: FindStarts, found: list[FoundStart]) -> None:
+    """Continue a SUBSCRIBE whose starts were searched for, and read the client's next packets."""
+    connection = effect.connection
+    session = connection.session
+    plan = effect.plan
+    assert isinstance(plan, StartPlan)
+    if connection.state != OPEN or session is None:
+        return
+    take_found(state, plan, found)
+    _subscribe(state, connection, session, plan.packet, plan)
+    state.effects.append(ResumeInput(connection))
+
+
+def _subscribe(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    packet: Subscribe,
+    plan: StartPlan | None,
+) -> None:
+    accepted, codes = _check_all(state, connection, session, packet, plan)
+    promise = SubscribePromise(connection, session, packet, accepted, codes)
+    record = SubscribeRecord(session.client_id, [], state.delivered)
+    if plan is not None:
+        promise.error = plan.error
+        if any(each.replay is not None for each in accepted):
+            _begin_replay(state, session, accepted, record)
+            promise.replays = 1
+    if not accepted or not session.is_durable():
+        # It appends no record, so it does not wait for a disk that may be full.
+        promise.release(state)
+        return
+    for subscription in accepted:
+        # In a cluster the group's coordinator logs the group's positions.
+        if is_shared(subscription.filter) and state.cluster.is_single:
+            _record_group(state, subscription.filter)
+    promise.size_bytes = size_of([each.filter for each in accepted])
+    state.promise_bytes += promise.size_bytes
+    record.subscriptions = [subscription_row(each) for each in accepted]
+    publish_state(
+        state, log_record.SESSION, session.key, encode_session(record), session.epoch, promise
+    )
+
+
+def _check_all(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    packet: Subscribe,
+    plan: StartPlan | None,
+) -> tuple[list[Subscription], list[int]]:
+    """The accepted subscriptions, and the reason for each requested one."""
+    identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
+    subscription_id = 0
+    if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
+        subscription_id = identifiers[0]
+    accepted: list[Subscription] = []
+    codes: list[int] = []
+    invalid: list[str] = []
+    added: dict[str, None] = {}
+    size_bytes = session.filter_bytes
+    for index, request in enumerate(packet.subscriptions):
+        filter = request.filter
+        reason = 0 if plan is None else plan.refused[index]
+        if reason == 0:
+            reason = _check(state, session, connection, request, invalid)
+        if reason < 0x80 and filter not in session.subscriptions and filter not in added:
+            if _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter)):
+                added[filter] = None
+                size_bytes += filter_bytes(filter)
+            else:
+                state.stats.refused_quota += 1
+                reason = reasons.QUOTA_EXCEEDED
+        if reason < 0x80:
+            subscription = new_subscription(
+                session,
+                request.filter,
+                reason,
+                request.no_local or connection.is_bridge,
+                # MQTT 3 clients get RETAIN 0 on live messages [MQTT3-3.3.1-9]
+                request.retain_as_published or connection.is_bridge,
+                request.retain_handling,
+                subscription_id,
+            )
+            granted = None if plan is None else plan.granted[index]
+            if granted is not None:
+                subscription.start = granted.start
+                subscription.replay = granted.replay
+            accepted.append(subscription)
+        codes.append(reason)
+    if invalid:
+        # One line for each packet, however many filters it has.
+        state.note(
+            "info",
+            "invalid_filter",
+            {
+                "client": session.client_id,
+                "filters": codes.count(reasons.TOPIC_FILTER_INVALID),
+                "error": invalid[0],
+            },
+        )
+    return accepted, codes
+
+
+def _begin_replay(
+    state: NodeState, session: Session, accepted: list[Subscription], record: SubscribeRecord
+) -> None:
+    """Put the session back to the starts, and into the record what recovery needs for that. The
+    packet ids of what it was sent go into the log first: the positions of the record pass them."""
+    if session.reading:
+        session.cancel_read()
+    if session.is_durable():
+        log_session(state, session)
+    positions = session.resume_positions(state.delivered)
+    replays: dict[str, ReplayEntry] = {}
+    starts: list[list[int]] = []
+    for each in accepted:
+        if each.replay is not None and each.start is not None:
+            each.replay.again = None if session.done is None else set(session.done)
+            replays[each.filter] = replay_entry(each.start, each.replay)
+            starts.append(each.start)
+    go_back(session, positions, starts)
+    state.interests.pop(session, None)
+    session.replays_awaited += 1
+    if session.is_durable():
+        record.positions = positions
+        record.replays = replays
+        session.logged_positions = list(session.positions or positions)
+
+
+FILTER_BYTES: Final = 700
+"""The memory in bytes of one filter of a packet that waits for the log, beside its text."""
+
+
+def size_of(filters: list[str]) -> int:
+    size_bytes = 0
+    for filter in filters:
+        size_bytes += FILTER_BYTES + len(filter)
+    return size_bytes
+
+
+def _record_group(state: NodeState, key: str) -> None:
+    """Log the positions of a group that gets its first durable member. They must be in the log
+    before SUBACK, or after a crash the group would begin at the log's end."""
+    group = find_group(state, key)
+    if group is None:
+        positions = state.delivered
+    elif not is_durable_group(group):
+        positions = group_positions(state, group)
+    else:
+        return
+    changed = changed_positions(None, positions)
+    append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}, []))
+
+
+def _check(
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    request: SubscriptionRequest,
+    invalid: list[str],
+) -> int:
+    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7] `invalid`: receives
+    the error of the first invalid filter."""
+    config = state.config
+    try:
+        check_filter(request.filter)
+    except InvalidFilter as error:
+        # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
+        if not invalid:
+            invalid.append(str(error))
+        return reasons.TOPIC_FILTER_INVALID
+    if is_shared(request.filter):
+        if not config.shared_available:
+            return reasons.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        if request.no_local:
+            # [MQTT-3.8.3-4]
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "no local on a shared subscription")
+    if session.is_internal:
+        # The limits for clients do not apply to the federation.
+        return min(request.qos, config.qos_max)
+    if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
+        return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+    return min(request.qos, config.qos_max)
+
+
+def _has_room_for(state: NodeState, session: Session, added: int, size_bytes: int) -> bool:
+    config = state.config
+    return session.is_internal or (
+        len(session.subscriptions) + added < config.subscriptions_per_session
+        and size_bytes <= config.filter_bytes_per_session
+    )

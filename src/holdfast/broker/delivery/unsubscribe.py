@@ -1,0 +1,59 @@
+"""UNSUBSCRIBE. A durable session's change is in the log before its UNSUBACK."""
+
+from holdfast.broker.delivery.replay_start import plain_filter
+from holdfast.broker.delivery.subscribe import send_reply, size_of
+from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
+from holdfast.broker.promise import Promise
+from holdfast.broker.recovery.session_records import UnsubscribeRecord, encode_session
+from holdfast.broker.recovery.state_records import publish_state
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.session import Group, Session
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Unsuback, Unsubscribe
+from holdfast.storage import record as log_record
+
+
+class UnsubscribePromise(Promise):
+    """The promise of an UNSUBACK: once it is in the log, the subscriptions leave the routing."""
+
+    def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        # In NodeState.promise_bytes while it waits.
+        self.size_bytes = 0
+
+    def release(self, state: NodeState) -> None:
+        state.promise_bytes -= self.size_bytes
+        codes: list[int] = []
+        session = self.session
+        left: dict[Group, None] = {}
+        for filter in self.packet.filters:
+            subscription = session.subscriptions.get(filter)
+            if subscription is not None and subscription.group is not None:
+                left[subscription.group] = None
+        leave_groups(state, session, left)
+        for filter in self.packet.filters:
+            removed = remove_subscription(state, session, filter)
+            codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
+            # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
+            send_reply(state, connection, Unsuback(self.packet.packet_id, codes, {}))
+
+
+def handle_unsubscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
+) -> None:
+    """Log an UNSUBSCRIBE; UnsubscribePromise does the rest."""
+    packet.filters = [plain_filter(filter) for filter in packet.filters]
+    promise = UnsubscribePromise(connection, session, packet)
+    if not session.is_durable():
+        promise.release(state)
+        return
+    promise.size_bytes = size_of(packet.filters)
+    state.promise_bytes += promise.size_bytes
+    payload = encode_session(UnsubscribeRecord(session.client_id, packet.filters))
+    publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)

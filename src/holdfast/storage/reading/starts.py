@@ -1,0 +1,163 @@
+"""The offsets at which a reader of the past begins.
+
+A start is per partition the first offset to read. For the last records of each topic there is also
+a floor per topic: the offset of the first of them. A topic without a floor has no record yet, so
+all of its later ones count.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.partition import partition_of
+from holdfast.storage.reading.cache import SegmentCache
+from holdfast.storage.reading.index import (
+    INDEX_BITS,
+    INDEX_MASK,
+    TOPICS_BETWEEN_PAUSES,
+    SegmentIndex,
+)
+from holdfast.storage.reading.interest import topics_of_filter
+from holdfast.storage.reading.segment_store import SegmentStore
+
+TOPICS_MAX: Final = 10_000
+"""The most topics of which the last records are looked up."""
+
+
+class StartQuery:
+    """The question for a start: the first records from `since_us` on, or if `last` is not 0, the
+    last records of each topic that the filter matches."""
+
+    def __init__(self, filter: str, since_us: int, last: int) -> None:
+        self.filter = filter
+        self.since_us = since_us
+        self.last = last
+
+
+class FoundStart:
+    """The offsets at which a read begins: one per partition, and the floors by topic. `error` says
+    why there is no such start; "": there is one."""
+
+    def __init__(
+        self, offsets: Sequence[int] = (), floors: dict[bytes, int] | None = None, error: str = ""
+    ) -> None:
+        self.offsets = list(offsets)
+        self.floors: dict[bytes, int] = {} if floors is None else floors
+        self.error = error
+
+
+class LastRecords:
+    """The search for the last records of the topics that a filter matches, from the newest segment
+    to the oldest."""
+
+    def __init__(self, filter: str, count: int, limits: Sequence[int]) -> None:
+        """`count`: the records of each topic. `limits`: the end of the log per partition."""
+        self.filter = filter
+        self.count = count
+        self.limits = list(limits)
+        # By topic: the records that are still to be found, and the lowest offset so far.
+        self.left: dict[bytes, int] = {}
+        self.floors: dict[bytes, int] = {}
+
+    def search(self, journal: Journal, cache: SegmentCache, store: SegmentStore) -> FoundStart:
+        """Search the segments. Raises `OSError` if the disk fails."""
+        for segment in reversed(list(journal.segments)):
+            try:
+                index = cache.index(segment)
+            except FileNotFoundError:
+                # Retention has removed it, and all older ones.
+                break
+            for number in topics_of_filter(index, self.filter, store):
+                self._search_topic(segment, index, number, journal.start_offsets)
+                if number % TOPICS_BETWEEN_PAUSES == 0:
+                    store.pause()
+            if len(self.floors) > TOPICS_MAX:
+                return FoundStart(error=f"the filter has more than {TOPICS_MAX} topics")
+            if self._is_complete():
+                break
+        offsets = list(self.limits)
+        for topic, floor in self.floors.items():
+            partition = partition_of(topic, len(offsets))
+            offsets[partition] = min(offsets[partition], floor)
+        return FoundStart(offsets, self.floors)
+
+    def _is_complete(self) -> bool:
+        """Whether no older segment can add anything: the filter is one topic, and it is found."""
+        return self.left.get(self.filter.encode(), self.count) == 0
+
+    def _search_topic(
+        self, segment: Segment, index: SegmentIndex, number: int, starts: Sequence[int]
+    ) -> None:
+        topic = index.topic(number)
+        left = self.left.get(topic, self.count)
+        if left == 0:
+            return
+        ends = segment.end_offsets()
+        postings = index.postings(number)
+        for place in range(len(postings) - 1, -1, -1):
+            posting = postings[place]
+            batch = posting >> INDEX_BITS
+            at = posting & INDEX_MASK
+            partition = index.partitions[batch]
+            offset = index.base_offsets[batch] + at
+            if at >= index.counts[batch] or offset >= min(ends[partition], self.limits[partition]):
+                continue
+            if offset < starts[partition]:
+                break
+            self.floors[topic] = offset
+            left -= 1
+            if left == 0:
+                break
+        self.left[topic] = left
+
+
+class StartFinder:
+    """The search for the offsets at which readers begin."""
+
+    def __init__(self, journal: Journal, cache: SegmentCache, store: SegmentStore) -> None:
+        self._journal = journal
+        self._cache = cache
+        self._store = store
+
+    def find(self, query: StartQuery, limits: list[int]) -> FoundStart:
+        """The start that is asked for, in each partition at most its limit. Raises `OSError`."""
+        if query.last:
+            search = LastRecords(query.filter, query.last, limits)
+            return search.search(self._journal, self._cache, self._store)
+        offsets: list[int] = []
+        for partition, limit in enumerate(limits):
+            offsets.append(min(limit, self.offset_for_time(partition, query.since_us)))
+        return FoundStart(offsets)
+
+    def offset_for_time(self, partition: int, timestamp_us: int) -> int:
+        """The first offset in the file with a record not older; the end without one. Raises
+        `OSError`."""
+        start = self._journal.start_offsets[partition]
+        end = self._journal.written[partition]
+        for segment in self._journal.segments:
+            if segment.last_timestamp_us() < timestamp_us:
+                continue
+            try:
+                index = self._cache.index(segment)
+                segment_end = min(end, segment.end_offsets()[partition])
+                for number in index.by_partition[partition]:
+                    base = index.base_offsets[number]
+                    if base >= segment_end:
+                        break
+                    if base + index.counts[number] <= start:
+                        continue
+                    newest_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
+                    if newest_us < timestamp_us:
+                        continue
+                    batch = self._cache.batch(segment, index, number)
+                    if batch is None:
+                        continue
+                    for record in batch.records():
+                        if record.offset >= min(segment_end, base + index.counts[number]):
+                            break
+                        if record.timestamp_us >= timestamp_us and record.offset >= start:
+                            return record.offset
+            except FileNotFoundError:
+                continue
+        return end

@@ -1,0 +1,50 @@
+"""Sessions that come late and begin in the past: they must see what one saw who was there."""
+
+from typing import TYPE_CHECKING
+
+from holdfast.protocol.mqtt.packets import Publish
+from tests.sim.client import Client
+from tests.sim.workload import Subscriber
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Traveller(Subscriber):
+    """It first connects `late_s` seconds into the run, and wanders like the others."""
+
+    def __init__(self, world: "World", name: str, version: int, qos: int, late_s: float) -> None:
+        filters = (("$stream/@earliest/t/#", qos),)
+        super().__init__(world, Client(world, name, version, filters=filters), ("t/",))
+        self._starts: list[int] = []
+        """The first offsets of its node's log when the subscription was confirmed."""
+        self.client.on_subscribed = self._subscribed
+        self._begins_at = world.schedule.now + late_s
+
+    def is_wanted(self) -> bool:
+        return self.world.schedule.now >= self._begins_at
+
+    def _subscribed(self) -> None:
+        socket = self.client.socket
+        assert socket is not None
+        assert socket.host.process is not None
+        self._starts = list(socket.host.process.cores.storage.journal.start_offsets)
+
+    def missing(self) -> list[str]:
+        """Retention may have removed what was published before its SUBSCRIBE."""
+        places = self.world.checks.places
+        return [
+            text for text in super().missing() if places[text][1] >= self._starts[places[text][0]]
+        ]
+
+    def is_ready(self) -> bool:
+        """The work of the others does not wait for it."""
+        return True
+
+    def _arrived(self, packet: Publish) -> None:
+        if self.client.subscribes > 1:
+            # The SUBACK was lost, and the second SUBSCRIBE has begun anew: everything may come
+            # again, from the first message on.
+            self.received[packet.payload.decode()] = 1
+            return
+        super()._arrived(packet)

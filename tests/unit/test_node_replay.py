@@ -1,0 +1,234 @@
+"""Subscriptions that begin in the past, on one node without sockets and files."""
+
+import pytest
+
+from holdfast.broker.config import NodeConfig
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.publish import Publish
+from tests.support.node_bench import NodeBench, Peer
+
+USER_PROPERTY = 0x26
+REASON_STRING = 0x1F
+
+
+def publish(bench: NodeBench, peer: Peer, topic: str, *payloads: str, qos: int = 1) -> None:
+    for number, payload in enumerate(payloads, 1):
+        packet_id = number if qos else 0
+        peer.send(
+            Publish(topic.encode(), payload.encode(), qos, False, False, packet_id, b"", 0, -1)
+        )
+        peer.take()
+        if qos == 2:
+            peer.send(m.Ack(m.PUBREL, packet_id))
+        bench.advance(1)
+
+
+def subscribe(
+    peer: Peer, filter: str, start: str = "", *, qos: int = 1, packet_id: int = 7
+) -> m.Suback:
+    properties = {USER_PROPERTY: [("stream-offset", start)]} if start else {}
+    peer.send(m.Subscribe(packet_id, [m.SubscriptionRequest(filter, qos)], properties))
+    answers = peer.take(m.Suback)
+    assert len(answers) == 1
+    answer = answers[0]
+    assert isinstance(answer, m.Suback)
+    return answer
+
+
+def drain(peer: Peer) -> list[str]:
+    """Acknowledge until nothing more comes."""
+    seen: list[str] = []
+    while True:
+        packets = peer.take()
+        if not packets:
+            return seen
+        for packet in packets:
+            if isinstance(packet, Publish):
+                seen.append(packet.payload.decode())
+                if packet.qos == 1:
+                    peer.send(m.Ack(m.PUBACK, packet.packet_id))
+                elif packet.qos == 2:
+                    peer.send(m.Ack(m.PUBREC, packet.packet_id))
+            elif isinstance(packet, m.Ack) and packet.kind == m.PUBREL:
+                peer.send(m.Ack(m.PUBCOMP, packet.packet_id))
+
+
+@pytest.fixture
+def bench() -> NodeBench:
+    return NodeBench()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("expiry_s", [0, 1000])
+def test_earliest_then_live(bench: NodeBench, qos: int, expiry_s: int) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a/1", "1", "2", "3", qos=2)
+    reader = bench.connect("r", expiry_s=expiry_s)
+    assert subscribe(reader, "a/#", "earliest", qos=qos).reasons == [qos]
+    publish(bench, publisher, "a/1", "4", "5", qos=2)
+    assert drain(reader) == ["1", "2", "3", "4", "5"]
+    session = bench.node.state.sessions["r"]
+    assert session.tailing
+    assert session.subscriptions["a/#"].replay is None
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [
+        ("earliest", ["1", "2", "3", "4"]),
+        ("latest", []),
+        ("-2s", ["3", "4"]),
+        ("-1h", ["1", "2", "3", "4"]),
+        ("1700000001", ["2", "3", "4"]),
+        ("1700000001000", ["2", "3", "4"]),
+        ("2023-11-14T22:13:22Z", ["3", "4"]),
+        ("last:1", ["4"]),
+        ("last:3", ["2", "3", "4"]),
+        ("last:9", ["1", "2", "3", "4"]),
+    ],
+)
+def test_each_form_of_start(bench: NodeBench, start: str, wanted: list[str]) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2", "3", "4")
+    by_property = bench.connect("r")
+    subscribe(by_property, "a", start)
+    assert drain(by_property) == wanted
+    by_filter = bench.connect("old", version=4)
+    subscribe(by_filter, f"$stream/@{start}/a")
+    assert drain(by_filter) == wanted
+    publish(bench, publisher, "a", "5")
+    assert drain(by_property) == ["5"]
+    assert drain(by_filter) == ["5"]
+    by_filter.send(m.Unsubscribe(9, [f"$stream/@{start}/a"]))
+    publish(bench, publisher, "a", "6")
+    assert drain(by_filter) == []
+    assert drain(by_property) == ["6"]
+
+
+def test_last_of_each_topic(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    for topic in ("a/1", "a/2", "a/3"):
+        publish(bench, publisher, topic, *[f"{topic}:{n}" for n in range(4)])
+    publish(bench, publisher, "a/1", "a/1:4")
+    reader = bench.connect("r", expiry_s=100)
+    subscribe(reader, "a/+", "last:2")
+    publish(bench, publisher, "a/4", "new")
+    assert sorted(drain(reader)) == [
+        "a/1:3", "a/1:4", "a/2:2", "a/2:3", "a/3:2", "a/3:3", "new",
+    ]  # fmt: skip
+
+
+def test_offsets_go_on_exactly(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2", "3")
+    partition = bench.messages()[0].partition
+    reader = bench.connect("r")
+    subscribe(reader, "a", f"offsets:{partition}:1")
+    assert drain(reader) == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        ("yesterday", "use 'earliest'"),
+        ("-15", "use 'earliest'"),
+        ("last:0", "from 1 to 10000"),
+        ("last:x", "from 1 to 10000"),
+        ("offsets:99:0", "no partition 99"),
+        ("offsets:0:5", "beyond the log's end"),
+        ("offsets:0", "PARTITION:OFFSET"),
+        ("1900000000", "in the future"),
+        ("9" * 5000, "at most 4096"),
+        ("2026-99-99", "use 'earliest'"),
+    ],
+)
+def test_a_start_that_is_none(bench: NodeBench, start: str, text: str) -> None:
+    reader = bench.connect("r")
+    answer = subscribe(reader, "a", start)
+    assert answer.reasons == [0x83]
+    assert text in str(answer.properties[REASON_STRING])
+    assert not reader.closed
+    assert subscribe(reader, "a", "earliest").reasons == [1]
+
+
+def test_not_for_shared_ones_and_not_when_switched_off() -> None:
+    bench = NodeBench()
+    reader = bench.connect("r")
+    assert subscribe(reader, "$share/g/a", "earliest").reasons == [0x83]
+    assert subscribe(reader, "$stream/@earliest").reasons == [0x83]
+    assert subscribe(reader, "a/#/b", "earliest").reasons == [0x8F]
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, replay_available=False))
+    reader = bench.connect("r")
+    assert subscribe(reader, "a", "earliest").reasons == [0x87]
+    assert subscribe(reader, "a").reasons == [1]
+
+
+def test_other_subscriptions_get_nothing_twice(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "b", "b1")
+    reader = bench.connect("r", expiry_s=100)
+    subscribe(reader, "b")
+    subscribe(reader, "a/#")
+    publish(bench, publisher, "b", "b2")
+    publish(bench, publisher, "a/x", "a1")
+    publish(bench, publisher, "c", "c1")
+    assert drain(reader) == ["b2", "a1"]
+    subscribe(reader, "c", "earliest")
+    assert drain(reader) == ["c1"]
+    # Again from the beginning: the filter is the same, its start is new.
+    subscribe(reader, "a/#", "earliest")
+    assert drain(reader) == ["a1"]
+    subscribe(reader, "#", "earliest")
+    assert sorted(drain(reader)) == ["a1", "b1", "b2", "c1"]
+
+
+def test_logged_qos0_of_the_past_and_live(bench: NodeBench) -> None:
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, qos0_logged=("a",)))
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2", qos=0)
+    reader = bench.connect("r")
+    subscribe(reader, "a", "earliest")
+    publish(bench, publisher, "a", "3", qos=0)
+    assert drain(reader) == ["1", "2", "3"]
+
+
+def test_no_retained_message_beside_the_replay(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publisher.send(Publish(b"a", b"kept", 1, True, False, 1, b"", 0, -1))
+    reader = bench.connect("r")
+    subscribe(reader, "a", "earliest")
+    assert drain(reader) == ["kept"]
+
+
+def test_a_search_delays_only_its_client(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1")
+    bench.delay_reads = True
+    reader = bench.connect("r")
+    request = m.SubscriptionRequest("a", 1)
+    reader.send(
+        m.Subscribe(1, [request], {USER_PROPERTY: [("stream-offset", "-1h")]}),
+        m.Subscribe(2, [m.SubscriptionRequest("b", 1)]),
+    )
+    assert not reader.take(m.Suback)
+    publish(bench, publisher, "a", "2")
+    bench.delay_reads = False
+    bench.run()
+    answers = [each.packet_id for each in reader.take(m.Suback) if isinstance(each, m.Suback)]
+    assert answers == [1, 2]
+    bench.run()
+    assert drain(reader) == ["1", "2"]
+
+
+def test_a_client_that_leaves_during_the_search(bench: NodeBench) -> None:
+    bench.delay_reads = True
+    reader = bench.connect("r")
+    reader.send(
+        m.Subscribe(
+            1, [m.SubscriptionRequest("a", 1)], {USER_PROPERTY: [("stream-offset", "last:1")]}
+        )
+    )
+    reader.lose()
+    bench.delay_reads = False
+    bench.run()
+    assert "r" not in bench.node.state.sessions
