@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.broker.recovery import recovery
+from holdfast.broker.recovery import node_recovery
 from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.storage.reading.scan import SegmentScan
@@ -160,5 +160,5 @@ def test_a_snapshot_without_the_members_progress_is_found() -> None:
 
 
 def test_a_group_that_forgets_what_members_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_note_inflight", lambda *_: None)
+    monkeypatch.setattr(node_recovery, "_note_inflight", lambda *_: None)
     assert is_found()
