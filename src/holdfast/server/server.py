@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from holdfast.server.security_files import (
     load_security,
     tls_context,
 )
+from holdfast.server.service_manager import ServiceManager
 from holdfast.server.shared_directory import SharedDirectory
 from holdfast.server.sockets.listeners import OpenListener, reserve, when_free
 from holdfast.storage.journal.journal import Journal
@@ -85,6 +85,7 @@ class Server:
         self.admin_port = 0
         self._load = load or (lambda: config)
         self._security = SecurityFiles()
+        self.manager = ServiceManager()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._hands_over = False
@@ -318,11 +319,7 @@ class Server:
                 raise
 
     def _reload_soon(self) -> None:
-        self._reload_task = watched(self._reload_at_hangup())
-
-    async def _reload_at_hangup(self) -> None:
-        with suppress(ReloadError):
-            await self.reload()
+        self._reload_task = watched(self.manager.report_reload(self.reload))
 
     def _count_reload(self, name: str) -> None:
         if self.broker is not None:
@@ -358,6 +355,7 @@ class Server:
 
     async def run(self) -> int:
         """Run to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
+        self.manager.report_ready("running")
         await self._stop.wait()
         # A process whose directory hangs ends late, and must take no clients meanwhile.
         for listener in self.listeners if self._failure is not None else ():
