@@ -36,7 +36,7 @@ ROOMS = {
     "server": (
         "server/maintenance.py", "server/shared_directory.py", "server/federation.py",
         "server/replacement.py", "server/reload.py", "server/security_files.py",
-        "server/node_settings.py", "server/addresses.py",
+        "server/node_settings.py", "server/addresses.py", "server/identity_sources.py",
     ),
     "api": ("api",),
     "process": ("server",),

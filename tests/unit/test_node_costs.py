@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.broker import routing
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.timer_actions import PROGRESS_STEPS_PER_TURN
 from holdfast.broker.node import (
     PACKETS_PER_TURN,
-    PROGRESS_STEPS_PER_TURN,
     RECEIVERS_PER_PACKET,
     TIMERS_PER_TURN,
 )

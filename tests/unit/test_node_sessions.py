@@ -601,3 +601,16 @@ def test_a_session_that_ends_before_its_suback_leaves_no_subscription(filter: st
     member.send(m.Subscribe(1, [m.SubscriptionRequest(filter, 1)]))
     bench.settle()
     assert member.payloads() == []
+
+
+def test_packets_right_behind_a_connect_with_a_password_wait_for_connack() -> None:
+    bench = NodeBench(auto_commit=False)
+    bench.node.state.admission.checks_passwords = True
+    bench.valid_passwords["u"] = b"right"
+    peer = bench.peer()
+    connect = m.Connect(5, True, 0, "c", None, "u", b"right", {17: 1000})
+    subscribe = m.Subscribe(1, [m.SubscriptionRequest("t", 1)])
+    peer.send_bytes(encode(connect, 5) + encode(subscribe, 5))
+    assert peer.received == []
+    bench.settle()
+    assert [type(each) for each in peer.received] == [m.Connack, m.Suback]

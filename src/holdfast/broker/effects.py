@@ -2,6 +2,7 @@
 
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Inflight, Session
+from holdfast.protocol.mqtt.packets import Connect
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.starts import StartQuery
 
@@ -77,6 +78,17 @@ class CheckPassword(Effect):
         self.connection = connection
         self.username = username
         self.password = password
+
+
+class AskSources(Effect):
+    """The question to the sources of identity who the client of a CONNECT is; the driver replies
+    with Node.handle_answer."""
+
+    def __init__(self, connection: Connection, connect: Connect) -> None:
+        self.connection = connection
+        self.client_id = connect.client_id
+        self.username = connect.username
+        self.password = connect.password
 
 
 class ResumeInput(Effect):

@@ -9,29 +9,26 @@ import heapq
 from typing import Final
 
 from holdfast.addresses import server_reference
+from holdfast.broker.admission.proof import Proof
 from holdfast.broker.admission.throttle import (
     charge_bytes,
     count_sessions,
-    handle_throttle,
     release_meter,
     throttled_until,
 )
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections import connect as connecting
 from holdfast.broker.connections.accept import has_room, limit_pending, refuse_connection
-from holdfast.broker.connections.client_notes import note_unopened
 from holdfast.broker.connections.close import (
     close_connection,
     handle_connection_lost,
     handle_disconnect,
-    handle_expiry,
     handle_violation,
-    handle_will_due,
 )
 from holdfast.broker.connections.exchange import handle_auth
 from holdfast.broker.connections.input import Input, mount_filters
-from holdfast.broker.connections.keep_alive import check_keep_alive
 from holdfast.broker.connections.pending_connects import CONNECT_FIRST_BYTE
+from holdfast.broker.connections.timer_actions import fire
 from holdfast.broker.delivery import log_replay, read_results
 from holdfast.broker.delivery.acknowledgements import (
     handle_puback,
@@ -46,13 +43,7 @@ from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
 from holdfast.broker.recorded_state import (
     CANCELLED,
     CONNECT_TIMEOUT,
-    KEEP_ALIVE,
-    PROGRESS,
-    SESSION_EXPIRY,
     SYS,
-    THROTTLE,
-    WILL_DUE,
-    WORK,
     Timer,
 )
 from holdfast.broker.recovery.state_records import log_progress
@@ -84,6 +75,7 @@ from holdfast.protocol.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
+from holdfast.security.identity.identity import Answer
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 
@@ -95,7 +87,6 @@ PACKETS_PER_TURN: Final = 1000
 FILTER_BYTES_MIN: Final = 8
 RECEIVERS_PER_PACKET: Final = 8
 """The number of receivers of messages that count as one packet."""
-PROGRESS_STEPS_PER_TURN: Final = 500
 
 
 class Node:
@@ -195,6 +186,8 @@ class Node:
         self.state.connections -= 1
         self.state.pending_connects.leave(connection)
         self.state.cancel(connection.timer)
+        if isinstance(connection.proof, Proof):
+            self.state.cancel(connection.proof.timer)
         release_meter(self.state, connection)
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
@@ -334,6 +327,10 @@ class Node:
     def handle_password_checked(self, connection: Connection, valid: bool) -> None:
         connecting.handle_password_checked(self.state, connection, valid)
 
+    def handle_answer(self, connection: Connection, answer: Answer) -> None:
+        """Handle the reply of the sources of identity."""
+        connecting.handle_answer(self.state, connection, answer)
+
     def handle_password_unchecked(self, connection: Connection) -> None:
         """Refuse the client, because too many password checks wait already."""
         connecting.refuse_busy(self.state, connection)
@@ -375,37 +372,7 @@ class Node:
         for timer in due:
             # An earlier timer of this pass may have cancelled this one.
             if timer.kind != CANCELLED:
-                self._fire(timer)
-
-    def _fire(self, timer: Timer) -> None:
-        state = self.state
-        kind = timer.kind
-        subject = timer.subject
-        if kind == PROGRESS:
-            log_progress(state, PROGRESS_STEPS_PER_TURN)
-        elif kind == KEEP_ALIVE:
-            assert isinstance(subject, Connection)
-            check_keep_alive(state, subject)
-        elif kind == CONNECT_TIMEOUT:
-            assert isinstance(subject, Connection)
-            if subject.state not in (OPEN, CLOSED):
-                # [MQTT-3.1.4-1] a reasonable time for CONNECT
-                note_unopened(state, subject, "connect_timeout")
-                handle_connection_lost(state, subject)
-        elif kind == WILL_DUE:
-            assert isinstance(subject, Session)
-            handle_will_due(state, subject)
-        elif kind == SESSION_EXPIRY:
-            assert isinstance(subject, Session)
-            handle_expiry(state, subject)
-        elif kind == THROTTLE:
-            assert isinstance(subject, Connection)
-            handle_throttle(state, subject)
-        elif kind == WORK:
-            state.run_work()
-        elif kind == SYS:
-            self.sys_topics.publish()
-            state.arm(state.now + state.config.sys_interval_s, SYS, None)
+                fire(state, timer, self.sys_topics)
 
     def shut_down(self, others: str = "") -> None:
         """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]

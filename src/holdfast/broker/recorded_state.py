@@ -32,6 +32,7 @@ PROGRESS: Final = 5
 SYS: Final = 6
 WORK: Final = 7
 THROTTLE: Final = 8
+IDENTITY_ENDS: Final = 9
 
 
 class Timer:

@@ -19,6 +19,7 @@ Invariants
 from collections.abc import Iterable
 from typing import Final
 
+from holdfast.broker.admission.proof import Proof
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
@@ -37,9 +38,11 @@ TOPIC_BYTES: Final = 100
 class Rights:
     """The rights of one client, remembered by topic. The rules do not change while it lives."""
 
-    def __init__(self, acl: ClientRules | None, mount: bytes) -> None:
-        """`acl` None: everything below the `mount`, the prefix of the client's topics."""
+    def __init__(self, acl: ClientRules | None, mount: bytes, *, is_given: bool = False) -> None:
+        """`acl` None: everything below the `mount`, the prefix of the client's topics. `is_given`:
+        the rules came with the client's proof of identity, and end with its next connection."""
         self.acl = acl
+        self.is_given = is_given
         self.mount = mount
         # Made on first use: most clients only read, or only write.
         self.reads: dict[bytes, bool] | None = None
@@ -126,6 +129,23 @@ def may_leave(state: NodeState, username: str | None, client_id: str, topic: str
     return state.acl is None or state.acl.for_client(username, client_id).can_write(topic)
 
 
+def may_leave_now(state: NodeState, connection: Connection, topic: str) -> bool:
+    """`may_leave` for a client that connects."""
+    given = _given_rules(connection)
+    if given is not None:
+        return not is_reserved(topic) and given.can_write(topic)
+    return may_leave(state, connection.username, connection.client_id, topic)
+
+
+def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
+    """Whether the will of a session may be published. Given rules count while this process knows
+    them; they were checked when the client connected."""
+    rights = session.rights
+    if isinstance(rights, Rights) and rights.is_given and rights.acl is not None:
+        return not is_reserved(topic) and rights.acl.can_write(topic)
+    return may_leave(state, session.username, session.client_id, topic)
+
+
 def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
     """`may_read` for any session, also one that is known from the log only."""
     if session.rights is None:
@@ -150,7 +170,7 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
 
 def has_rules(state: NodeState) -> bool:
     """Whether some clients may do less than others."""
-    return state.acl is not None or state.config.has_mounts
+    return state.acl is not None or state.config.has_mounts or state.admission.asks_sources
 
 
 def forget(session: Session) -> None:
@@ -228,7 +248,15 @@ def replace_rules(state: NodeState, acl: RuleSource | None, sessions: Iterable[S
     state.start_work(RulesChange(list(sessions), all_sessions=all_sessions))
 
 
+def _given_rules(connection: Connection | None) -> ClientRules | None:
+    proof = None if connection is None else connection.proof
+    return proof.identity.rules if isinstance(proof, Proof) else None
+
+
 def _give_rights(state: NodeState, session: Session) -> None:
+    rights = session.rights
+    if session.connection is None and isinstance(rights, Rights) and rights.is_given:
+        return
     session.rights = rights = _rights_of(state, session)
     if session.connection is not None:
         session.connection.rights = rights
@@ -238,6 +266,9 @@ def _give_rights(state: NodeState, session: Session) -> None:
 
 def _rights_of(state: NodeState, session: Session) -> Rights | None:
     mount = b"" if session.connection is None else session.connection.mount
+    given = _given_rules(session.connection)
+    if given is not None:
+        return Rights(given, mount, is_given=True)
     if session.is_internal or (state.acl is None and not mount):
         return None
     acl = state.acl
@@ -251,6 +282,7 @@ def proves_names(state: NodeState) -> bool:
     return (
         state.config.authenticates_users
         or state.admission.checks_passwords
+        or state.admission.asks_sources
         or len(state.admission.authenticators) > 0
     )
 

@@ -13,6 +13,7 @@ from holdfast.config.check_federation import federation_contradictions
 from holdfast.config.check_listener import listener_problems, listener_warnings
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Config
+from holdfast.config.sections.check_identity import identity_problems
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}
@@ -38,6 +39,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f" = {retained}: must be 0 (no limit) or at least log.segment_bytes"
             f" = {config.log.segment_bytes}, for only whole segments are deleted",
         )
+    yield from identity_problems(config.security)
     yield from _lease_problems(config)
     yield from cluster_problems(config)
     yield from federation_contradictions(config)

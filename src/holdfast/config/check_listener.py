@@ -91,6 +91,7 @@ def _authentication_problems(listener: Listener, config: Config) -> Iterator[Pro
         "password": ("security.password_file", security.password_file),
         "scram": ("security.scram_file", security.scram_file),
         "certificate": ("client_ca", listener.client_ca),
+        "token": ("security.jwt.jwks", security.jwt.jwks),
     }
     for index, method in enumerate(listener.authentication):
         key, value = needed[method]
@@ -109,7 +110,7 @@ def listener_warnings(config: Config) -> list[str]:
     """Listeners that nobody can use, or anybody."""
     found: list[str] = []
     security = config.security
-    has_users = bool(security.password_file or security.scram_file)
+    has_users = bool(security.password_file or security.scram_file or security.jwt.jwks)
     for index, listener in enumerate(config.listeners):
         key = f"listeners[{index}]"
         if not admits_anonymous(listener, config):

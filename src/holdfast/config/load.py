@@ -39,7 +39,7 @@ def _resolve(config: Config) -> Config:
     if security.allow_anonymous is not None:
         return config
     anonymous = all(listener.is_loopback() for listener in config.listeners) and not (
-        security.password_file or security.scram_file
+        security.password_file or security.scram_file or security.jwt.jwks
     )
     return msgspec.structs.replace(
         config, security=msgspec.structs.replace(security, allow_anonymous=anonymous)

@@ -185,6 +185,7 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
     state = broker.node.state
     broker.passwords.file = security.passwords
     security.apply_to(broker.node)
+    broker.identities.replace(security.sources)
     recorded = broker.runtime.recorded_state().sessions
     images = [] if recorded is state.sessions else recorded.values()
     replace_rules(state, security.acl, [*state.sessions.values(), *images])

@@ -11,9 +11,12 @@ from holdfast.config.listener import Listener
 from holdfast.config.schema import Config
 from holdfast.security.acl import AclError, AclFile
 from holdfast.security.enhanced_authentication import scram_factories
+from holdfast.security.identity.identity import IdentitySource
+from holdfast.security.identity.keys import KeysError
 from holdfast.security.passwords import PasswordError, PasswordFile
 from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
+from holdfast.server.identity_sources import identity_sources
 
 logger = logging.getLogger("holdfast")
 
@@ -32,6 +35,8 @@ class SecurityFiles:
     passwords: PasswordFile | None = None
     acl: AclFile | None = None
     scram: ScramFile | None = None
+    sources: tuple[IdentitySource, ...] = ()
+    """The sources of identity, which are asked before the files."""
 
     def knows(self, username: str) -> bool:
         """Whether a user has a password or SCRAM credentials."""
@@ -40,6 +45,7 @@ class SecurityFiles:
     def apply_to(self, node: Node) -> None:
         """Make the node authenticate clients by these files."""
         state = node.state
+        state.admission.asks_sources = bool(self.sources)
         state.admission.checks_passwords = self.passwords is not None
         state.admission.authenticators = (
             {} if self.scram is None else dict(scram_factories(self.scram))
@@ -49,7 +55,7 @@ class SecurityFiles:
 def authenticates_users(config: Config) -> bool:
     """Return whether a client can prove a user name to this broker on any listener."""
     security = config.security
-    return bool(security.password_file or security.scram_file) or any(
+    return bool(security.password_file or security.scram_file or security.jwt.jwks) or any(
         listener.client_ca and listener.certificate_user != "none" for listener in config.listeners
     )
 
@@ -61,7 +67,8 @@ def load_security(config: Config) -> SecurityFiles:
         passwords = PasswordFile.load(security.password_file) if security.password_file else None
         acl = AclFile.load(security.acl_file) if security.acl_file else None
         scram = ScramFile.load(security.scram_file) if security.scram_file else None
-    except (PasswordError, AclError, ScramError, OSError) as error:
+        sources = identity_sources(security)
+    except (PasswordError, AclError, ScramError, KeysError, OSError) as error:
         raise SecurityFileError(str(error)) from error
     if acl is not None and acl.names_users() and not authenticates_users(config):
         logger.warning(
@@ -69,7 +76,7 @@ def load_security(config: Config) -> SecurityFiles:
             " users apply to none: set password_file, scram_file or client_ca'",
             security.acl_file,
         )
-    return SecurityFiles(passwords, acl, scram)
+    return SecurityFiles(passwords, acl, scram, sources)
 
 
 def tls_context(listener: Listener) -> ssl.SSLContext | None:

@@ -12,6 +12,8 @@ class AdmissionControl:
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.checks_passwords = False
+        # Sources of identity are asked before the password file, and may bring rights.
+        self.asks_sources = False
         # Enhanced authentication by method name.
         self.authenticators: dict[str, Factory] = {}
         self.limits = limits

@@ -2,13 +2,17 @@
 
 from holdfast.addresses import server_reference
 from holdfast.broker.admission.checks import may_connect, note_failure
-from holdfast.broker.connections.close import refuse
+from holdfast.broker.admission.proof import Proof
+from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.connections.exchange import start_exchange
 from holdfast.broker.connections.session_open import open_session
-from holdfast.broker.effects import CheckPassword, ResumeInput
+from holdfast.broker.effects import AskSources, CheckPassword, ResumeInput
+from holdfast.broker.recorded_state import IDENTITY_ENDS
 from holdfast.broker.rights import may_be_anonymous, proves_names
 from holdfast.broker.session.connection import (
     AUTHENTICATING,
+    CLOSED,
+    OPEN,
     Connection,
 )
 from holdfast.broker.session.listener_rules import CERTIFICATE, PASSWORD
@@ -18,6 +22,7 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Connect
 from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+from holdfast.security.identity.identity import Answer, LoginRefusal
 
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
@@ -51,6 +56,16 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     if isinstance(method, str):
         start_exchange(state, connection, packet, method)
         return
+    if state.admission.asks_sources:
+        connection.state = AUTHENTICATING
+        connection.input_paused = True
+        state.effects.append(AskSources(connection, packet))
+        return
+    _authenticate(state, connection, packet)
+
+
+def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> None:
+    """Authenticate a client by certificate or password, or accept it as anonymous."""
     listener = connection.listener
     certified = connection.certificate_name if listener.takes(CERTIFICATE) else ""
     if packet.username is None:
@@ -99,6 +114,48 @@ def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bo
     return True
 
 
+def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> None:
+    """Open the session of a client that a source of identity has accepted, refuse one that it has
+    refused, and authenticate all others without a source."""
+    if connection.state != AUTHENTICATING:
+        return
+    packet = connection.connect
+    assert packet is not None
+    if answer is None:
+        _authenticate(state, connection, packet)
+    elif isinstance(answer, LoginRefusal):
+        if answer.reason in (reasons.SERVER_BUSY, reasons.SERVER_UNAVAILABLE):
+            state.stats.authentications_shed += 1
+        else:
+            note_failure(state, connection)
+        refuse(state, connection, answer.reason, answer.text)
+    else:
+        connection.username = answer.username
+        timer: object | None = None
+        if answer.expires_s:
+            left_s = answer.expires_s - state.wall_us / 1_000_000
+            timer = state.arm(state.now + max(0.0, left_s), IDENTITY_ENDS, connection)
+        connection.proof = Proof(answer, timer)
+        open_session(state, connection)
+    _resume_if_open(state, connection)
+
+
+def handle_identity_end(state: NodeState, connection: Connection) -> None:
+    """Close the connection of a client whose proof has expired."""
+    text = "the proof of identity has expired: connect again with a new one"
+    if connection.state == OPEN:
+        close_connection(state, connection, reasons.MAXIMUM_CONNECT_TIME, text)
+    elif connection.state != CLOSED:
+        refuse(state, connection, reasons.NOT_AUTHORIZED, text)
+
+
+def _resume_if_open(state: NodeState, connection: Connection) -> None:
+    """Read on, unless the session waits for the log: ConnackPromise reads on then. Packets that the
+    client has sent behind CONNECT would otherwise come before CONNACK."""
+    if connection.state == OPEN:
+        state.effects.append(ResumeInput(connection))
+
+
 def handle_password_checked(state: NodeState, connection: Connection, valid: bool) -> None:
     """Open the session, or refuse the client if its password is wrong."""
     if connection.state != AUTHENTICATING:
@@ -111,7 +168,7 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
     assert packet is not None
     connection.username = packet.username
     open_session(state, connection)
-    state.effects.append(ResumeInput(connection))
+    _resume_if_open(state, connection)
 
 
 def refuse_busy(state: NodeState, connection: Connection) -> None:

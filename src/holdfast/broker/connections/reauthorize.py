@@ -76,6 +76,9 @@ class Reauthorization(Work):
 def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], bool]) -> bool:
     if connection.is_internal:
         return True
+    if connection.proof is not None:
+        # A source accepted it, and its proof ends on its own.
+        return True
     username = connection.username
     if username is None:
         return may_be_anonymous(state, connection)

@@ -13,7 +13,7 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import KEEP_ALIVE
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.state_records import publish_state
-from holdfast.broker.rights import attach, is_bridge_notice, may_leave, may_open
+from holdfast.broker.rights import attach, is_bridge_notice, may_leave_now, may_open
 from holdfast.broker.session.connection import (
     OPEN,
     OPENING,
@@ -192,7 +192,7 @@ def _open_here(
 
 def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
     will = packet.will
-    if will is None or may_leave(state, connection.username, connection.client_id, will.topic):
+    if will is None or may_leave_now(state, connection, will.topic):
         return True
     state.stats.wills_denied += 1
     if is_bridge_notice(will.topic):

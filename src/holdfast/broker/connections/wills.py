@@ -3,7 +3,7 @@
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.publish.inbound import log_qos0
-from holdfast.broker.rights import may_leave
+from holdfast.broker.rights import may_publish_will
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Will
@@ -21,7 +21,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         route = find_route(state, will.topic)
     except InvalidTopic:
         return
-    if not may_leave(state, session.username, session.client_id, route.topic):
+    if not may_publish_will(state, session, route.topic):
         # The rules have changed since the client connected.
         state.stats.wills_denied += 1
         fields: dict[str, object] = {

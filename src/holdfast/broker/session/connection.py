@@ -129,13 +129,13 @@ class Connection:
         self.problem_information = True
         # The CONNECT packet, until its session opens.
         self.connect: Connect | None = None
-        # The Authenticator (security.enhanced_authentication) of an exchange, under way or
-        # finished.
+        # The Authenticator (security.enhanced_authentication) of the last exchange.
         self.authentication: Any = None
         # broker.rights.Rights; None: everything is allowed.
         self.rights: object | None = None
-        # broker.admission.meters.Meter; None: no rate or quota applies.
+        # Of broker.admission. None: no rate or quota applies; no source of identity was asked.
         self.meter: object | None = None
+        self.proof: object | None = None
         self.clean_disconnect = False
         # Refusals that wait behind earlier promises. A message that arrives before its client has
         # received the refusal of an earlier one is refused too, or the order would change.

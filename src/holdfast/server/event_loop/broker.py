@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from holdfast.broker.effects import CheckPassword, Cut, Effect, Note, ResumeInput
+from holdfast.broker.effects import AskSources, CheckPassword, Cut, Effect, Note, ResumeInput
 from holdfast.broker.node import Node
 from holdfast.broker.runtime import Runtime
 from holdfast.broker.session.connection import Connection
 from holdfast.security.passwords import PasswordFile
 from holdfast.server.disk.journal_writer import JournalWriter
 from holdfast.server.disk.storage import Storage
+from holdfast.server.event_loop.identity_checks import IdentityChecks
 from holdfast.server.event_loop.log_reads import LogReads
 from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
@@ -60,6 +61,7 @@ class Broker:
         )
         self.reads = LogReads(loop, storage.reader, self.touch, self.fail)
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
+        self.identities = IdentityChecks(node, loop, self.touch)
         self.turn_scheduled = False
         self.has_failed = False
         """Whether the process is about to stop. No turn runs, so no promise is resolved."""
@@ -129,6 +131,8 @@ class Broker:
             transport = effect.connection.transport
             if isinstance(transport, ClientTransport):
                 transport.cut()
+        elif isinstance(effect, AskSources):
+            self.identities.ask(effect)
         else:
             assert isinstance(effect, CheckPassword)
             self.passwords.check(effect)
@@ -205,3 +209,4 @@ class Broker:
         self.writer.close()
         self.reads.close()
         self.passwords.close()
+        self.identities.close()

@@ -1,0 +1,67 @@
+"""The action of each kind of timer, when it is due."""
+
+from typing import Final
+
+from holdfast.broker.admission.throttle import handle_throttle
+from holdfast.broker.connections.client_notes import note_unopened
+from holdfast.broker.connections.close import (
+    handle_connection_lost,
+    handle_expiry,
+    handle_will_due,
+)
+from holdfast.broker.connections.connect import handle_identity_end
+from holdfast.broker.connections.keep_alive import check_keep_alive
+from holdfast.broker.recorded_state import (
+    CONNECT_TIMEOUT,
+    IDENTITY_ENDS,
+    KEEP_ALIVE,
+    PROGRESS,
+    SESSION_EXPIRY,
+    SYS,
+    THROTTLE,
+    WILL_DUE,
+    WORK,
+    Timer,
+)
+from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.broker.sys_topics import SysTopics
+
+PROGRESS_STEPS_PER_TURN: Final = 500
+
+
+def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
+    """Carry out the action of a timer that is due."""
+    kind = timer.kind
+    subject = timer.subject
+    if kind == PROGRESS:
+        log_progress(state, PROGRESS_STEPS_PER_TURN)
+    elif kind == WILL_DUE:
+        assert isinstance(subject, Session)
+        handle_will_due(state, subject)
+    elif kind == SESSION_EXPIRY:
+        assert isinstance(subject, Session)
+        handle_expiry(state, subject)
+    elif kind == WORK:
+        state.run_work()
+    elif kind == SYS:
+        sys_topics.publish()
+        state.arm(state.now + state.config.sys_interval_s, SYS, None)
+    elif isinstance(subject, Connection):
+        _fire_for_connection(state, kind, subject)
+
+
+def _fire_for_connection(state: NodeState, kind: int, connection: Connection) -> None:
+    if kind == KEEP_ALIVE:
+        check_keep_alive(state, connection)
+    elif kind == CONNECT_TIMEOUT:
+        if connection.state not in (OPEN, CLOSED):
+            # [MQTT-3.1.4-1] a reasonable time for CONNECT
+            note_unopened(state, connection, "connect_timeout")
+            handle_connection_lost(state, connection)
+    elif kind == THROTTLE:
+        handle_throttle(state, connection)
+    elif kind == IDENTITY_ENDS:
+        handle_identity_end(state, connection)

@@ -1,0 +1,1 @@
+"""Sections of the configuration that are apart from `holdfast.config.schema`."""

@@ -1,0 +1,33 @@
+"""The problems of the settings of identity that their types do not show."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from holdfast.addresses import is_loopback
+from holdfast.config.problem import Problem, shown
+from holdfast.config.schema import Security
+
+
+def identity_problems(security: Security) -> Iterator[Problem]:
+    """Settings that are valid on their own but not together."""
+    text = url_problem(security.jwt.jwks)
+    if text:
+        yield "security.jwt.jwks", f" = {shown(security.jwt.jwks)}: {text}"
+    if security.jwt.jwks and not security.jwt.algorithms:
+        yield "security.jwt.algorithms", " = []: must allow at least one algorithm"
+
+
+def url_problem(url: str) -> str:
+    """The reason why secrets or keys must not travel to this URL, or "". A path is no URL."""
+    if not url.startswith(("http:", "https:")):
+        return ""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError as error:
+        return f"not a URL: {error}"
+    if not host:
+        return "not a URL: it has no host"
+    if parts.scheme == "http" and not is_loopback(host):
+        return "must begin with https:// (http:// only for this machine)"
+    return ""

@@ -1,0 +1,40 @@
+"""The settings of the sources of identity: tokens."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
+    "EdDSA", "Ed25519", "HS256", "HS384", "HS512",
+]  # fmt: skip
+"""The algorithms of signatures that may be allowed. "none" is no signature."""
+
+
+class Jwt(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """JSON Web Tokens as proof of identity."""
+
+    jwks: str = ""
+    """The JSON Web Key Set: a file, or a URL with https (http only on loopback); empty: no
+    tokens."""
+    token_in: Literal["password", "username"] = "password"
+    """The field of CONNECT that has the token."""
+    algorithms: list[Algorithm] = field(default_factory=lambda: ["RS256", "ES256", "EdDSA"])
+    """The allowed algorithms. HS256 and its like need a secret in the key set."""
+    issuer: str = ""
+    """The required `iss`; empty: any."""
+    audience: str = ""
+    """The required `aud`. If it is empty, tokens with an `aud` are refused."""
+    leeway_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    """The seconds by which the clocks of issuer and broker may differ."""
+    refresh_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    """The seconds between two readings of the key set."""
+    timeout_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    """The most seconds of one reading."""
+    username_claim: Annotated[str, Meta(min_length=1)] = "sub"
+    """The claim with the user name. A name with dots is also a path: realm.user."""
+    publish_claim: str = "publish"
+    """The claim with the topic filters that the client may publish to."""
+    subscribe_claim: str = "subscribe"
+    """The claim with the topic filters that it may receive. A token without both claims has the
+    rights of `acl_file`."""

@@ -1,0 +1,1 @@
+"""Sources of identity beside the files: tokens, an HTTP check, hooks."""

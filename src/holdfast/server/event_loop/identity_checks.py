@@ -1,0 +1,120 @@
+"""The questions to the sources of identity: tokens, the HTTP check, hooks. None blocks the loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from holdfast.broker.connections.pending_connects import address_of
+from holdfast.broker.effects import AskSources
+from holdfast.broker.node import Node
+from holdfast.broker.session.connection import AUTHENTICATING
+from holdfast.security.identity.identity import (
+    BUSY,
+    UNAVAILABLE,
+    Answer,
+    IdentitySource,
+    LoginRefusal,
+    LoginRequest,
+)
+from holdfast.security.password_queue import PasswordQueue
+from holdfast.server.event_loop.failures import watched
+
+logger = logging.getLogger("holdfast")
+
+ASKED_MAX: Final = 64
+"""The most clients about whom the sources are asked at once. Others wait, by address in turn."""
+
+_BUSY: Final = LoginRefusal(BUSY, "too many clients are being authenticated: try again later")
+_FAILED: Final = LoginRefusal(
+    UNAVAILABLE, "the client cannot be authenticated now: try again later"
+)
+
+
+class IdentityChecks:
+    """The sources of one broker, asked in their order. They may be replaced at any time."""
+
+    def __init__(
+        self, node: Node, loop: asyncio.AbstractEventLoop, touch: Callable[[], None]
+    ) -> None:
+        """`touch`: called before a reply is handed to the node."""
+        self._node = node
+        self._loop = loop
+        self._touch = touch
+        self._sources: tuple[IdentitySource, ...] = ()
+        self._queue: PasswordQueue[AskSources] = PasswordQueue()
+        self._asked = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def replace(self, sources: Sequence[IdentitySource]) -> None:
+        """Ask these sources from now on. Questions that are open end by the sources of before."""
+        before, self._sources = self._sources, tuple(sources)
+        for source in before:
+            if source not in self._sources:
+                self._keep(watched(source.close()))
+        for source in self._sources:
+            if source not in before:
+                self._keep(watched(source.start()))
+
+    def ask(self, effect: AskSources) -> None:
+        """Ask who the client is, and report the reply to the node."""
+        if self._queue.offer(address_of(effect.connection.remote), effect):
+            self._begin()
+        else:
+            self._node.handle_answer(effect.connection, _BUSY)
+
+    def close(self) -> None:
+        """End all questions and sources."""
+        for task in self._tasks:
+            task.cancel()
+        for source in self._sources:
+            # The loop may end before the source does; its threads and sockets end with the process.
+            self._loop.create_task(source.close())
+        self._sources = ()
+
+    def _begin(self) -> None:
+        while self._asked < ASKED_MAX:
+            effect = self._queue.take()
+            if effect is None:
+                return
+            if effect.connection.state != AUTHENTICATING:
+                continue
+            self._asked += 1
+            self._keep(watched(self._answer(effect)))
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, effect: AskSources) -> None:
+        try:
+            answer = await self._find(effect)
+        finally:
+            self._asked -= 1
+        self._touch()
+        self._node.handle_answer(effect.connection, answer)
+        self._begin()
+
+    async def _find(self, effect: AskSources) -> Answer:
+        connection = effect.connection
+        listener = connection.listener
+        request = LoginRequest(
+            effect.client_id,
+            effect.username,
+            effect.password,
+            connection.certificate_name,
+            connection.remote,
+            listener.name,
+        )
+        for source in self._sources:
+            if not listener.takes(source.method):
+                continue
+            try:
+                answer = await source.authenticate(request)
+            except Exception as error:  # noqa: BLE001
+                # A source that fails refuses: a later one may know less.
+                logger.error("identity_source_failed method=%r error=%r", source.method, str(error))
+                return _FAILED
+            if answer is not None:
+                return answer
+        return None
