@@ -55,7 +55,7 @@ def acknowledged_before_the_fsync() -> AbstractContextManager[object]:
     def count_at_once(disk: ProcessDisk, group: WriteGroup) -> None:
         submit(disk, group)
         disk._journal.commit(group)
-        disk._process.member.handle_durable(disk._process.state.now)
+        disk._process.cluster_node.handle_durable(disk._process.state.now)
 
     return patch.object(ProcessDisk, "submit", count_at_once)
 

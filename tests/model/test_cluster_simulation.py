@@ -134,7 +134,7 @@ def test_a_node_that_the_others_went_on_without_is_a_finding() -> None:
     world.schedule.advance(5.0)
     process = world.hosts["n2"].process
     assert process is not None
-    process.member.meta.diverged = "the others have another change 33"
+    process.cluster_node.meta.diverged = "the others have another change 33"
     with pytest.raises(Violation, match="n2: the others have another change 33"):
         world.schedule.run(1.0)
 

@@ -109,7 +109,7 @@ class Checks:
         return self._down_until.get(node, -1.0) >= since
 
     def _note_down(self, process: "Process") -> None:
-        metadata = process.member.context.metadata
+        metadata = process.cluster_node.context.metadata
         if metadata is None or metadata.version <= self._version:
             return
         self._version = metadata.version
@@ -121,8 +121,8 @@ class Checks:
 
     def turn_ended(self, process: "Process") -> None:
         self._note_down(process)
-        if process.member.meta.diverged:
-            self.fail(f"{process.host.name}: {process.member.meta.diverged}")
+        if process.cluster_node.meta.diverged:
+            self.fail(f"{process.host.name}: {process.cluster_node.meta.diverged}")
         journal = process.journal
         mirror = process.host.mirror
         key = (process.host.name, process.number)
@@ -297,7 +297,7 @@ class Checks:
             process = host.process
             if process is None:
                 return f"{host.name} does not run"
-            metadata = process.member.context.metadata
+            metadata = process.cluster_node.context.metadata
             if metadata is None:
                 return f"{host.name} has no metadata"
             if len(metadata.voters) < len(world.hosts):

@@ -87,7 +87,7 @@ class Cores:
         self.presence = Presence(
             self.incarnation, f"{host.name}:1", f"{host.name}:2", "", disk_position.FEATURE
         )
-        self.member: ClusterNode = ClusterNode(
+        self.cluster_node: ClusterNode = ClusterNode(
             self.node,
             self.images,
             self.meta,
@@ -112,8 +112,8 @@ class Cores:
                 batches = self.storage.reader.read_batches(partition, start, end, PENDING_BYTES)
                 if not batches:
                     break
-                self.member.load_uncommitted(batches)
-                start = self.member.log.uncommitted[partition][-1].end_offset
+                self.cluster_node.load_uncommitted(batches)
+                start = self.cluster_node.log.uncommitted[partition][-1].end_offset
 
     def create_cluster(self, host: "Host") -> None:
         settings = host.world.settings

@@ -288,7 +288,7 @@ class Faults:
         if host.process is None or self._wiped:
             return
         earlier = host.disk.copy()
-        claim = host.process.member.disk_claim().text()
+        claim = host.process.cluster_node.disk_claim().text()
         self._world.schedule.note(host.name, "its disk is copied")
         number = host.incarnations
 
@@ -351,7 +351,7 @@ def _can_do_without(other: "Host", host: "Host", claim: str) -> bool:
     process, its = host.process, other.process
     if process is None or its is None:
         return False
-    wanted, found = process.member.meta.durable_end, its.member.meta.durable
-    known = its.member.disk_memory.positions
+    wanted, found = process.cluster_node.meta.durable_end, its.cluster_node.meta.durable
+    known = its.cluster_node.disk_memory.positions
     has_all = found[0] >= wanted[0] and found[1] >= wanted[1]
     return has_all and bool(find_loss(known, host.name, process.cores.incarnation, claim))

@@ -51,13 +51,13 @@ class SimLinks:
         peer = other.process
         if peer is None:
             return False
-        metadata = process.member.context.metadata
+        metadata = process.cluster_node.context.metadata
         if metadata is not None and other.was_removed(metadata):
             other.post(peer.runtime.report_removed)
             return True
         if process.is_isolated:
             return True
-        refusal = self._objection(other, process.member.disk_memory.positions)
+        refusal = self._objection(other, process.cluster_node.disk_memory.positions)
         if refusal is None:
             return peer.is_isolated
         process.schedule.note(other.name, f"is refused by {process.host.name}: {refusal}")

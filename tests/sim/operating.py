@@ -64,7 +64,7 @@ class Operator:
             for host in self._world.hosts.values()
             if host.process is not None
             and not host.is_paused
-            and host.process.member.context.metadata is not None
+            and host.process.cluster_node.context.metadata is not None
         ]
         return self._chance.choice(processes) if processes else None
 
@@ -72,7 +72,7 @@ class Operator:
         process = self._via()
         if process is None:
             return
-        metadata = process.member.context.metadata
+        metadata = process.cluster_node.context.metadata
         assert metadata is not None
         try:
             command = make(metadata)
@@ -81,7 +81,7 @@ class Operator:
             return
         if command is not None:
             process.touch()
-            process.proposals.add(process.member.meta.propose(command, process.state.now))
+            process.proposals.add(process.cluster_node.meta.propose(command, process.state.now))
 
     def _look(self) -> None:
         self._world.schedule.after(LOOK_S, self._look)
@@ -113,7 +113,7 @@ class Operator:
         process = self._via()
         if process is None:
             return
-        metadata = process.member.context.metadata
+        metadata = process.cluster_node.context.metadata
         assert metadata is not None
         try:
             operations.remove(metadata, host.name)
@@ -121,7 +121,7 @@ class Operator:
             return
         self._note(f"remove {host.name}")
         process.touch()
-        process.proposals.add(process.member.meta.remove(host.name, process.state.now))
+        process.proposals.add(process.cluster_node.meta.remove(host.name, process.state.now))
 
     def _join_again(self, host: "Host") -> None:
         self._note(f"{host.name} was removed")

@@ -59,13 +59,13 @@ class Process:
         self.node = self.cores.node
         self.state = self.cores.state
         self.images = self.cores.images
-        self.member = self.cores.member
+        self.cluster_node = self.cores.cluster_node
         self.presence = self.cores.presence
         self.role = WITNESS if host.is_witness else DATA
         self.disk = ProcessDisk(self)
         self.peer_links = SimLinks(self)
         self.runtime = ClusterRuntime(
-            self.member,
+            self.cluster_node,
             ClusterPorts(self.disk, SimReads(self), self, self.disk.raft, self.peer_links, self),
             Replacement(host.name, self.state, host.aside),
             host.world.settings.disk_stall_s,
@@ -184,7 +184,7 @@ class Process:
         del self.links[other]
         self.schedule.note(self.host.name, f"lost {other}")
         self.runtime.link_down(other)
-        if any(node == other for node, _, _ in self.member.context.outgoing):
+        if any(node == other for node, _, _ in self.cluster_node.context.outgoing):
             # They would leave on the next link, whose other end may be another process.
             checks = self.host.world.checks
             checks.fail(f"{self.host.name} keeps frames of a lost link to {other}")
@@ -231,7 +231,7 @@ class Process:
 
     def _forget_aside(self) -> None:
         replacement = self.runtime.replacement
-        if replacement.has_everything(self.member.context.metadata):
+        if replacement.has_everything(self.cluster_node.context.metadata):
             self.host.aside = replacement.aside = ""
         else:
             self.later(LOOK_S, self._forget_aside)
@@ -249,7 +249,7 @@ class Process:
             return
         self.is_leaving = True
         self.touch()
-        if self.member.context.metadata is None:
+        if self.cluster_node.context.metadata is None:
             self._shut_down("")
             return
         self.runtime.leave(self.state.now)

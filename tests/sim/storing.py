@@ -196,7 +196,7 @@ class Snapshots(SimDiskThread):
         self._storage = cores.storage
         self._directory = cores.directory
         self._runtime = process.runtime
-        self._transfer = cores.member.transfer
+        self._transfer = cores.cluster_node.transfer
         # The schedule says when a snapshot is due, not the growth.
         limits = MaintenanceLimits(
             RetentionPolicy(None, self._settings.retention_bytes or None, None), 0, None

@@ -196,7 +196,7 @@ class OwnersWatch:
                 )
 
     def _look_at_epochs(self, process: "Process") -> None:
-        owners = process.member.homes.owners._owners
+        owners = process.cluster_node.session_coordinator.owners._owners
         # One with a record counts when that is committed: its node then has the session.
         given = [
             (client_id, each.epoch, each.node)
@@ -224,7 +224,7 @@ class OwnersWatch:
                 )
 
     def _look_at_assigned(self, process: "Process") -> None:
-        agent = process.member.groups.agent
+        agent = process.cluster_node.groups.agent
         kept = {(share.key, place) for share, place in agent._session_records}
         for share in agent.assignments.values():
             tag = tag_of(share.key)
@@ -256,23 +256,23 @@ class OwnersWatch:
         key = (host.name, partition)
         end = self._ends.get(key, 1 << 62)
         self._ends[key] = journal.next_offset[partition]
-        member = process.member
+        cluster_node = process.cluster_node
         epochs = [
-            other.process.member.context.epoch(partition)
+            other.process.cluster_node.context.epoch(partition)
             for other in self._world.data_hosts
             if other.process is not None
         ]
         return (
-            member.homes.decides(partition)
-            and member.context.epoch(partition) == max(epochs)
+            cluster_node.session_coordinator.decides(partition)
+            and cluster_node.context.epoch(partition) == max(epochs)
             and journal.high_watermark[partition] >= end
-            and member.meta.has_majority(process.state.now)
+            and cluster_node.meta.has_majority(process.state.now)
         )
 
     def _look_at(self, process: "Process", partition: int, orphaned: set[tuple[str, int]]) -> None:
-        member = process.member
+        cluster_node = process.cluster_node
         for session in process.images.open:
-            if member.homes.home(session.client_id) != partition:
+            if cluster_node.session_coordinator.home(session.client_id) != partition:
                 continue
             if not self._reaches(process, session.owner):
                 continue
@@ -328,5 +328,5 @@ def _has(owner: "Host", image: Session) -> bool:
     session = process.state.sessions.get(image.client_id)
     if session is not None and session.connection is not None:
         return True
-    asking = process.member.opener.asking.values()
+    asking = process.cluster_node.acquisition.asking.values()
     return any(each.client_id == image.client_id for each in asking)

@@ -185,7 +185,7 @@ class World:
         for host in self.hosts.values():
             if host.process is None or len(host.process.links) < len(self.hosts) - 1:
                 return f"{host.name} is not connected with all others"
-            if not host.process.member.meta.has_majority(host.process.state.now):
+            if not host.process.cluster_node.meta.has_majority(host.process.state.now):
                 return f"{host.name} reaches no majority"
         return self.checks.at_rest()
 
@@ -203,7 +203,7 @@ class World:
         for host in self.hosts.values():
             if host.process is None:
                 continue
-            metadata = host.process.member.context.metadata
+            metadata = host.process.cluster_node.context.metadata
             if metadata is not None and (newest is None or metadata.version > newest.version):
                 newest = metadata
         return newest

@@ -162,7 +162,7 @@ def test_clients_that_wait_for_their_sessions_are_clients() -> None:
 def test_who_comes_to_a_node_that_is_ill_finds_it_in_doubt() -> None:
     bench = Bench()
     bench.state.sessions.clear()
-    bench.doubt.set_ill(True, 0.1)
+    bench.doubt.set_unhealthy(True, 0.1)
     bench.go_on_at(0.2)
     assert not bench.state.is_ownership_expired
     bench.is_asking = True
@@ -171,7 +171,7 @@ def test_who_comes_to_a_node_that_is_ill_finds_it_in_doubt() -> None:
     bench.know()
     bench.go_on_at(0.4)
     assert bench.state.is_ownership_expired
-    bench.doubt.set_ill(False, 0.5)
+    bench.doubt.set_unhealthy(False, 0.5)
     bench.go_on_at(0.6)
     bench.know()
     assert not bench.state.is_ownership_expired

@@ -233,7 +233,7 @@ class Stage:
         home = partition_of(FILTER.encode(), self.world.settings.partitions)
         process = self.world.hosts["n1"].process
         assert process is not None
-        metadata = process.member.context.metadata
+        metadata = process.cluster_node.context.metadata
         assert metadata is not None
         self.coordinator = metadata.partitions[home].leader
         others = [name for name in self.world.hosts if name != self.coordinator]
@@ -371,7 +371,7 @@ def test_a_node_without_a_link_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch
     stage.until(lambda: stage.count(0, 1) == 20)
     process = stage.world.hosts[stage.coordinator].process
     assert process is not None
-    coordinator = process.member.groups.coordinator
+    coordinator = process.cluster_node.groups.coordinator
     stage.world.network.reset(stage.coordinator, stage.names["a"])
     stage.run(0.5)
     texts = stage.publish(20)
@@ -416,7 +416,7 @@ def test_nothing_is_taken_from_before_the_last_tell(monkeypatch: pytest.MonkeyPa
     stage = Stage(monkeypatch, "a")
     process = stage.world.hosts[stage.names["a"]].process
     assert process is not None
-    shares = process.member.groups.agent
+    shares = process.cluster_node.groups.agent
     home = partition_of(FILTER.encode(), 4)
     leader, epoch, number = shares._reported[home]
     message = StoredMessage(b"t/0", b"x", 1, False, b"", -1, 0, b"pub")
@@ -436,7 +436,7 @@ def test_what_no_record_of_its_session_tells_is_given_back(
     stage = Stage(monkeypatch, "a", 2, clean=False)
     process = stage.world.hosts[stage.names["a"]].process
     assert process is not None
-    shares = process.member.groups.agent
+    shares = process.cluster_node.groups.agent
     share = shares.assignments[FILTER]
     share.assigned[(0, 99)] = None
     shares.note_session_record(FILTER, process.state.sessions["m0"], (0, 99))
@@ -542,7 +542,7 @@ def test_places_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, "a")
     process = stage.world.hosts["n1"].process
     assert process is not None
-    groups = process.member.groups
+    groups = process.cluster_node.groups
     stock = NodeCapacity(FILTER, 1, 0, 9, [(4, 0)])
     assign = Assign(0, 1, 1, FILTER, [stored(b"x", 4, 0)])
     for frame in (

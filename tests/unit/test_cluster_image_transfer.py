@@ -343,6 +343,6 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
     forwarding.stop(1)
     flags["later"] = 1
     append("later")
-    forwarding.give_up_doubtful(1)
+    forwarding.refuse_unresolved(1)
     left = [pending.record.topic.decode() for pending in forwarding.pending.values()]
     assert left == ["numbered", "producer", "will", "session", "later"]

@@ -40,7 +40,7 @@ def test_a_node_survives(kind: int, world: World) -> None:
     assert process is not None
     for prefix in (b"", *(bytes((number,)) for number in range(8))):
         try:
-            process.member.handle_frame("n2", kind, prefix + NESTED, world.schedule.now)
+            process.cluster_node.handle_frame("n2", kind, prefix + NESTED, world.schedule.now)
         except BadFrame:
             continue
 
@@ -67,7 +67,7 @@ def test_fields_of_other_types(kind: int, world: World) -> None:
         fields |= rng.choice(({}, {"request": 1, "client": "a"}, {"number": 1, "whole": True}))
         prefix = bytes((rng.randrange(6),)) if kind == kinds.GROUP else b""
         try:
-            process.member.handle_frame(
+            process.cluster_node.handle_frame(
                 "n2", kind, prefix + json.dumps(fields).encode(), world.schedule.now
             )
         except BadFrame:

@@ -212,7 +212,7 @@ def test_in_doubt_no_session_begins_that_a_record_tells_of(present: bool, is_clo
     bench.opener.applied()
     assert there.state == OPENING
     bench.state.is_ownership_expired = False
-    bench.opener.doubt_is_over()
+    bench.opener.confirm_ownership()
     bench.opener.applied()
     assert there.state == OPENING
     if is_closed:

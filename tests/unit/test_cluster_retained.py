@@ -49,7 +49,7 @@ def test_a_subscriber_in_between_gets_it(stage: Stage, node: str) -> None:
         assert newcomer.payloads[-1] == "new", newcomer.payloads
     process = stage.world.hosts[stage.names[node]].process
     assert process is not None
-    assert len(process.member.retained_updates) == 0
+    assert len(process.cluster_node.retained_updates) == 0
 
 
 def message(payload: bytes, publisher: bytes = b"p") -> Message:

@@ -92,7 +92,7 @@ class ClusterOperations:
         self._presence = presence
         self._broker = broker
         self._runtime = broker.cluster
-        self._member = broker.cluster.member
+        self._cluster_node = broker.cluster.cluster_node
         self._links = broker.links
         self._refused = refused
         self._loop = loop
@@ -106,7 +106,7 @@ class ClusterOperations:
     def other_nodes(self) -> dict[str, str]:
         """The other data nodes of the cluster, by id, with the reason why one is not to be asked,
         or ""."""
-        metadata = self._member.context.metadata
+        metadata = self._cluster_node.context.metadata
         if metadata is None:
             return {}
         return {
@@ -124,16 +124,16 @@ class ClusterOperations:
 
     def status(self) -> dict[str, object]:
         """Return the cluster as this node sees it. Unknown node ids are empty."""
-        member = self._member
+        cluster_node = self._cluster_node
         now = self._loop.time()
-        metadata = member.context.metadata
+        metadata = cluster_node.context.metadata
         found: dict[str, object] = {
             "cluster_id": "",
             "node": self._config.node.id,
             "initialised": metadata is not None,
-            "metadata_leader": member.meta.leader_id,
-            "metadata_term": member.meta.term,
-            "has_majority": metadata is not None and member.meta.has_majority(now),
+            "metadata_leader": cluster_node.meta.leader_id,
+            "metadata_term": cluster_node.meta.term,
+            "has_majority": metadata is not None and cluster_node.meta.has_majority(now),
             "version": 0,
             "replication_factor": self._config.cluster.replication_factor,
             "min_insync": self._config.cluster.min_insync,
@@ -143,31 +143,31 @@ class ClusterOperations:
             "below_min_insync": 0,
             "leaderless": 0,
             "moving": 0,
-            "sessions_here": len(member.state.sessions),
+            "sessions_here": len(cluster_node.state.sessions),
             "waits_s": round(self._runtime.waits_s(now), 3),
             "older_copy": self._runtime.fitness.older_copy,
             "refused_by": self._refusals() if metadata is None else [],
         }
         if metadata is not None:
-            found.update(cluster_status(metadata, member.health(now), self._replaced()))
+            found.update(cluster_status(metadata, cluster_node.health(now), self._replaced()))
             partitions, nodes = found["partitions"], found["nodes"]
             assert isinstance(partitions, list)
             assert isinstance(nodes, list)
-            skews_s = member.clock.skews_s()
+            skews_s = cluster_node.clock.skews_s()
             for node in nodes:
                 node["clock_skew_s"] = round(skews_s.get(node["node"], 0.0), 3)
             for number, partition in enumerate(partitions):
-                partition["high_watermark"] = member.context.journal.high_watermark[number]
+                partition["high_watermark"] = cluster_node.context.journal.high_watermark[number]
         return found
 
     def led_partition(self) -> int:
         """A partition that this node leads; 0 if it leads none."""
-        leading = self._member.context.leading
+        leading = self._cluster_node.context.leading
         return next((number for number, epoch in enumerate(leading) if epoch > 0), 0)
 
     def figures(self) -> ClusterFigures:
-        member = self._member
-        metadata = member.context.metadata
+        cluster_node = self._cluster_node
+        metadata = cluster_node.context.metadata
         node = self._config.node.id
         if metadata is None:
             return ClusterFigures(node, is_witness=self._config.cluster.witness)
@@ -175,32 +175,36 @@ class ClusterOperations:
         return ClusterFigures(
             node,
             True,
-            member.meta.has_majority(now),
+            cluster_node.meta.has_majority(now),
             self._config.cluster.witness,
-            member.meta.is_leader,
+            cluster_node.meta.is_leader,
             metadata.version,
             under_replicated(metadata),
             below_min_insync(metadata),
             sum(not info.leader for info in metadata.partitions),
             sum(bool(info.adding) for info in metadata.partitions),
-            len(member.state.sessions),
-            {other: other in member.context.connected for other in metadata.nodes if other != node},
-            member.replication.lag_records(),
-            member.failovers,
-            member.admission.refused,
-            member.forwarding.forwarded,
-            len(member.transfer.missing) + len(member.transfer.unsaved),
+            len(cluster_node.state.sessions),
+            {
+                other: other in cluster_node.context.connected
+                for other in metadata.nodes
+                if other != node
+            },
+            cluster_node.replication.lag_records(),
+            cluster_node.failovers,
+            cluster_node.admission.refused,
+            cluster_node.forwarding.forwarded,
+            len(cluster_node.transfer.missing) + len(cluster_node.transfer.unsaved),
             self._runtime.disk.is_stalled,
             self._runtime.fitness.is_removed,
             self._runtime.fitness.is_damaged,
             bool(self._runtime.fitness.older_copy),
-            member.clock.skews_s(),
+            cluster_node.clock.skews_s(),
             lacks_voters(metadata),
         )
 
     def replicated_sessions(self) -> list[Session]:
         """Return the sessions of all nodes as the log defines them."""
-        return list(self._member.replicated.state.sessions.values())
+        return list(self._cluster_node.replicated.state.sessions.values())
 
     def _refusals(self) -> list[str]:
         """Return the addresses of nodes that refused this one, each with its reason."""
@@ -216,11 +220,10 @@ class ClusterOperations:
         It refuses if another node refused this one or belongs to a cluster: that cluster probably
         is the one to join, and a second one with the same nodes could never merge with it.
         """
-        member = self._member
-        if member.meta.metadata is not None:
-            raise ClusterError(
-                f"the cluster is initialised already, with id {member.meta.metadata.cluster_id}"
-            )
+        cluster_node = self._cluster_node
+        metadata = cluster_node.meta.metadata
+        if metadata is not None:
+            raise ClusterError(f"the cluster is initialised already, with id {metadata.cluster_id}")
         cluster = self._config.cluster
         if cluster.witness:
             raise ClusterError("a witness cannot hold the first partitions: ask a data node")
@@ -249,7 +252,7 @@ class ClusterOperations:
             self._presence.admin_address,
         )
         self._broker.touch()
-        request = member.meta.create_cluster(
+        request = cluster_node.meta.create_cluster(
             secrets.token_hex(8),
             cluster.partitions,
             cluster.replication_factor,
@@ -279,13 +282,13 @@ class ClusterOperations:
 
     def _replaced(self) -> dict[str, str]:
         """Return refused, disconnected nodes whose old disk had the last copy of a partition."""
-        metadata = self._member.context.metadata
+        metadata = self._cluster_node.context.metadata
         if metadata is None:
             return {}
         return {
             node: text
             for node, text in self._refused.items()
-            if node not in self._member.context.connected and last_copies(metadata, (node,))
+            if node not in self._cluster_node.context.connected and last_copies(metadata, (node,))
         }
 
     async def remove(self, node: str) -> None:
@@ -295,10 +298,10 @@ class ClusterOperations:
         except operations.OperationError as error:
             raise ClusterError(str(error)) from error
         self._broker.touch()
-        await self._outcome(self._member.meta.remove(node, self._loop.time()))
+        await self._outcome(self._cluster_node.meta.remove(node, self._loop.time()))
 
     def _metadata(self) -> ClusterMetadata:
-        metadata = self._member.context.metadata
+        metadata = self._cluster_node.context.metadata
         if metadata is None:
             raise ClusterError("the cluster is not initialised: holdfast cluster init")
         return metadata
@@ -310,7 +313,7 @@ class ClusterOperations:
             raise ClusterError(str(error)) from error
         if command is not None:
             self._broker.touch()
-            await self._outcome(self._member.meta.propose(command, self._loop.time()))
+            await self._outcome(self._cluster_node.meta.propose(command, self._loop.time()))
 
     async def _outcome(self, request: int) -> None:
         """Wait for a metadata request. Raises `ClusterError` unless it was accepted."""

@@ -31,7 +31,7 @@ class BrokerPort(ClusterPort):
         self._interest = parts.interest
         self._replicated = parts.replicated
         self._retained_updates = parts.retained_updates
-        self._opener = parts.opener
+        self._acquisition = parts.acquisition
         self.groups = parts.groups
 
     def append(self, record: Record) -> int:
@@ -87,10 +87,10 @@ class BrokerPort(ClusterPort):
     def open_session(
         self, connection: Connection, client_id: str, opening: AcceptedConnect
     ) -> None:
-        self._opener.open_session(connection, client_id, opening)
+        self._acquisition.open_session(connection, client_id, opening)
 
     def session_detached(self, session: Session) -> None:
-        self._opener.detached(session)
+        self._acquisition.detached(session)
 
     def subscribed(self, filter: str) -> None:
         self._interest.subscribed(filter)

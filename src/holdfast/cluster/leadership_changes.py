@@ -17,8 +17,8 @@ class LeadershipChanges:
         self._detector = parts.detector
         self._admission = parts.admission
         self._alignment = parts.alignment
-        self._homes = parts.homes
-        self._opener = parts.opener
+        self._session_coordinator = parts.session_coordinator
+        self._acquisition = parts.acquisition
         self._interest = parts.interest
         self._groups = parts.groups
         self._applier = parts.applier
@@ -33,10 +33,10 @@ class LeadershipChanges:
         self._context.leading[partition] = epoch
         self._admission.start_leading(partition, list(self._log.uncommitted[partition]))
         self._alignment.lead(partition, epoch, self._applier.tickets(partition))
-        self._homes.start_leading(partition)
+        self._session_coordinator.start_leading(partition)
         self._groups.start_leading(partition, epoch)
-        self._opener.tell_owned(self._node_id, [partition])
-        self._opener.leader_changed(partition)
+        self._acquisition.tell_owned(self._node_id, [partition])
+        self._acquisition.leader_changed(partition)
         if epoch > 1:
             self.failovers += 1
 
@@ -44,7 +44,7 @@ class LeadershipChanges:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""
         self._context.leading[partition] = 0
         self._admission.stop_leading(partition)
-        self._homes.stop_leading(partition)
+        self._session_coordinator.stop_leading(partition)
         self._groups.stop_leading(partition)
         self._alignment.lose(partition)
 
@@ -70,9 +70,9 @@ class LeadershipChanges:
             leader = metadata.partitions[partition].leader
             if leader and leader != self._node_id:
                 led.setdefault(leader, []).append(partition)
-                self._opener.leader_changed(partition)
+                self._acquisition.leader_changed(partition)
         for leader, partitions in led.items():
-            self._opener.tell_owned(leader, partitions)
+            self._acquisition.tell_owned(leader, partitions)
         return has_other_nodes
 
     def _moved(
@@ -93,7 +93,7 @@ class LeadershipChanges:
         self._detector.set_members(tuple(metadata.nodes), now)
         for node in metadata.nodes if before is None else before.nodes:
             if self._context.is_gone(node):
-                self._homes.node_gone(node)
+                self._session_coordinator.node_gone(node)
                 self._groups.coordinator.node_down(node)
         own = metadata.nodes.get(self._node_id)
         if before is None or before.nodes.get(self._node_id) != own:
@@ -112,4 +112,4 @@ class LeadershipChanges:
             partition for partition, info in enumerate(metadata.partitions) if info.leader == node
         ]
         if partitions:
-            self._opener.tell_owned(node, partitions)
+            self._acquisition.tell_owned(node, partitions)

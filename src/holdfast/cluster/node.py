@@ -82,7 +82,7 @@ class ClusterNode(Parts):
     ) -> None:
         """The arguments are those of Parts."""
         super().__init__(node, replicated, meta, presence, config, random, now, lacking=lacking)
-        self.governing = MetadataProposer(self)
+        self.proposer = MetadataProposer(self)
         self.leadership = LeadershipChanges(self)
         self.persists: list[Write] = []
         self.reads: list[ReadBatches] = []
@@ -126,7 +126,7 @@ class ClusterNode(Parts):
 
         Within one turn `now` may be later than that clock.
         """
-        self.doubt.tick(now)
+        self.ownership.tick(now)
 
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
         self._drop_frames(node)
@@ -142,9 +142,9 @@ class ClusterNode(Parts):
         self.interest.connected(node)
         if role == DATA:
             self.leadership.tell_owned(node)
-            self.homes.connected(node)
+            self.session_coordinator.connected(node)
             self.groups.agent.lose_node(node)
-        self.governing.connected(node, presence, role, now)
+        self.proposer.connected(node, presence, role, now)
         self._run()
 
     def handle_disconnected(self, node: str, now: float) -> None:
@@ -153,13 +153,13 @@ class ClusterNode(Parts):
         self._drop_frames(node)
         self.context.connected.discard(node)
         self._reporting.pop(node, None)
-        self.governing.disconnected(node)
+        self.proposer.disconnected(node)
         self.detector.closed(node, False, now)
         self.replication.handle_disconnected(node, now)
         self.alignment.lose_node(node)
         self.interest.disconnected(node)
         self.groups.disconnected(node)
-        self.homes.disconnected(node)
+        self.session_coordinator.disconnected(node)
         self.transfer.disconnected(node)
         self._run()
 
@@ -180,8 +180,8 @@ class ClusterNode(Parts):
         if kind == kinds.HEARTBEAT:
             self.detector.handle_heartbeat(node, payload, now)
             self._look_at_itself(now)
-            self.doubt.renew()
-            self.governing.is_changed = True
+            self.ownership.renew()
+            self.proposer.is_changed = True
             self._run()
             return
         self.detector.note_frame(node, now)
@@ -243,15 +243,15 @@ class ClusterNode(Parts):
 
     def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
         if kind == kinds.SESSION_OPEN:
-            self.homes.handle_open(node, payload)
+            self.session_coordinator.handle_open(node, payload)
         elif kind == kinds.SESSION_OPENED:
-            self.opener.handle_opened(node, payload)
+            self.acquisition.handle_opened(node, payload)
         elif kind == kinds.SESSION_CLOSE:
-            self.opener.handle_close(payload)
+            self.acquisition.handle_close(payload)
         elif kind == kinds.SESSION_CLOSED:
-            self.homes.handle_closed(node, payload)
+            self.session_coordinator.handle_closed(node, payload)
         elif kind == kinds.SESSION_OWNED:
-            self.homes.handle_owned(node, payload)
+            self.session_coordinator.handle_owned(node, payload)
         elif kind == kinds.INTEREST:
             self.interest.handle_interest(node, payload)
         elif kind == kinds.INTEREST_ACK:
@@ -298,7 +298,7 @@ class ClusterNode(Parts):
         """Handles a write of the disk that takes too long, or the end of such a stall."""
         self.detector.set_stalled(is_stalled, now)
         self._look_at_itself(now)
-        self.governing.is_changed = True
+        self.proposer.is_changed = True
         self._run()
 
     def handle_space(self, is_full: bool, now: float) -> None:
@@ -306,7 +306,7 @@ class ClusterNode(Parts):
         self.detector.set_full(is_full, now)
         self._look_at_itself(now)
         self.space.set_full(is_full, now)
-        self.governing.is_changed = True
+        self.proposer.is_changed = True
         self._run()
 
     def handle_damage(self, now: float) -> None:
@@ -316,7 +316,7 @@ class ClusterNode(Parts):
         self.replication.set_unfit()
         self.detector.set_damaged(now)
         self._look_at_itself(now)
-        self.governing.is_changed = True
+        self.proposer.is_changed = True
         self._run()
 
     @property
@@ -351,27 +351,27 @@ class ClusterNode(Parts):
         if not self.transfer.is_whole or self.transfer.released:
             self._step_transfer(now)
         self.space.advance()
-        self.opener.take_local()
+        self.acquisition.take_local()
         if not self._is_current and self.metadata_reads.has_passed(self._first_read):
             self._is_current = True
             self.clock.has_agreed = True
             self.replication.handle_current(now)
-        self.doubt.ask()
+        self.ownership.ask()
         is_passed = self.barriers.advance()
         if is_passed:
-            self.homes.endings.advance()
+            self.session_coordinator.endings.advance()
         if is_passed or self._applied:
             self._applied = False
-            self.opener.applied()
-            self.opener.take_local()
+            self.acquisition.applied()
+            self.acquisition.take_local()
         for partition, leader, epoch in self.alignment.take_aligned():
             self.forwarding.aligned(partition, leader, epoch, self.applier.tickets(partition))
         self.alignment.ask(now)
-        self.governing.step(now)
+        self.proposer.step(now)
         self.groups.flush()
         self.metadata_reads.advance(now)
-        if self.doubt.advance():
-            self.opener.doubt_is_over()
+        if self.ownership.advance():
+            self.acquisition.confirm_ownership()
         self.interest.flush()
         self.forwarding.flush()
         self.admission.flush()
@@ -391,16 +391,16 @@ class ClusterNode(Parts):
         for when in (
             self.replication.timer(),
             self.detector.timer(),
-            self.governing.timer(),
-            self.homes.timer(),
-            self.opener.timer(),
+            self.proposer.timer(),
+            self.session_coordinator.timer(),
+            self.acquisition.timer(),
             self.interest.timer(),
             self.alignment.timer(),
             self.groups.timer(),
             self.barriers.timer(),
             self.metadata_reads.timer(),
             self.transfer.timer(),
-            self.doubt.timer(),
+            self.ownership.timer(),
         ):
             if when is not None:
                 times.append(when)
@@ -412,22 +412,22 @@ class ClusterNode(Parts):
         self.replication.handle_unhealthy(health.suspected | health.unhealthy, now)
         self.meta.handle_timers(now)
         self.replication.handle_timers(now)
-        self.homes.handle_timers()
-        self.opener.handle_timers()
+        self.session_coordinator.handle_timers()
+        self.acquisition.handle_timers()
         self.interest.release()
         for kind, subject in self.replicated.state.pop_due(now):
             if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
-                self.homes.endings.due(subject, kind)
+                self.session_coordinator.endings.due(subject, kind)
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             self.context.has_majority(now)
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
             for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
-                self.homes.endings.due(session, SESSION_EXPIRY)
-            self.governing.admit_all(now)
+                self.session_coordinator.endings.due(session, SESSION_EXPIRY)
+            self.proposer.admit_all(now)
             self._note_clocks()
-        self.governing.is_changed = True
+        self.proposer.is_changed = True
         self._run()
 
     # Internal steps
@@ -444,10 +444,10 @@ class ClusterNode(Parts):
         if metadata is not None:
             health = self.detector.health(now)
             own = self.meta.node_id
-            is_ill = own in useless(metadata, health)
-            self.doubt.set_ill(is_ill, now)
+            is_unhealthy = own in useless(metadata, health)
+            self.ownership.set_unhealthy(is_unhealthy, now)
             # A node with a full disk does not lead Raft either, if another node can.
-            may_lead = own not in health.stalled and not (is_ill and own in health.full)
+            may_lead = own not in health.stalled and not (is_unhealthy and own in health.full)
             if may_lead != self._may_lead:
                 self._may_lead = may_lead
                 self.meta.set_stalled(not may_lead, now)
@@ -469,7 +469,7 @@ class ClusterNode(Parts):
                 self.replication.effects = []
                 for asked in replication:
                     self._carry_out_replication(asked, now)
-                self.governing.propose_in_sync(now)
+                self.proposer.propose_in_sync(now)
             if detector:
                 self.detector.effects = []
                 for seen in detector:
@@ -483,11 +483,11 @@ class ClusterNode(Parts):
         elif isinstance(effect, MetadataChanged):
             self._take_metadata(effect.metadata, effect.changed_partitions, now)
         elif isinstance(effect, LeaderChanged):
-            self.governing.leader_changed(effect.is_leader, now)
+            self.proposer.leader_changed(effect.is_leader, now)
             self.state.note("info", "metadata_leader", {"leader": effect.leader_id})
         elif isinstance(effect, ProposalDone):
             done = self.metadata_reads.proposal_done(effect.request, effect.outcome, now)
-            if not done and not self.governing.proposal_done(effect, now):
+            if not done and not self.proposer.proposal_done(effect, now):
                 self.outcomes.append((effect.request, effect.outcome))
 
     def _take_metadata(
@@ -497,10 +497,10 @@ class ClusterNode(Parts):
         if self.leadership.take_metadata(metadata, changed, now):
             self.nodes_changed = True
         self._look_at_itself(now)
-        self.doubt.renew()
-        self.governing.is_changed = True
+        self.ownership.renew()
+        self.proposer.is_changed = True
         if is_first:
-            self.governing.admit_all(now)
+            self.proposer.admit_all(now)
 
     def _carry_out_replication(self, effect: object, now: float) -> None:
         if isinstance(effect, SendBatches):
@@ -509,12 +509,12 @@ class ClusterNode(Parts):
         elif isinstance(effect, Committed):
             self.applier.apply_to(effect.partition, effect.offset)
             self.admission.committed(effect.partition, effect.offset)
-            self.homes.committed(effect.partition)
+            self.session_coordinator.committed(effect.partition)
             self._applied = True
         elif isinstance(effect, ReadBatches):
             self.reads.append(effect)
         elif isinstance(effect, ProposeInSync):
-            self.governing.note_in_sync(effect)
+            self.proposer.note_in_sync(effect)
         elif isinstance(effect, BecameLeader):
             self.leadership.lead(effect.partition, effect.epoch)
         elif isinstance(effect, LeadershipEnded):
@@ -553,7 +553,7 @@ class ClusterNode(Parts):
                 for node in self._reporting:
                     self.context.outgoing.append((node, kinds.POSITION, report))
             return
-        self.governing.is_changed = True
+        self.proposer.is_changed = True
         if isinstance(effect, Suspected):
             self.state.note(
                 "warning", "node_suspected", {"node": effect.node, "reason": effect.reason}
@@ -569,7 +569,7 @@ class ClusterNode(Parts):
                 if session.connection is not None:
                     text = "this node was away for too long"
                     close_connection(self.state, session.connection, reasons.SERVER_BUSY, text)
-            self.forwarding.give_up_doubtful(partition)
+            self.forwarding.refuse_unresolved(partition)
         self.transfer.restarted(partition, offset)
         self.context.is_whole = False
 

@@ -80,53 +80,58 @@ class Parts:
             meta.node_id, self.log, replace(config.replication, suspends_restarted=True)
         )
         self.detector = Detector(meta.node_id, presence, config.detector, now)
-        may_append = self.replication.may_append
-        self.admission = Admission(self.state, self.context, replicated, may_append)
-        self.forwarding = RecordForwarder(self.state, self.context, self.admission)
+        state, context = self.state, self.context
+        self.admission = Admission(state, context, replicated, self.replication.may_append)
+        self.forwarding = RecordForwarder(state, context, self.admission)
         self.admission.forwarding = self.forwarding
-        self.alignment = LeaderSync(self.context, self.forwarding, self.replication)
+        self.alignment = LeaderSync(context, self.forwarding, self.replication)
         self.metadata_reads = MetadataReads(self._propose_nothing)
         self.older_copies = OlderCopies(self.metadata_reads)
-        self.barriers = Barriers(self.state, self.context, self.metadata_reads)
-        self.homes = SessionCoordinator(self.state, self.context, replicated, self.barriers)
-        self.opener = SessionAcquisition(self.state, self.context, self.homes, self.barriers)
-        updates = self.retained_updates = RetainedUpdates(self.state)
-        self.interest = Qos0Routing(self.state, self.context, updates, self.forwarding.promises)
-        self.groups = Groups(self.state, self.context, self.forwarding, replicated, self.barriers)
+        self.barriers = Barriers(state, context, self.metadata_reads)
+        sessions = SessionCoordinator(state, context, replicated, self.barriers)
+        self.session_coordinator = sessions
+        self.acquisition = SessionAcquisition(state, context, sessions, self.barriers)
+        updates = self.retained_updates = RetainedUpdates(state)
+        self.interest = Qos0Routing(state, context, updates, self.forwarding.promises)
+        self.groups = Groups(state, context, self.forwarding, replicated, self.barriers)
         suspect_s = config.detector.suspect_s
-        self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * suspect_s)
-        self.doubt = OwnershipLease(
-            self.state,
-            self.context,
+        sessions.close_wait_s = max(sessions.close_wait_s, 2 * suspect_s)
+        self.ownership = OwnershipLease(
+            state,
+            context,
             self.barriers,
             self.detector.acknowledged_at,
             lambda: meta.leader_id,
-            lambda: bool(self.opener.asking),
+            lambda: bool(self.acquisition.asking),
             suspect_s,
             now,
         )
         self.applier = Applier(
-            self.state,
+            state,
             replicated,
             self.log,
             self.forwarding.pending,
             self.forwarding.settle,
             self._session_applied,
-            self.retained_updates.applied,
+            updates.applied,
         )
-        self.transfer = Transfer(self.state, self.context, replicated, self.applier)
-        self.space = DiskSpace(self.context, self.replication, self.transfer)
-        # The broker's core and the replicated state share these objects.
-        node.state.retained = replicated.state.retained
-        node.state.producers = replicated.state.producers
-        replicated.state.delivered = node.state.delivered
+        self.transfer = Transfer(state, context, replicated, self.applier)
+        self.space = DiskSpace(context, self.replication, self.transfer)
+        self._share_state()
         for partition in lacking:
             self.replication.suspend(partition)
             self.transfer.missing.add(partition)
-        self.context.is_whole = self.transfer.is_whole
+        context.is_whole = self.transfer.is_whole
         self.forwarding.begin_at(int(random() * (1 << 31)))
-        self.opener.seed_ids_at(int(random() * (1 << 52)))
+        self.acquisition.seed_ids_at(int(random() * (1 << 52)))
         self.barriers.seed_ids_at(int(random() * (1 << 52)))
+
+    def _share_state(self) -> None:
+        """Lets the broker's core and the replicated state use the same objects."""
+        recorded = self.replicated.state
+        self.state.retained = recorded.retained
+        self.state.producers = recorded.producers
+        recorded.delivered = self.state.delivered
 
     def _propose_nothing(self, now: float) -> int:
         return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING
@@ -134,7 +139,7 @@ class Parts:
     def _session_applied(self, record: Record) -> None:
         """Passes on an applied SESSION record or will."""
         if record.kind == log_record.SESSION:
-            self.homes.applied(record)
-            self.opener.session_changed(record)
+            self.session_coordinator.applied(record)
+            self.acquisition.session_changed(record)
         else:
-            self.homes.will_applied(record)
+            self.session_coordinator.will_applied(record)

@@ -101,10 +101,10 @@ class ClusterMembership:
         found: list[Damage] = []
         images = _recovered(storage, node, found)
         raft_files = _open_raft(storage)
-        self.member = self._new_member(node, images, raft_files)
-        _load_uncommitted(self.member, storage)
+        self.cluster_node = self._new_cluster_node(node, images, raft_files)
+        _load_uncommitted(self.cluster_node, storage)
         self.broker = ClusterBroker(
-            self.member,
+            self.cluster_node,
             self._loop,
             storage,
             password_file,
@@ -118,7 +118,7 @@ class ClusterMembership:
         )
         self.links = self.broker.links
         self.peers = PeerCheck(self.broker.cluster)
-        self.links.memory = self.member.disk_memory
+        self.links.memory = self.cluster_node.disk_memory
         self.links.own_disk = self.peers.own_disk
         self.links.objection = self.peers.objection
         self.operations = ClusterOperations(
@@ -130,7 +130,9 @@ class ClusterMembership:
             logger.error("partitions_damaged partitions=%s", sorted(storage.journal.damaged))
             self.broker.cluster.distrust_disk()
 
-    def _new_member(self, node: Node, images: ReplicatedState, files: RaftFiles) -> ClusterNode:
+    def _new_cluster_node(
+        self, node: Node, images: ReplicatedState, files: RaftFiles
+    ) -> ClusterNode:
         config = self.config
         random = secrets.SystemRandom().random
         now = self._loop.time()
@@ -180,7 +182,11 @@ class ClusterMembership:
             self._forgetting = watched(self._forget_aside())
         self.broker.touch()
         is_new = not self.storage.directory.manifest.cluster_id
-        if not self.config.cluster.wait_for_init and is_new and self.member.meta.metadata is None:
+        if (
+            not self.config.cluster.wait_for_init
+            and is_new
+            and self.cluster_node.meta.metadata is None
+        ):
             await self.operations.init()
 
     async def wait_until_ready(self) -> None:
@@ -232,12 +238,14 @@ class ClusterMembership:
     async def _forget_aside(self) -> None:
         await self._ready.wait()
         replacement = self.broker.cluster.replacement
-        await self._aside.forget(lambda: replacement.has_everything(self.member.context.metadata))
+        await self._aside.forget(
+            lambda: replacement.has_everything(self.cluster_node.context.metadata)
+        )
         replacement.aside = self._aside.path
 
     async def _save_replicated(self) -> None:
         """Write a snapshot of state received from other nodes, which counts once it is durable."""
-        transfer = self.member.transfer
+        transfer = self.cluster_node.transfer
         covered = transfer.begin_save()
         try:
             assert self.maintenance is not None
@@ -259,7 +267,7 @@ class ClusterMembership:
 
     async def leave(self) -> str:
         """Let other nodes take over the leaderships; returns where the clients may go."""
-        if self.member.context.metadata is None:
+        if self.cluster_node.context.metadata is None:
             return ""
         cluster = self.broker.cluster
         cluster.leave(self._loop.time())
@@ -338,7 +346,7 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Replicated
     return images
 
 
-def _load_uncommitted(member: ClusterNode, storage: Storage) -> None:
+def _load_uncommitted(cluster_node: ClusterNode, storage: Storage) -> None:
     """Load the records above the high watermarks until they are committed or truncated."""
     journal = storage.journal
     for partition, end in enumerate(journal.next_offset):
@@ -347,5 +355,5 @@ def _load_uncommitted(member: ClusterNode, storage: Storage) -> None:
             batches = storage.reader.read_batches(partition, start, end, PENDING_BYTES)
             if not batches:
                 break
-            member.load_uncommitted(batches)
-            start = member.log.uncommitted[partition][-1].end_offset
+            cluster_node.load_uncommitted(batches)
+            start = cluster_node.log.uncommitted[partition][-1].end_offset

@@ -42,7 +42,7 @@ class OwnNode:
         their connections, with their owners."""
         broker = self.broker
         if isinstance(broker, ClusterBroker):
-            return broker.cluster.member.replicated.state
+            return broker.cluster.cluster_node.replicated.state
         return broker.node.state
 
     @property

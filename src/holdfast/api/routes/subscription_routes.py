@@ -166,13 +166,13 @@ class SubscriptionRoutes:
         if not isinstance(broker, ClusterBroker):
             return self._node.node_id
         partition = partition_of(key.encode(), self._node.state.config.partitions)
-        return broker.cluster.member.context.leader(partition)
+        return broker.cluster.cluster_node.context.leader(partition)
 
     def _positions(self, key: str) -> list[int] | None:
         """The first unfinished offsets of a group, or None if this node does not know them."""
         broker, state = self._node.broker, self._node.state
         if isinstance(broker, ClusterBroker):
-            known = broker.cluster.member.replicated.groups.positions.get(key)
+            known = broker.cluster.cluster_node.replicated.groups.positions.get(key)
             return None if known is None else list(known)
         group = state.groups.get(key)
         return None if group is None else group_positions(state, group)
@@ -213,7 +213,7 @@ class SubscriptionRoutes:
         broker, state = self._node.broker, self._node.state
         done: dict[int, set[int]] = {}
         if isinstance(broker, ClusterBroker):
-            done = broker.cluster.member.replicated.groups.done.get(row.group, {})
+            done = broker.cluster.cluster_node.replicated.groups.done.get(row.group, {})
         interests = [ReadInterest(row.filter, None)]
         positions, limits = row.positions, list(state.delivered)
         for _ in range(OLDEST_READS_MAX):

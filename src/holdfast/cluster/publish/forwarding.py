@@ -422,7 +422,7 @@ class RecordForwarder:
             if not target and self._queues[partition]
         ]
 
-    def give_up_doubtful(self, partition: int) -> None:
+    def refuse_unresolved(self, partition: int) -> None:
         """Refuses plain messages that a leader may have.
 
         This node's log now begins after the records that would show whether they are stored.

@@ -8,8 +8,8 @@ from holdfast.cluster.node import ClusterNode
 class Fitness:
     """The reasons for which this node does not serve, or sends its clients to other nodes."""
 
-    def __init__(self, member: ClusterNode, disk: DiskWatch) -> None:
-        self._member = member
+    def __init__(self, cluster_node: ClusterNode, disk: DiskWatch) -> None:
+        self._cluster_node = cluster_node
         self._disk = disk
         self.is_ready = False
         """Whether the node once led each partition of its cluster or followed its leader."""
@@ -26,30 +26,30 @@ class Fitness:
 
     def unready_reason(self, now: float) -> str:
         """The reason why this node may not begin to serve, or "" if it may."""
-        member = self._member
-        context = member.context
+        cluster_node = self._cluster_node
+        context = cluster_node.context
         metadata = context.metadata
         if metadata is None or context.node_id not in metadata.nodes:
             return "it belongs to no cluster"
-        if member.config.is_witness:
+        if cluster_node.config.is_witness:
             return ""
         for partition, info in enumerate(metadata.partitions):
             if context.leads(partition):
                 continue
             if not info.leader:
                 return f"partition {partition} has no leader"
-            if member.replication.followed_epoch(partition) != info.epoch:
+            if cluster_node.replication.followed_epoch(partition) != info.epoch:
                 return f"it does not follow {info.leader} in partition {partition}"
         if not context.is_whole:
             return "it lacks replicated state"
         if self.is_damaged:
             return "its disk is damaged"
-        return "" if member.meta.has_majority(now) else "it is in contact with no majority"
+        return "" if cluster_node.meta.has_majority(now) else "it is in contact with no majority"
 
     def redirect_reason(self) -> str:
         """The reason why clients should use other nodes, or "" if there is none."""
-        metadata = self._member.context.metadata
-        info = None if metadata is None else metadata.nodes.get(self._member.meta.node_id)
+        metadata = self._cluster_node.context.metadata
+        info = None if metadata is None else metadata.nodes.get(self._cluster_node.meta.node_id)
         phase = None if info is None else info.state
         if self.is_removed:
             return "this node was removed from the cluster"
@@ -59,7 +59,7 @@ class Fitness:
             return "the disk of this node is damaged"
         if self._disk.is_stalled:
             return "the disk of this node does not answer"
-        if phase == NodePhase.DOWN and self._member.state.disk_full:
+        if phase == NodePhase.DOWN and self._cluster_node.state.disk_full:
             return "the disk of this node is full"
         if phase == NodePhase.DRAINING:
             return "this node is being drained"
@@ -68,16 +68,16 @@ class Fitness:
     def other_servers(self) -> str:
         """Return other nodes' client addresses, in the form of
         `holdfast.addresses`."""
-        member = self._member
-        metadata = member.context.metadata
+        cluster_node = self._cluster_node
+        metadata = cluster_node.context.metadata
         if metadata is None:
             return ""
         addresses = [
             info.client_address
             for node, info in sorted(metadata.nodes.items())
-            if node != member.meta.node_id
+            if node != cluster_node.meta.node_id
             # A removed node has no links, so the metadata alone decides.
-            and (self.is_removed or node in member.context.connected)
+            and (self.is_removed or node in cluster_node.context.connected)
             and info.state == NodePhase.UP
             and info.role == DATA
             and info.client_address
@@ -86,8 +86,8 @@ class Fitness:
 
     def has_other_replicas(self) -> bool:
         """Whether another data node exists, so that this node's log is not the only copy."""
-        metadata = self._member.context.metadata
-        own = self._member.meta.node_id
+        metadata = self._cluster_node.context.metadata
+        own = self._cluster_node.meta.node_id
         return metadata is not None and any(
             node != own and info.role == DATA for node, info in metadata.nodes.items()
         )

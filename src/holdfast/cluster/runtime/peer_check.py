@@ -18,28 +18,28 @@ class PeerCheck:
 
     def __init__(self, runtime: ClusterRuntime) -> None:
         self._runtime = runtime
-        self._member = runtime.member
+        self._cluster_node = runtime.cluster_node
         self.refused: dict[str, str] = {}
         """Nodes that came back without their disk and were refused, each with the reason."""
 
     def own_disk(self) -> str:
         """Describe this node's disk for the handshake. A damaged disk describes nothing: what
         damage has removed would look like an older copy."""
-        if self._runtime.fitness.is_damaged or self._member.context.journal.damaged:
+        if self._runtime.fitness.is_damaged or self._cluster_node.context.journal.damaged:
             return ""
-        return self._member.disk_claim().text()
+        return self._cluster_node.disk_claim().text()
 
     def objection(self, peer: PeerIdentity, known: Known) -> Refusal | None:
         """Return the reason why a node must not be linked. `known`: the positions of disks that
         this node knew when the connection began."""
-        metadata = self._member.context.metadata
+        metadata = self._cluster_node.context.metadata
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None
         if metadata is None or info is None:
             return None
         lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk)
         if lost or peer.stands_apart:
             self._runtime.clients.touch()
-            may_begin_anew = self._member.older_copies.may_restart(
+            may_begin_anew = self._cluster_node.older_copies.may_restart(
                 peer.node_id, peer.process, peer.stands_apart
             )
             text = f"the disk of {peer.node_id} is an older copy"

@@ -18,9 +18,9 @@ PROBE_S: Final = 60.0
 class ClusterProbes:
     """The present probes of one node."""
 
-    def __init__(self, member: ClusterNode) -> None:
-        self._member = member
-        self._state: NodeState = member.state
+    def __init__(self, cluster_node: ClusterNode) -> None:
+        self._cluster_node = cluster_node
+        self._state: NodeState = cluster_node.state
         self._pending: PendingRecord | None = None
         self._partition = -1
         self._end = 0
@@ -39,7 +39,7 @@ class ClusterProbes:
         durations = self._state.stats.durations
         pending = self._pending
         if pending is None:
-            waiting = self._member.forwarding.pending
+            waiting = self._cluster_node.forwarding.pending
             if waiting:
                 newest = next(reversed(waiting.values()))
                 self._pending = newest if newest.is_promised() else None

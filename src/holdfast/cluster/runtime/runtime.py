@@ -42,19 +42,21 @@ class ClusterRuntime(Runtime):
 
     def __init__(
         self,
-        member: ClusterNode,
+        cluster_node: ClusterNode,
         ports: ClusterPorts,
         replacement: Replacement,
         disk_stall_s: float,
         memory_flush_s: float = 0.0,
     ) -> None:
         """`disk_stall_s`: the longest normal write in seconds."""
-        super().__init__(member.node, ports.journal, ports.reader, ports.clients, memory_flush_s)
-        self.member = member
+        super().__init__(
+            cluster_node.node, ports.journal, ports.reader, ports.clients, memory_flush_s
+        )
+        self.cluster_node = cluster_node
         self.replacement = replacement
         self.disk = DiskWatch(disk_stall_s)
-        self._probes = ClusterProbes(member)
-        self.fitness = Fitness(member, self.disk)
+        self._probes = ClusterProbes(cluster_node)
+        self.fitness = Fitness(cluster_node, self.disk)
         self._replica_reader = ports.reader
         self._raft = ports.raft
         self._links = ports.links
@@ -67,7 +69,7 @@ class ClusterRuntime(Runtime):
         self._begins_anew = False
         self._reviewed: ClusterMetadata | None = None
         # The time at which the cluster's timers are due.
-        self._member_at = 0.0
+        self._cluster_at = 0.0
         self._watermarks_at = 0.0
         self._written_watermarks: Checkpoint | None = None
 
@@ -77,110 +79,112 @@ class ClusterRuntime(Runtime):
         """Set the clocks. The wall clock follows the cluster's."""
         super().begin(now, wall_us)
         state = self.state
-        state.wall_us = self.member.clock.tick(now, wall_us)
-        recorded = self.member.replicated.state
+        state.wall_us = self.cluster_node.clock.tick(now, wall_us)
+        recorded = self.cluster_node.replicated.state
         recorded.now = now
         recorded.wall_us = state.wall_us
-        self.member.tick(now)
+        self.cluster_node.tick(now)
 
     def _advance(self) -> None:
         """Run the checks of the disk and the cluster's timers, and let the cluster end its turn."""
-        member = self.member
+        cluster_node = self.cluster_node
         now = self.state.now
         disk_at = self.disk.timer()
         if disk_at is not None and disk_at <= now:
             self._watch_disk(now)
-        if self._member_at <= now:
-            member.handle_timers(now)
-            self._member_at = member.timer()
-        member.end_turn(now)
+        if self._cluster_at <= now:
+            cluster_node.handle_timers(now)
+            self._cluster_at = cluster_node.timer()
+        cluster_node.end_turn(now)
 
     def timer(self) -> float | None:
         """The time of the next turn if nothing arrives before."""
         when = super().timer()
-        member = self._member_at = self.member.timer()
-        if when is None or member < when:
-            when = member
+        cluster_at = self._cluster_at = self.cluster_node.timer()
+        if when is None or cluster_at < when:
+            when = cluster_at
         disk_at = self.disk.timer()
         return disk_at if disk_at is not None and disk_at < when else when
 
     def _finish(self) -> None:
         """Send frames, submit Raft's writes and reads, and act on the turn's news."""
-        member = self.member
-        outgoing = member.context.outgoing
+        cluster_node = self.cluster_node
+        outgoing = cluster_node.context.outgoing
         if outgoing:
-            member.context.outgoing = []
+            cluster_node.context.outgoing = []
             for node, kind, payload in outgoing:
                 self._links.send(node, kind, payload)
             self._links.flush()
-        if member.persists:
-            persists = member.persists
-            member.persists = []
+        if cluster_node.persists:
+            persists = cluster_node.persists
+            cluster_node.persists = []
             for write in persists:
                 self.disk.metadata.began(self.state.now)
                 self._raft.submit(write)
-        if member.reads:
-            reads = member.reads
-            member.reads = []
+        if cluster_node.reads:
+            reads = cluster_node.reads
+            cluster_node.reads = []
             for read in reads:
                 end = self.state.journal.next_offset[read.partition]
                 self._replica_reader.read_batches(read, end, self._batches_read)
-        if member.meta.diverged and not self.fitness.older_copy:
-            self.report_older_copy(member.meta.diverged, may_begin_anew=False)
+        if cluster_node.meta.diverged and not self.fitness.older_copy:
+            self.report_older_copy(cluster_node.meta.diverged, may_begin_anew=False)
         if (
-            member.nodes_changed
-            or member.outcomes
+            cluster_node.nodes_changed
+            or cluster_node.outcomes
             or self._is_watched
             or self._has_news
-            or member.transfer.needs_save()
+            or cluster_node.transfer.needs_save()
         ):
             self._has_news = False
             self._act_on_news()
         fitness = self.fitness
-        if fitness.is_undecided or (member.has_diverged and not fitness.is_damaged):
+        if fitness.is_undecided or (cluster_node.has_diverged and not fitness.is_damaged):
             self.distrust_disk()
         self._probes.step()
         self._checkpoint()
 
     def _act_on_news(self) -> None:
-        member = self.member
+        cluster_node = self.cluster_node
         fitness = self.fitness
-        metadata = member.context.metadata
-        if member.nodes_changed:
-            member.nodes_changed = False
+        metadata = cluster_node.context.metadata
+        if cluster_node.nodes_changed:
+            cluster_node.nodes_changed = False
             assert metadata is not None
             nodes = frozenset(metadata.nodes)
-            member.disk_memory.forget(nodes)
-            member.older_copies.forget(nodes)
-            member.clock.forget(nodes, self.state.now)
+            cluster_node.disk_memory.forget(nodes)
+            cluster_node.older_copies.forget(nodes)
+            cluster_node.clock.forget(nodes, self.state.now)
             self._process.take_nodes(metadata)
         if self._reviewed is not metadata:
             self._reviewed = metadata
             self._links.review()
         self._redirect()
-        if fitness.is_damaged and self.replacement.step(metadata, member.is_dispensable):
-            self._process.set_aside(keep=member.has_diverged)
+        if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable):
+            self._process.set_aside(keep=cluster_node.has_diverged)
         if fitness.may_begin_anew and not self._begins_anew:
             self._begins_anew = True
             self._process.begin_anew()
-        outcomes = member.outcomes
+        outcomes = cluster_node.outcomes
         if outcomes:
-            member.outcomes = []
+            cluster_node.outcomes = []
             self._process.proposals_done(outcomes)
-        if member.transfer.needs_save():
+        if cluster_node.transfer.needs_save():
             self._process.save_snapshot()
         if not fitness.is_ready and not fitness.unready_reason(self.state.now):
             fitness.is_ready = True
             self._is_watched = False
             self._process.became_ready()
             self._redirect()
-        if self._is_leaving and not (any(member.context.leading) and member.context.connected):
+        if self._is_leaving and not (
+            any(cluster_node.context.leading) and cluster_node.context.connected
+        ):
             self._process.relieved()
 
     def _redirect(self) -> None:
         """Send clients to other nodes while this node should not serve them."""
         fitness = self.fitness
-        if self.member.context.metadata is None or not fitness.is_ready:
+        if self.cluster_node.context.metadata is None or not fitness.is_ready:
             return
         reason = fitness.redirect_reason()
         servers = fitness.other_servers() if reason else ""
@@ -204,14 +208,14 @@ class ClusterRuntime(Runtime):
         """Writes the pending records. With durability "memory" they count as durable at once."""
         super().write_journal(at_once)
         if self.state.memory:
-            self.member.handle_durable(self.state.now)
+            self.cluster_node.handle_durable(self.state.now)
 
     def _group_taken(self, group: WriteGroup) -> None:
         """Replicate the group while the disk writes it."""
         now = self.state.now
         self.disk.journal.began(now)
         self._probes.group_taken(group)
-        self.member.handle_taken(group, now)
+        self.cluster_node.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:
         """Commit a group locally, and let the cluster acknowledge what is durable."""
@@ -219,7 +223,7 @@ class ClusterRuntime(Runtime):
         now = self.state.now
         if self.disk.ended(self.disk.journal, now):
             self._disk_changed(now)
-        self.member.handle_durable(now)
+        self.cluster_node.handle_durable(now)
 
     def raft_written(self) -> None:
         """Handle the completion of Raft's oldest submitted write."""
@@ -227,11 +231,11 @@ class ClusterRuntime(Runtime):
         now = self.state.now
         if self.disk.ended(self.disk.metadata, now):
             self._disk_changed(now)
-        self.member.handle_persisted(now)
+        self.cluster_node.handle_persisted(now)
 
     def waits_s(self, now: float) -> float:
         """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
-        return self.member.forwarding.waits_s(now)
+        return self.cluster_node.forwarding.waits_s(now)
 
     def _watch_disk(self, now: float) -> None:
         disk = self.disk
@@ -250,33 +254,33 @@ class ClusterRuntime(Runtime):
             self.state.note("error", "disk_stalled", {"stall_s": self.disk.stall_s})
         else:
             self.state.note("warning", "disk_goes_on", {})
-        self.member.handle_disk(is_stalled, now)
+        self.cluster_node.handle_disk(is_stalled, now)
 
     def _space_changed(self, *, is_full: bool) -> None:
         """Report that the disk has only its reserve left, or space again."""
         self._has_news = True
-        self.member.handle_space(is_full, self.state.now)
+        self.cluster_node.handle_space(is_full, self.state.now)
 
     def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
         if self.believes_disk:
-            self.member.handle_batches(effect.request, batches, self.state.now)
+            self.cluster_node.handle_batches(effect.request, batches, self.state.now)
 
     # The other nodes
 
     def link_up(self, node: str, presence: Presence, role: str) -> None:
         """Handle a new link."""
         self.clients.touch()
-        self.member.handle_connected(node, presence, role, self.state.now)
+        self.cluster_node.handle_connected(node, presence, role, self.state.now)
 
     def link_down(self, node: str) -> None:
         """Handle the end of a link."""
         self.clients.touch()
-        self.member.handle_disconnected(node, self.state.now)
+        self.cluster_node.handle_disconnected(node, self.state.now)
 
     def link_refused(self, node: str) -> None:
         """Handle a refused connection: nothing listens at the node's address."""
         self.clients.touch()
-        self.member.handle_refused(node, self.state.now)
+        self.cluster_node.handle_refused(node, self.state.now)
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
         """Handle a frame at the present time `now`. Raises `BadFrame` when it is malformed.
@@ -285,8 +289,10 @@ class ClusterRuntime(Runtime):
         Ownership and heartbeats are judged by the present time.
         """
         self.clients.touch()
-        self.member.tick(now)
-        self.member.handle_frame(node, kind, payload, now if kind == HEARTBEAT else self.state.now)
+        self.cluster_node.tick(now)
+        self.cluster_node.handle_frame(
+            node, kind, payload, now if kind == HEARTBEAT else self.state.now
+        )
 
     # Fitness
 
@@ -296,7 +302,7 @@ class ClusterRuntime(Runtime):
         Without other replicas the node continues, because the rest of its log is the only copy.
         """
         fitness = self.fitness
-        fitness.is_undecided = self.member.context.metadata is None
+        fitness.is_undecided = self.cluster_node.context.metadata is None
         if fitness.is_damaged or not fitness.has_other_replicas():
             return
         self.clients.touch()
@@ -305,7 +311,7 @@ class ClusterRuntime(Runtime):
         self.believes_disk = False
         text = "it gives up what it leads and serves nobody"
         self.state.note("error", "node_damaged", {"text": text})
-        self.member.handle_damage(self.state.now)
+        self.cluster_node.handle_damage(self.state.now)
 
     def report_removed(self) -> None:
         """Note that the other nodes have removed this one for good."""
@@ -325,8 +331,8 @@ class ClusterRuntime(Runtime):
             fitness.older_copy = text
             self.state.note("error", "older_copy", {"text": text})
             self._process.stand_apart(text)
-            self.member.meta.stand_apart(self.state.now)
-            self.member.replication.set_unfit(stands_apart=True)
+            self.cluster_node.meta.stand_apart(self.state.now)
+            self.cluster_node.replication.set_unfit(stands_apart=True)
             # The disk has lost votes and acknowledgements, so the node must give no new ones.
             self._links.isolate("the disk of this node is an older copy")
 
@@ -334,23 +340,23 @@ class ClusterRuntime(Runtime):
 
     def leave(self, now: float) -> None:
         """Let other nodes take over the leaderships; `ProcessPort.relieved` says when."""
-        self.member.detector.leave(now)
+        self.cluster_node.detector.leave(now)
         self._is_leaving = self._is_watched = True
         self.clients.touch()
 
     def hand_over(self, now: float) -> str:
         """Give up Raft's leadership; returns where the clients may go."""
         self.clients.touch()
-        self.member.meta.transfer_leadership(now)
+        self.cluster_node.meta.transfer_leadership(now)
         return self.fitness.other_servers()
 
     # Snapshots
 
     def recorded_state(self) -> RecordedState:
         """Return the state that the log's committed records define."""
-        return self.member.replicated.state
+        return self.cluster_node.replicated.state
 
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
         """Return the offsets at which replay begins after a snapshot of the replicated state that
         is begun now, and its entries."""
-        return self.member.transfer.offsets(), self.member.replicated.snapshot()
+        return self.cluster_node.transfer.offsets(), self.cluster_node.replicated.snapshot()

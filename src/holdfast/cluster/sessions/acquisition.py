@@ -242,7 +242,7 @@ class SessionAcquisition:
             if asking.reply is not None:
                 self._finish_if_ready(asking)
 
-    def doubt_is_over(self) -> None:
+    def confirm_ownership(self) -> None:
         """Makes the waiting sessions wait for a new read barrier.
 
         While this node was unsure of its ownership, other nodes may have closed or reassigned them.

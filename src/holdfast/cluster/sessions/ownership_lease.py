@@ -110,11 +110,11 @@ class OwnershipLease:
         self._is_cut_off = True
         self._sure_until = FOREVER
 
-    def set_ill(self, is_ill: bool, now: float) -> None:
+    def set_unhealthy(self, is_unhealthy: bool, now: float) -> None:
         """Notes whether the other nodes count this node's disk as unhealthy, and may reassign its
         sessions."""
-        if is_ill != self._is_ill:
-            self._is_ill = is_ill
+        if is_unhealthy != self._is_ill:
+            self._is_ill = is_unhealthy
             self._lose(now)
 
     def renew(self) -> None:

@@ -30,7 +30,7 @@ class ClusterBroker(Broker):
 
     def __init__(
         self,
-        member: ClusterNode,
+        cluster_node: ClusterNode,
         loop: asyncio.AbstractEventLoop,
         storage: Storage,
         password_file: PasswordFile | None,
@@ -45,7 +45,7 @@ class ClusterBroker(Broker):
     ) -> None:
         """`disk_stall_s`: the longest normal write in seconds. `new_links`: makes the links, which
         do nothing before they are started."""
-        self._member = member
+        self._cluster_node = cluster_node
         self._process = process
         self._replacement = replacement
         self._disk_stall_s = disk_stall_s
@@ -60,14 +60,14 @@ class ClusterBroker(Broker):
             on_written=self._raft_written,
             on_failed=on_failed,
         )
-        super().__init__(member.node, loop, storage, password_file, memory_flush_s, on_failed)
+        super().__init__(cluster_node.node, loop, storage, password_file, memory_flush_s, on_failed)
         storage.opened.store.on_damage = self._found_damage
 
     def new_runtime(self) -> Runtime:
         """Return what orders the turns of a cluster node."""
         ports = ClusterPorts(self.writer, self.reads, self, self._raft, self.links, self._process)
         self.cluster = ClusterRuntime(
-            self._member, ports, self._replacement, self._disk_stall_s, self.memory_flush_s
+            self._cluster_node, ports, self._replacement, self._disk_stall_s, self.memory_flush_s
         )
         return self.cluster
 
