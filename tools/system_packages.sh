@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What PyPI does not have, from Debian's packages: venv, a C compiler for the compiled form, and
 # Mosquitto as the peer for interoperability tests and benchmarks, HAProxy in front of listeners,
-# PostgreSQL for the topology manager's tests. Installs only what is missing.
+# PostgreSQL for the topology manager's tests, Prometheus for the alert rules. Installs only what is
+# missing.
 set -eu
 python=$1
 wanted=()
@@ -12,6 +13,7 @@ header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] 
 command -v mosquitto >/dev/null 2>&1 || [ -x /usr/sbin/mosquitto ] || wanted+=(mosquitto)
 command -v haproxy >/dev/null 2>&1 || [ -x /usr/sbin/haproxy ] || wanted+=(haproxy)
 command -v mosquitto_pub >/dev/null 2>&1 || wanted+=(mosquitto-clients)
+command -v promtool >/dev/null 2>&1 || wanted+=(prometheus)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || wanted+=(postgresql)
 [ ${#wanted[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
@@ -26,6 +28,9 @@ apt-get install -y -q --no-install-recommends "${wanted[@]}" >/dev/null
 # Debian starts its own Mosquitto on port 1883, and a PostgreSQL; the tests start theirs.
 if [[ " ${wanted[*]} " == *" mosquitto "* ]] && command -v systemctl >/dev/null 2>&1; then
   systemctl disable --now mosquitto >/dev/null 2>&1 || true
+fi
+if [[ " ${wanted[*]} " == *" prometheus "* ]] && command -v systemctl >/dev/null 2>&1; then
+  systemctl disable --now prometheus prometheus-node-exporter >/dev/null 2>&1 || true
 fi
 if [[ " ${wanted[*]} " == *" postgresql "* ]] && command -v systemctl >/dev/null 2>&1; then
   systemctl disable --now postgresql >/dev/null 2>&1 || true
