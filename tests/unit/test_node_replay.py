@@ -183,7 +183,7 @@ def test_other_subscriptions_get_nothing_twice(bench: NodeBench) -> None:
 
 
 def test_logged_qos0_of_the_past_and_live(bench: NodeBench) -> None:
-    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, qos0_logged=("a",)))
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, qos0_logged=["a"]))
     publisher = bench.connect("p")
     publish(bench, publisher, "a", "1", "2", qos=0)
     reader = bench.connect("r")
