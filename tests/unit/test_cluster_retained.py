@@ -4,11 +4,12 @@ between its delivery and the commit of its record gets it as retained."""
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.effects import Note
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.cluster.publish.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
 from holdfast.protocol.mqtt import packets as m
-from holdfast.storage.record import FLAG_RETAIN, RETAINED, Record
+from holdfast.storage.record import FLAG_RETAIN, RETAINED, SESSION, Record
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights_cluster import Peer, Stage
 
@@ -50,6 +51,20 @@ def test_a_subscriber_in_between_gets_it(stage: Stage, node: str) -> None:
     process = stage.world.hosts[stage.names[node]].process
     assert process is not None
     assert len(process.cluster_node.retained_updates) == 0
+
+
+def test_a_record_that_cannot_be_applied_is_reported(stage: Stage) -> None:
+    """Every node logs it, and counts what it refuses, though the record changes only the
+    replicated state."""
+    process = stage.world.hosts[stage.names["a"]].process
+    assert process is not None
+    process.cluster_node.replicated.apply(Record(0, SESSION, payload=b"["))
+    assert process.cluster_node.replicated.damaged == 1
+    process.cluster_node.handle_timers(process.state.now + 1.0)
+    notes = [each.event for each in process.state.effects if isinstance(each, Note)]
+    assert "record_not_understood" in notes
+    process.cluster_node.replicated.state.stats.refused_quota += 1
+    assert process.state.stats.refused_quota == 1
 
 
 def message(payload: bytes, publisher: bytes = b"p") -> Message:

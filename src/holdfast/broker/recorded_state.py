@@ -73,6 +73,12 @@ class RecordedState:
         """Emit a line for the log of the process."""
         self.effects.append(Note(level, event, fields))
 
+    def pop_effects(self) -> list[Effect]:
+        """Remove and return the effects. Those of the replicated state are its log lines."""
+        effects = self.effects
+        self.effects = []
+        return effects
+
     # Timers
 
     def arm(self, when: float, kind: int, subject: object) -> Timer:

@@ -105,8 +105,7 @@ class ClusterNode(Parts):
         # True unless this node must not lead Raft, because of its disk.
         self._may_lead = True
         node.state.cluster = BrokerPort(self)
-        metadata = meta.metadata
-        if metadata is not None:
+        if (metadata := meta.metadata) is not None:
             self._take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
         self._run()
 
@@ -427,6 +426,7 @@ class ClusterNode(Parts):
                 self.session_coordinator.endings.due(session, SESSION_EXPIRY)
             self.proposer.admit_all(now)
             self._note_clocks()
+            self.state.effects.extend(self.replicated.state.pop_effects())
         self.proposer.is_changed = True
         self._run()
 

@@ -131,6 +131,8 @@ class Parts:
         recorded = self.replicated.state
         self.state.retained = recorded.retained
         self.state.producers = recorded.producers
+        recorded.stats = self.state.stats
+        recorded.repeats = self.state.repeats
         recorded.delivered = self.state.delivered
 
     def _propose_nothing(self, now: float) -> int:
