@@ -377,7 +377,7 @@ def image_of(process: "Process") -> dict[str, object]:
         assert isinstance(message, StoredMessage)
         found[f"retained {topic}"] = message.payload.decode()
     for key in images.group_positions:
-        found[f"group {key}"] = images.groups.fields(key)
+        found[f"group {key}"] = images.groups.entry(key)
     for client_id, epoch in images.fired.items():
         found[f"fired {client_id}"] = epoch
     for client_id, epoch in images.ended.items():

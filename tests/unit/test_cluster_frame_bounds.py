@@ -6,6 +6,7 @@ a frame of its own, and look at what is in the frame beyond the packet.
 """
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.publish.producers import ID_BYTES_MAX
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
@@ -146,7 +147,9 @@ def test_image() -> None:
     state = state_of()
     images = ReplicatedState(state)
     builder = BatchBuilder(0, 0)
-    builder.add(record(bytes(LARGE_BYTES), flags=FLAG_RETAIN | 1))
+    retained = record(bytes(LARGE_BYTES), flags=FLAG_RETAIN | 1)
+    retained.producer = FIELD[:ID_BYTES_MAX]
+    builder.add(retained)
     images.apply(Batch(builder.build(1)).record(0))
     largest = max(len(entry[2]) for entry in entries(images, {0}) if entry is not None)
     assert largest > LARGE_BYTES

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.session_records import decode_group, encode_session
 from holdfast.broker.session.message import Message as StoredMessage
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
@@ -473,7 +474,7 @@ def test_where_groups_stand_by_the_log() -> None:
     assert not images.is_finished(FILTER, 1, 7)
     images.apply(cursor(FILTER, 4, [(0, 7)]))
     again = GroupPositions(NodeState(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
-    again.restore(json.loads(json.dumps(images.fields(FILTER))))
+    again.restore(decode_group(encode_session(images.entry(FILTER)), 2))
     assert again.done == images.done == {FILTER: {0: {9}}}
     assert again.epochs == images.epochs == {FILTER: 4}
     images.apply(cursor(FILTER, 4, []))

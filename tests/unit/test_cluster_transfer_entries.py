@@ -174,7 +174,7 @@ def content(images: ReplicatedState) -> dict[str, object]:
             for place in ids
             if images.is_inbound(client_id, *place, images.ended.get(client_id, 0) + 1)
         ),
-        "groups": {key: images.groups.fields(key) for key in images.group_positions},
+        "groups": {key: images.groups.entry(key) for key in images.group_positions},
         "ended": dict(images.ended),
         "fired": dict(images.fired),
         "retained": {

@@ -5,12 +5,12 @@ taken. The records from its sequence on are applied over it. Every record sets k
 record whose effect the snapshot already contains changes nothing in the end.
 """
 
-import json
 import struct
 
 from msgspec import UNSET
 
 from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.publish.producers import ID_BYTES_MAX
 from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
@@ -21,7 +21,9 @@ from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
     SubscriptionRow,
     UnsubscribeRecord,
+    cursor_of,
     decode_entry,
+    decode_group,
     decode_record,
     restore_replays,
 )
@@ -32,13 +34,9 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_SESSION,
 )
 from holdfast.broker.rights import forget
-from holdfast.broker.session.session import (
-    NEVER_EXPIRES,
-    Session,
-    Subscription,
-    new_subscription,
-)
+from holdfast.broker.session.session import NEVER_EXPIRES, Session, Subscription, new_subscription
 from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
+from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
@@ -84,11 +82,10 @@ class Recovery:
             if not self._is_misnamed(entry.client, entry.epoch):
                 self._restore_session(entry)
         elif kind == SNAPSHOT_GROUP:
-            fields = json.loads(data)
-            self.group_positions[fields["key"]] = list(fields["positions"])
-            given = fields.get("given")
-            if given:
-                self.group_assigned[fields["key"]] = {(place[0], place[1]) for place in given}
+            group = decode_group(data, self.state.config.partitions)
+            self.group_positions[group.key] = group.positions
+            if group.given:
+                self.group_assigned[group.key] = set(group.given)
         elif kind == SNAPSHOT_PRODUCER:
             self.state.producers.restore(data)
 
@@ -96,7 +93,7 @@ class Recovery:
         """Apply a record, in journal order. One that cannot be decoded is counted and skipped."""
         try:
             self._apply(record)
-        except (ValueError, KeyError, TypeError, struct.error, AttributeError):
+        except (ValueError, LookupError, TypeError, struct.error, ProtocolViolation):
             self.damaged += 1
             self.state.note(
                 "error",
@@ -110,6 +107,8 @@ class Recovery:
 
     def _apply(self, record: Record) -> None:
         kind = record.kind
+        if len(record.producer) > ID_BYTES_MAX:
+            raise ValueError("no snapshot has room for the producer id")
         if kind == log_record.MESSAGE:
             if record.flags & log_record.FLAG_RETAIN:
                 self._set_retained(record)
@@ -212,7 +211,7 @@ class Recovery:
             session.will = None
 
     def _move_cursor(self, record: Record) -> None:
-        cursor = decode_cursor(record.payload)
+        cursor = decode_cursor(record.payload, self.state.config.partitions)
         key = record.client_id.decode()
         if is_shared(key):
             if not self._is_of_misnamed(record):
@@ -336,6 +335,8 @@ class Recovery:
         self.state.pop_subscription(session, filter)
 
     def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
+        if start and len(start) != self.state.config.partitions:
+            raise ValueError(f"a subscription that starts at {len(start)} offsets")
         subscription = new_subscription(session, *row)
         old = session.subscriptions.get(subscription.filter)
         if old is not None:
@@ -345,6 +346,7 @@ class Recovery:
         self._add_subscription(subscription)
 
     def _restore_session(self, entry: SessionEntry) -> Session:
+        cursor = cursor_of(entry, self.state.config.partitions)
         session = self._new_session(entry.client)
         session.epoch = entry.epoch
         self._first_epochs[entry.client] = session.epoch
@@ -362,9 +364,6 @@ class Recovery:
         restore_replays(session, entry.replays)
         if entry.inbound:
             session.inbound = dict(entry.inbound)
-        cursor = decode_cursor(entry.cursor)
-        if entry.done is not UNSET:
-            cursor.done += entry.done
         self._set_cursor(session, cursor)
         return session
 

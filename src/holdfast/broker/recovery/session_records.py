@@ -1,15 +1,18 @@
-"""Sessions as JSON: the SESSION records of the log, and the entries of snapshots.
+"""Sessions and shared groups as JSON: the SESSION records of the log, and the entries of snapshots.
 
 Entries also go between nodes. Fields without a value are left out where older versions did so. All
 of these types are told apart by `op`, or by where they are.
 """
 
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Session, Subscription, Will
+from holdfast.broker.session.state import CursorState, decode_cursor
+
+T = TypeVar("T")
 
 SubscriptionRow = tuple[str, int, bool, bool, int, int]
 """Filter, QoS, No Local, Retain As Published, Retain Handling, and subscription id or 0."""
@@ -263,13 +266,35 @@ def open_record(session: Session, clean: bool, owner: str = "", request: int = 0
     )
 
 
+class GroupEntry(Struct, omit_defaults=True):
+    """A shared group. `given`: the (partition, offset) of assigned records, of a single broker.
+    `done`: per partition the finished offsets, and `epoch` that of the home, of a cluster."""
+
+    key: str
+    positions: list[int]
+    given: list[tuple[int, int]] = []
+    done: list[tuple[int, list[int]]] = []
+    epoch: int = 0
+
+
 encode_session: Final = json.Encoder().encode
-"""Encode a SessionRecord or a SessionEntry."""
+"""Encode a SessionRecord, a SessionEntry or a GroupEntry."""
 _Known = OpenRecord | CloseRecord | EndRecord | SubscribeRecord | UnsubscribeRecord | ReserveRecord
 _KNOWN_OPS: Final = ("open", "close", "end", "subscribe", "unsubscribe", "reserve")
 _RECORD: Final[json.Decoder[_Known]] = json.Decoder(_Known)
 _UNKNOWN: Final = json.Decoder(UnknownRecord)
 _ENTRY: Final = json.Decoder(SessionEntry)
+
+
+_GROUP: Final = json.Decoder(GroupEntry)
+
+
+def decode_json(decoder: json.Decoder[T], data: bytes, what: str) -> T:
+    """A JSON entry of a snapshot, or of another node. A malformed one raises `ValueError`."""
+    try:
+        return decoder.decode(data)
+    except (DecodeError, RecursionError) as error:
+        raise ValueError(f"{what} that cannot be read: {error}") from None
 
 
 def decode_record(payload: bytes) -> SessionRecord:
@@ -288,7 +313,27 @@ def decode_record(payload: bytes) -> SessionRecord:
 
 def decode_entry(data: bytes) -> SessionEntry:
     """The entry of a session. A malformed one raises `ValueError`."""
-    try:
-        return _ENTRY.decode(data)
-    except (DecodeError, RecursionError) as error:
-        raise ValueError(f"a session that cannot be read: {error}") from None
+    return decode_json(_ENTRY, data, "a session")
+
+
+def cursor_of(entry: SessionEntry, partitions: int) -> CursorState:
+    """The progress of a session in a log with so many partitions. A malformed one raises
+    `ValueError` or `struct.error`."""
+    cursor = decode_cursor(entry.cursor, partitions)
+    if entry.done is not UNSET:
+        cursor.done += entry.done
+    places = [*cursor.done, *((partition, 0) for _, partition in entry.inbound)]
+    if not all(0 <= partition < partitions for partition, _ in places):
+        raise ValueError("a session with a partition that the log does not have")
+    return cursor
+
+
+def decode_group(data: bytes, partitions: int) -> GroupEntry:
+    """The entry of a shared group of a log with so many partitions. A malformed one raises
+    `ValueError`."""
+    entry = decode_json(_GROUP, data, "a shared group")
+    if len(entry.positions) != partitions:
+        raise ValueError(f"a shared group with {len(entry.positions)} positions")
+    if not all(0 <= partition < partitions for partition, _ in (*entry.given, *entry.done)):
+        raise ValueError("a shared group with records of a partition that the log does not have")
+    return entry

@@ -4,13 +4,13 @@ The state may change between two entries. Each entry has the positions of the mo
 `recovery` explains why that is enough.
 """
 
-import json
 from collections.abc import Iterator
 
 from msgspec import UNSET
 
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import (
+    GroupEntry,
     SessionEntry,
     encode_session,
     replay_entries,
@@ -55,12 +55,9 @@ def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
             yield SNAPSHOT_SESSION, encode_session(session_entry(state, session))
     for group in list(state.groups.values()):
         if is_durable_group(group):
-            place = {
-                "key": group.key,
-                "positions": group_positions(state, group),
-                "given": sorted(group.assigned or ()),
-            }
-            yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
+            given = sorted(group.assigned or ())
+            place = GroupEntry(group.key, group_positions(state, group), given)
+            yield SNAPSHOT_GROUP, encode_session(place)
     for entry in state.producers.snapshot(state.wall_us):
         yield SNAPSHOT_PRODUCER, entry
     scan = state.retained.scan_all()

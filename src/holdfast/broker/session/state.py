@@ -73,13 +73,16 @@ def encode_cursor(
     return b"".join(parts)
 
 
-def decode_cursor(payload: bytes) -> CursorState:
-    """The content of a CURSOR payload. Raises `struct.error` if it is not one."""
+def decode_cursor(payload: bytes, partitions: int = 1 << 32) -> CursorState:
+    """The content of a CURSOR payload of a log with so many partitions. Raises `struct.error` or
+    `ValueError` if it is not one."""
     cursor = CursorState()
     position_count, entry_count = _COUNTS.unpack_from(payload, 0)
     at = _COUNTS.size
     for _ in range(position_count):
         partition, offset = _POSITION.unpack_from(payload, at)
+        if partition >= partitions:
+            raise ValueError(f"a cursor with a position in partition {partition}")
         cursor.positions.append((partition, offset))
         at += _POSITION.size
     for _ in range(entry_count):
@@ -87,6 +90,8 @@ def decode_cursor(payload: bytes) -> CursorState:
         at += _ENTRY.size
         if state == FREE:
             cursor.inflight.append((packet_id, None))
+        elif partition >= partitions:
+            raise ValueError(f"a cursor with a record of partition {partition}")
         elif state == DONE:
             cursor.done.append((partition, offset))
         else:

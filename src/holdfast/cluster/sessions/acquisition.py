@@ -196,7 +196,7 @@ class SessionAcquisition:
             return
         asking.send_at = NEVER
         if frame.present:
-            asking.positions = positions_of(frame.session)
+            asking.positions = positions_of(frame.session, self._state.config.partitions)
         if frame.present or not self._is_in_log(asking):
             asking.barrier = self._barriers.begin(is_patient=True)
         self._finish_if_ready(asking)

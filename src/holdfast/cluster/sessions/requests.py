@@ -96,12 +96,12 @@ class OpenedPromise(Promise):
         self._refused()
 
 
-def positions_of(session: SessionEntry | None) -> list[tuple[int, int]]:
-    """Returns the (partition, offset) pairs of a session's cursor. Raises BadFrame when it is
-    malformed."""
+def positions_of(session: SessionEntry | None, partitions: int) -> list[tuple[int, int]]:
+    """Returns the (partition, offset) pairs of a session's cursor, in a log with so many
+    partitions. Raises BadFrame when it is malformed."""
     if session is None:
         return []
     try:
-        return decode_cursor(session.cursor).positions
+        return decode_cursor(session.cursor, partitions).positions
     except (ValueError, struct.error) as error:
         raise BadFrame(f"cursor of a session: {error!r}") from None

@@ -25,7 +25,7 @@ from holdfast.broker.publish.producers import (
     decode_producer,
     encode_producer,
 )
-from holdfast.broker.recovery.session_records import decode_entry, encode_session
+from holdfast.broker.recovery.session_records import decode_entry, decode_json, encode_session
 from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
@@ -33,6 +33,7 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_SESSION,
 )
 from holdfast.broker.recovery.state_records import retained_entry
+from holdfast.cluster.state.fields import CLIENT_EPOCHS, PACKET_IDS
 from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
 from holdfast.storage.partition import partition_of
 
@@ -49,6 +50,7 @@ LOOKED_AT: Final = 64
 """The number of items visited between two points at which the caller may pause."""
 EPOCHS_MAX: Final = 500
 """The most epochs in one entry."""
+
 
 Entry = tuple[int, int, bytes]
 """One entry: (partition, kind, data)."""
@@ -99,7 +101,7 @@ def _groups(replicated: ReplicatedState, partitions: Container[int]) -> Iterator
             yield None
         home = _home(replicated, key)
         if home in partitions and key in replicated.group_positions:
-            yield home, SNAPSHOT_GROUP, _dump(replicated.groups.fields(key))
+            yield home, SNAPSHOT_GROUP, encode_session(replicated.groups.entry(key))
 
 
 def _producers(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
@@ -184,8 +186,7 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
 def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
     """Loads an entry of another node.
 
-    Raises ValueError, KeyError, TypeError, AssertionError, struct.error or CorruptBatch when it is
-    malformed.
+    Raises ValueError, struct.error or CorruptBatch when it is malformed.
     """
     if kind == SNAPSHOT_SESSION:
         replicated.restore(decode_entry(data))
@@ -195,16 +196,16 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
     elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP):
         replicated.apply_snapshot_entry(kind, data)
     elif kind == INBOUND:
-        fields = json.loads(data)
-        ids = replicated.inbound.setdefault(str(fields["client"]), {})
-        for packet_id, epoch in fields["ids"]:
-            ids[(partition, int(packet_id))] = int(epoch)
+        entry = decode_json(PACKET_IDS, data, "packet ids")
+        ids = replicated.inbound.setdefault(entry.client, {})
+        for packet_id, epoch in entry.ids:
+            ids[(partition, packet_id)] = epoch
     elif kind == FIRED:
-        for client_id, epoch in json.loads(data):
-            replicated.note_fired(str(client_id), int(epoch))
+        for client_id, epoch in decode_json(CLIENT_EPOCHS, data, "epochs of wills"):
+            replicated.note_fired(client_id, epoch)
     elif kind == ENDED:
-        for client_id, epoch in json.loads(data):
-            replicated.note_ended(str(client_id), int(epoch))
+        for client_id, epoch in decode_json(CLIENT_EPOCHS, data, "epochs of ended sessions"):
+            replicated.note_ended(client_id, epoch)
     else:
         raise ValueError(f"an entry of kind {kind}")
 

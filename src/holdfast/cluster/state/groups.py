@@ -12,6 +12,7 @@ next coordinator hands out the records from 50 again, QoS 2 records included.
 from typing import Final
 
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.session_records import GroupEntry
 from holdfast.broker.session.session import Session
 from holdfast.broker.session.state import decode_cursor
 from holdfast.storage.record import Record
@@ -45,7 +46,7 @@ class GroupPositions:
         key = record.client_id.decode()
         if record.sequence < self.epochs.get(key, 0):
             return
-        cursor = decode_cursor(record.payload)
+        cursor = decode_cursor(record.payload, self._state.config.partitions)
         if not cursor.positions and not cursor.done:
             self.drop(key)
             self._dropped.add(key)
@@ -138,27 +139,16 @@ class GroupPositions:
             group.tailing = False
             group.positions = list(positions)
 
-    def fields(self, key: str) -> dict[str, object]:
-        """Returns the fields of a SNAPSHOT_GROUP entry."""
-        done = self.done.get(key, {})
-        return {
-            "key": key,
-            "positions": self.positions[key],
-            "done": [[partition, sorted(offsets)] for partition, offsets in done.items()],
-            "epoch": self.epochs.get(key, 0),
-        }
+    def entry(self, key: str) -> GroupEntry:
+        """Returns the group as a SNAPSHOT_GROUP entry."""
+        done = [(each, sorted(offsets)) for each, offsets in self.done.get(key, {}).items()]
+        return GroupEntry(key, self.positions[key], done=done, epoch=self.epochs.get(key, 0))
 
-    def restore(self, fields: dict[str, object]) -> None:
-        """Loads the fields of a SNAPSHOT_GROUP entry whose positions are loaded already.
-
-        Raises KeyError, ValueError, TypeError or AssertionError when they are malformed.
-        """
-        key = str(fields["key"])
-        done = fields.get("done", [])
-        assert isinstance(done, list)
-        self.done[key] = {int(partition): set(offsets) for partition, offsets in done}
-        self.epochs[key] = int(str(fields.get("epoch", 0)))
-        self.set_cursor(key)
+    def restore(self, entry: GroupEntry) -> None:
+        """Loads a SNAPSHOT_GROUP entry whose positions are loaded already."""
+        self.done[entry.key] = {partition: set(offsets) for partition, offsets in entry.done}
+        self.epochs[entry.key] = entry.epoch
+        self.set_cursor(entry.key)
 
     def drop(self, key: str) -> None:
         self.positions.pop(key, None)

@@ -33,6 +33,8 @@ from holdfast.broker.recovery.session_records import (
     SessionEntry,
     SessionRecord,
     SubscriptionRow,
+    decode_group,
+    decode_json,
     encode_session,
 )
 from holdfast.broker.recovery.snapshot_entries import (
@@ -45,6 +47,7 @@ from holdfast.broker.recovery.snapshot_entries import (
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
+from holdfast.cluster.state.fields import EPOCHS, INBOUND
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.record import Record
@@ -108,19 +111,17 @@ class ReplicatedState(Recovery):
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         """Loads an entry of a snapshot."""
         if kind == SNAPSHOT_EPOCHS:
-            fields = json.loads(data)
-            self.fired = OrderedDict(fields["fired"])
-            self.ended = OrderedDict(fields["ended"])
-            self._note_epoch(int(fields.get("newest", 0)))
+            epochs = decode_json(EPOCHS, data, "epochs of sessions")
+            self.fired = OrderedDict(epochs.fired)
+            self.ended = OrderedDict(epochs.ended)
+            self._note_epoch(epochs.newest)
         elif kind == SNAPSHOT_INBOUND:
-            fields = json.loads(data)
-            self.inbound[fields["client"]] = {
-                (partition, packet_id): epoch for partition, packet_id, epoch in fields["ids"]
-            }
+            entry = decode_json(INBOUND, data, "packet ids")
+            self.inbound[entry.client] = {(each[0], each[1]): each[2] for each in entry.ids}
         else:
             super().apply_snapshot_entry(kind, data)
             if kind == SNAPSHOT_GROUP:
-                self.groups.restore(json.loads(data))
+                self.groups.restore(decode_group(data, self.state.config.partitions))
 
     def _move_cursor(self, record: Record) -> None:
         if not is_shared(record.client_id.decode()):
@@ -372,9 +373,7 @@ class ReplicatedState(Recovery):
                 yield SNAPSHOT_INBOUND, data.encode()
         for key in list(self.group_positions):
             if key in self.group_positions:
-                place = self.groups.fields(key)
-                data = json.dumps(place, ensure_ascii=False, separators=(",", ":"))
-                yield SNAPSHOT_GROUP, data.encode()
+                yield SNAPSHOT_GROUP, encode_session(self.groups.entry(key))
         for kind, entry in snapshot_entries(self.state):
             if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
                 yield kind, entry

@@ -1,0 +1,37 @@
+"""Parts of the replicated state as JSON, in snapshots and between nodes."""
+
+from typing import Final
+
+from msgspec import Struct
+from msgspec.json import Decoder
+
+ClientEpochs = list[tuple[str, int]]
+"""Client ids, each with a session epoch."""
+
+
+class StoredEpochs(Struct):
+    """The wills and ends of sessions that a snapshot remembers, and the newest epoch."""
+
+    fired: ClientEpochs
+    ended: ClientEpochs
+    newest: int = 0
+
+
+class InboundIds(Struct):
+    """The QoS 2 packet ids of a client in a snapshot: partition, packet id and session epoch."""
+
+    client: str
+    ids: list[tuple[int, int, int]]
+
+
+class PartitionIds(Struct):
+    """The QoS 2 packet ids of a client in one partition: packet id and session epoch."""
+
+    client: str
+    ids: list[tuple[int, int]]
+
+
+EPOCHS: Final = Decoder(StoredEpochs)
+INBOUND: Final = Decoder(InboundIds)
+PACKET_IDS: Final = Decoder(PartitionIds)
+CLIENT_EPOCHS: Final = Decoder(ClientEpochs)

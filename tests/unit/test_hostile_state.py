@@ -1,0 +1,150 @@
+"""Records and entries of replicated state that another node made up or that a disk damaged.
+
+A record that cannot be understood is counted and skipped, and an entry is refused with the errors
+that its reader declares. Whatever of them was accepted can be written to a snapshot.
+"""
+
+import json
+import random
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.cluster.state.entries import entries, take
+from holdfast.cluster.state.replicated import (
+    SNAPSHOT_EPOCHS,
+    SNAPSHOT_INBOUND,
+    ReplicatedState,
+)
+from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+from tests.fuzz.mutation import damage
+from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED
+from tests.sim.world import Settings, World
+
+ROUNDS = 4_000
+FIELDS = ("client_id", "topic", "payload", "properties", "producer")
+VALUES: tuple[object, ...] = (
+    None, True, -1, 1.5, 1 << 70, "x", "\ud800", [], [[]], [1], ["x"], [[9, 1]], [[-1, [3]]],
+    [0, 0, 0], {}, [["#/a", 1, True, True, 1, 0]], [["a", 1, True, True, 1, 0, [1, 2, 3]]],
+)  # fmt: skip
+PARTITIONS = range(4)
+
+
+class Life:
+    """A node's state after a life of clients, with the records and entries that made it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.records: list[Record] = []
+        apply = ReplicatedState.apply
+
+        def note(state: ReplicatedState, record: Record) -> None:
+            self.records.append(record)
+            apply(state, record)
+
+        patch.setattr(ReplicatedState, "apply", note)
+        world = World(3, Settings(casts=(LOG, TIMED, GROUPS, MOVERS), duration_s=2.0))
+        world.run()
+        patch.setattr(ReplicatedState, "apply", apply)
+        process = world.hosts["n1"].process
+        assert process is not None
+        self.state = process.images
+        # The world compares the state of its nodes, and only this one gets what follows.
+        self.state.on_applied = None
+        self.entries: dict[int, list[bytes]] = defaultdict(list)
+        for entry in entries(self.state, PARTITIONS):
+            if entry is not None:
+                self.entries[entry[1]].append(entry[2])
+        for kind, data in self.state.snapshot():
+            self.entries[kind].append(data)
+
+
+@pytest.fixture(scope="module")
+def life() -> Iterator[Life]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Life(patch)
+
+
+def hostile_record(rng: random.Random, life: Life) -> Record:
+    """A record as a batch contains it, with a right checksum."""
+    known = rng.choice(life.records)
+    record = Record(
+        known.partition,
+        rng.choice((known.kind, known.kind, rng.choice(life.records).kind)),
+        flags=rng.choice((known.flags, rng.randrange(256))),
+        timestamp_us=known.timestamp_us,
+        topic=known.topic,
+        client_id=known.client_id,
+        sequence=rng.choice((known.sequence, 0, 1 << 31, (1 << 64) - 1)),
+        payload=known.payload,
+        properties=known.properties,
+        producer=known.producer,
+        producer_epoch=rng.choice((known.producer_epoch, (1 << 32) - 1)),
+    )
+    for name in rng.sample(FIELDS, 2):
+        others = [getattr(other, name) for other in rng.sample(life.records, 4)]
+        setattr(record, name, damage(rng, getattr(record, name), [*others, b"$share/g/a/#"]))
+    if known.payload.startswith(b"{") and rng.random() < 0.5:
+        record.payload = with_another_value(rng, known.payload)
+    builder = BatchBuilder(record.partition, known.offset)
+    builder.add(record)
+    return Batch(builder.build(0)).record(0)
+
+
+def with_another_value(rng: random.Random, data: bytes) -> bytes:
+    content = json.loads(data)
+    value = rng.choice(VALUES)
+    if isinstance(content, dict):
+        content[rng.choice(list(content))] = value
+    else:
+        content = rng.choice(([value], value))
+    return json.dumps(content).encode()
+
+
+def hostile_entry(rng: random.Random, known: list[bytes]) -> bytes:
+    data = rng.choice(known)
+    if rng.random() < 0.01:
+        return b"[" * 100_000
+    if data[:1] in (b"{", b"[") and rng.random() < 0.5:
+        return with_another_value(rng, data)
+    return damage(rng, data, known)
+
+
+def test_records_are_skipped(life: Life) -> None:
+    rng = random.Random(1)
+    state = life.state
+    damaged = state.damaged
+    for _ in range(ROUNDS):
+        state.apply(hostile_record(rng, life))
+    assert state.damaged - damaged > ROUNDS / 20
+    check_that_it_can_be_kept(state)
+
+
+def test_entries_are_refused(life: Life) -> None:
+    rng = random.Random(2)
+    state = life.state
+    refused = 0
+    for _ in range(ROUNDS):
+        kind = rng.choice(list(life.entries))
+        data = hostile_entry(rng, life.entries[kind])
+        try:
+            if kind in (SNAPSHOT_EPOCHS, SNAPSHOT_INBOUND):
+                state.apply_snapshot_entry(kind, data)
+            else:
+                take(state, rng.choice(PARTITIONS), kind, data)
+        except (struct.error, ValueError, CorruptBatch):
+            refused += 1
+    assert refused > ROUNDS / 4
+    check_that_it_can_be_kept(state)
+
+
+def check_that_it_can_be_kept(state: ReplicatedState) -> None:
+    """The next snapshot, the entries for another node, and a recovery."""
+    state.arm_some_timers(1 << 20)
+    for _ in entries(state, PARTITIONS):
+        pass
+    assert isinstance(state, Recovery)
+    for kind, data in list(state.snapshot()):
+        state.apply_snapshot_entry(kind, data)
