@@ -136,7 +136,7 @@ class AdminRoutes:
             raise ApiRefusal(409, str(error)) from None
 
     async def metrics(self, call: Call) -> Response:
-        scrape = render(self._registry, call.request.headers.get("accept", ""))
+        scrape = await render(self._registry, call.request.headers.get("accept", ""))
         return Response(scrape.body, media_type=scrape.media_type)
 
 
@@ -159,7 +159,7 @@ class AdminServer:
         self._sender = LogSender(lambda: server.broker, RequestChecks(known, self._gate))
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
-        self._census = routes.census
+        self.census = routes.census
         self._server = HttpServer(
             Guard(routes.application(self._gate), known),
             bounded(LogConnections, connections_max, sender=self._sender),
@@ -170,7 +170,7 @@ class AdminServer:
 
     def start(self) -> None:
         """Serve, and watch the file of users and tokens."""
-        self._watching = [watched(self._census.run()), watched(self._gate.watch())]
+        self._watching = [watched(self.census.run()), watched(self._gate.watch())]
         self._serving = watched(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:

@@ -90,7 +90,7 @@ class SidecarPort:
         return JSONResponse({"ready": edge["is_up"]}, 200 if edge["is_up"] else 503)
 
     async def _metrics(self, call: Call) -> Response:
-        scrape = render(self._registry, call.request.headers.get("accept", ""))
+        scrape = await render(self._registry, call.request.headers.get("accept", ""))
         return Response(scrape.body, media_type=scrape.media_type)
 
 

@@ -1,8 +1,11 @@
 """The reply to a scrape, in the form that the client accepts."""
 
-from typing import NamedTuple
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple, cast
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 
@@ -13,7 +16,23 @@ class Scrape(NamedTuple):
     media_type: str
 
 
-def render(registry: CollectorRegistry, accepted: str) -> Scrape:
-    """Return all metrics in a form that the client accepts, by the Accept header of its request."""
+class _Collected:
+    """Metrics that are collected, for an encoder."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def render(registry: CollectorRegistry, accepted: str) -> Scrape:
+    """Return all metrics in a form that the client accepts, by the Accept header of its request.
+
+    Only the collection belongs to the event loop. The text of some hundred partitions takes longer
+    than a turn may, so a thread makes it.
+    """
     encode, media_type = choose_encoder(accepted)
-    return Scrape(encode(registry), media_type)
+    collected = _Collected(list(registry.collect()))
+    body = await asyncio.to_thread(encode, cast(CollectorRegistry, collected))
+    return Scrape(body, media_type)
