@@ -276,7 +276,7 @@ class MessageRoutes:
         broker, state = self._node.broker, self._node.state
         if not 0 <= place.partition < state.config.partitions:
             return None
-        if not 0 <= place.offset < state.delivered[place.partition]:
+        if not 0 <= place.offset < self._node.committed()[place.partition]:
             return None
         work = partial(
             broker.reader.read_batches, place.partition, place.offset, place.offset + 1, 1

@@ -32,9 +32,25 @@ class OwnNode:
         return broker
 
     @property
+    def readable_broker(self) -> Broker:
+        """The broker, whose log can be read. Raises `ApiRefusal` (503)."""
+        broker = self.broker
+        if not broker.runtime.believes_disk:
+            raise ApiRefusal(503, "the log of this node is damaged: ask another node")
+        return broker
+
+    @property
     def state(self) -> NodeState:
         """The state of this node: in a cluster, the clients connected here."""
-        return self.broker.node.state
+        broker = self.broker
+        # An idle node's clock stands still until the next turn.
+        broker.touch()
+        return broker.node.state
+
+    def committed(self) -> list[int]:
+        """Per partition, the first offset that is not both committed and readable here."""
+        journal = self.broker.node.state.journal
+        return list(map(min, journal.high_watermark, journal.written))
 
     @property
     def recorded(self) -> RecordedState:

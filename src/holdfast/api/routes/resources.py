@@ -4,8 +4,10 @@ from holdfast.api.endpoints import Endpoint
 from holdfast.api.routes.everywhere import Everywhere
 from holdfast.api.routes.message_routes import MessageRoutes
 from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.routes.record_routes import RecordRoutes
 from holdfast.api.routes.session_routes import SessionRoutes
 from holdfast.api.routes.subscription_routes import SubscriptionRoutes
+from holdfast.api.routes.trace_routes import TraceRoutes
 
 
 def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
@@ -14,4 +16,6 @@ def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
         *SessionRoutes(node, everywhere).endpoints(),
         *SubscriptionRoutes(node, everywhere).endpoints(),
         *MessageRoutes(node).endpoints(),
+        *RecordRoutes(node).endpoints(),
+        *TraceRoutes(node).endpoints(),
     ]

@@ -1,0 +1,322 @@
+"""`GET /api/v1/trace`, the way of one message, and `/api/v1/trace/why`, one client's part of it."""
+
+from collections import deque
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.routes.trace_reasons import Asked, Reason, reason_of
+from holdfast.api.views.history import (
+    AFTER_BYTES_MAX,
+    BEFORE_BYTES_MAX,
+    STEP_RECORDS,
+    SessionHistory,
+    records_of,
+)
+from holdfast.api.views.records import LogRecord, log_record
+from holdfast.api.views.trace import (
+    GroupTrace,
+    MessageTrace,
+    TracedMessage,
+    TraceScan,
+    TraceStep,
+    matching_groups,
+    session_trace,
+)
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+from holdfast.security.access.scopes import Scope
+from holdfast.security.http.requests import shown
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.storage.partition import partition_of
+from holdfast.storage.reading.interest import ReadInterest
+from holdfast.storage.record import FLAG_PACKET_ID, FLAG_QOS_MASK, MESSAGE, RELEASE, Batch, Record
+
+PARTITION: Final = Whole("partition", "the partition of the message", most=65_535)
+OFFSET: Final = Whole("offset", "its offset")
+TOPIC: Final = Text("topic", "the topic of the message", most=65_535)
+TIME_US: Final = Whole("time_us", "its time, in microseconds since 1970; default: now")
+WHY_TOPIC: Final = Text("topic", "the topic", required=True, most=65_535)
+CLIENT: Final = Text("client", "the client id", required=True, most=65_535)
+NEAR_S: Final = 60
+"""The time in seconds around `time_us` in which a message of a topic is looked for."""
+NEAR_READS_MAX: Final = 32
+"""The most reads of the log that look for it. Each reads at most 16 MiB."""
+RELEASE_BYTES_MAX: Final = 4 << 20
+"""The most bytes behind a QoS 2 message in which its PUBREL is looked for."""
+
+
+class Why(Struct):
+    """The answer to why a client has, or has not, received a message."""
+
+    sentence: str
+    status: str
+    record: LogRecord | None = None
+    unknown: list[str] = []
+    """What the log cannot tell."""
+
+
+class TraceRoutes:
+    """The routes of traces."""
+
+    def __init__(self, node: OwnNode) -> None:
+        self._node = node
+
+    def endpoints(self) -> list[Endpoint]:
+        v1 = "/api/v1/trace"
+        return [
+            Endpoint("GET", v1, Scope.READER, "the way of one message", self._trace, MessageTrace,
+                     (PARTITION, OFFSET, TOPIC, TIME_US), refusals=(404, 410, 503)),
+            Endpoint("GET", f"{v1}/why", Scope.READER,
+                     "why a client has, or has not, received a message", self._why, Why,
+                     (CLIENT, WHY_TOPIC, TIME_US), refusals=(503,)),
+        ]  # fmt: skip
+
+    # The message
+
+    async def _find(self, call: Call) -> Record:
+        partition, offset, topic = call.get(PARTITION), call.get(OFFSET), call.get(TOPIC)
+        if topic is not None and partition is None and offset is None:
+            found = await self._at_time(topic, call.get(TIME_US))
+            if found is None:
+                text = f"the log has no message of {shown(topic)} within {NEAR_S} s of that time"
+                raise ApiRefusal(404, text)
+            return found
+        if partition is None or offset is None or topic is not None:
+            raise bad_request("give partition and offset, or topic and time_us")
+        return await self._at(partition, offset)
+
+    async def _at(self, partition: int, offset: int) -> Record:
+        broker = self._node.readable_broker
+        state = broker.node.state
+        if partition >= state.config.partitions:
+            raise bad_request(f"partition={partition}: there are 0 to"
+                              f" {state.config.partitions - 1}")  # fmt: skip
+        if offset < broker.reader.first_offset(partition):
+            raise ApiRefusal(410, "the record was removed by retention")
+        end = self._node.committed()[partition]
+        if offset >= end:
+            raise ApiRefusal(404, f"partition {partition} ends at {end}")
+        work = partial(broker.reader.read_batches, partition, offset, offset + 1, 1)
+        for data in await broker.reads.in_thread(work):
+            batch = Batch(data, check=False)
+            if batch.base_offset <= offset < batch.end_offset:
+                record = batch.record(offset - batch.base_offset)
+                if record.kind == MESSAGE:
+                    return record
+                raise ApiRefusal(404, f"{partition}/{offset} is a record of another kind")
+        raise ApiRefusal(404, "the record cannot be read here: ask another node")
+
+    async def _at_time(self, topic: str, time_us: int | None) -> Record | None:
+        """The message of a topic that is nearest to a time."""
+        broker = self._node.readable_broker
+        state, reader = broker.node.state, broker.reader
+        raw = _topic(topic)
+        wanted_us = state.wall_us if time_us is None else time_us
+        count = state.config.partitions
+        chosen = partition_of(raw, count)
+        near_us = NEAR_S * 1_000_000
+        bounds = [
+            await broker.reads.in_thread(partial(reader.offset_for_time, chosen, max(0, at_us)))
+            for at_us in (wanted_us - near_us, wanted_us + near_us)
+        ]
+        limits = self._node.committed()
+        positions = list(limits)
+        positions[chosen] = min(bounds[0], limits[chosen])
+        limits[chosen] = min(max(bounds), limits[chosen])
+        interests = [ReadInterest(topic, None)]
+        best: Record | None = None
+        for _ in range(NEAR_READS_MAX):
+            work = partial(reader.read, positions, limits, interests, 1000, 4 << 20)
+            result = await broker.reads.in_thread(work)
+            for record in result.records:
+                distance = abs(record.timestamp_us - wanted_us)
+                if best is None or distance <= abs(best.timestamp_us - wanted_us):
+                    best = record
+            positions = result.positions
+            if result.done:
+                break
+        return best
+
+    # The way of a message
+
+    async def _trace(self, call: Call) -> MessageTrace:
+        record = await self._find(call)
+        node = self._node
+        message = TracedMessage(record)
+        scan = TraceScan(
+            node.state, list(node.recorded.sessions.values()), message, single=node.is_single
+        )
+        await node.slices.run(scan.steps())
+        for each in scan.sessions:
+            each.node = each.node or node.node_id
+        unknown = [
+            "whether the publisher received the acknowledgement",
+            "deliveries at QoS 0, and those to sessions that end with their connection",
+            "sessions that have unsubscribed from the topic or ended since",
+        ]
+        return MessageTrace(
+            log_record(record, 4096),
+            [*self._publishing(record), await self._acknowledged(record), _lake()],
+            scan.sessions,
+            self._groups(record, message.topic),
+            dict(scan.counts),
+            unknown,
+        )
+
+    def _publishing(self, record: Record) -> list[TraceStep]:
+        publisher = record.client_id.decode("utf-8", "replace")
+        place = f"{record.partition}/{record.offset}"
+        qos = record.flags & FLAG_QOS_MASK
+        steps = [
+            TraceStep("publisher", True, f"client {publisher} published it at QoS {qos}"),
+            TraceStep("append", True, f"its node took it as {place}", record.timestamp_us),
+        ]
+        broker = self._node.broker
+        if isinstance(broker, ClusterBroker):
+            metadata = broker.cluster.member.context.metadata
+            if metadata is not None:
+                info = metadata.partitions[record.partition]
+                text = (
+                    f"in sync now: {', '.join(info.in_sync)}; the leader is"
+                    f" {info.leader or 'none'}. The log does not say who was in sync then"
+                )
+                steps.append(TraceStep("replicas", True, text))
+        else:
+            text = "this broker has no replicas"
+            steps.append(TraceStep("replicas", True, text))
+        end = self._node.committed()[record.partition]
+        steps.append(TraceStep("commit", True, f"committed: the partition's end is {end}"))
+        return steps
+
+    async def _acknowledged(self, record: Record) -> TraceStep:
+        """A PUBREL of the publisher proves that it had received the PUBREC."""
+        text = "sent after the commit; the log does not say whether it arrived"
+        qos = record.flags & FLAG_QOS_MASK
+        if qos == 0:
+            return TraceStep("acknowledge", True, "QoS 0 has no acknowledgement")
+        if qos == 1 or not record.flags & FLAG_PACKET_ID:
+            return TraceStep("acknowledge", False, text)
+        broker = self._node.readable_broker
+        start, end = record.offset + 1, self._node.committed()[record.partition]
+        size_bytes = 0
+        while start < end and size_bytes < RELEASE_BYTES_MAX:
+            work = partial(broker.reader.read_batches, record.partition, start, end, 1 << 20)
+            batches = await broker.reads.in_thread(work)
+            if not batches:
+                break
+            for data in batches:
+                batch = Batch(data, check=False)
+                size_bytes += len(data)
+                start = batch.end_offset
+                for each in batch.records():
+                    if each.kind == RELEASE and _is_release_of(each, record):
+                        text = "the publisher has released it (PUBREL), so it had the PUBREC"
+                        return TraceStep("acknowledge", True, text, each.timestamp_us)
+        return TraceStep("acknowledge", False, text + "; no PUBREL was found")
+
+    def _groups(self, record: Record, topic: str) -> list[GroupTrace]:
+        node = self._node
+        broker = node.broker
+        found: list[GroupTrace] = []
+        for key in matching_groups(list(node.recorded.groups), topic):
+            if isinstance(broker, ClusterBroker):
+                groups = broker.cluster.member.replicated.groups
+                if key not in groups.positions:
+                    found.append(GroupTrace(key, "unknown"))
+                    continue
+                finished = groups.is_finished(key, record.partition, record.offset)
+            else:
+                group = node.state.groups[key]
+                positions = group.resume_positions(node.state.delivered)
+                waiting = [*group.returned, *(m for each in group.deferred.values() for m in each)]
+                place = (record.partition, record.offset)
+                finished = record.offset < positions[record.partition] and not any(
+                    (each.partition, each.offset) == place for each in waiting
+                )
+            found.append(GroupTrace(key, "finished" if finished else "waiting"))
+        return found
+
+    # Why
+
+    async def _why(self, call: Call) -> Why:
+        client, topic = call[CLIENT], call[WHY_TOPIC]
+        _topic(topic)
+        time_us = call.get(TIME_US)
+        record = await self._at_time(topic, time_us)
+        asked = Asked(client, topic, time_us)
+        if record is None:
+            found = reason_of(asked, None, None, None, is_known_now=False)
+            return Why(found.sentence, found.status, None, found.unknown)
+        node = self._node
+        message = TracedMessage(record)
+        session = node.find_session(client)
+        now = None
+        if session is not None and session.expiry_s:
+            positions = session.positions
+            if node.state.sessions.get(client) is session:
+                positions = session.resume_positions(node.state.delivered)
+            now = session_trace(node.state, session, message, positions)
+        history = await self._history(client, record)
+        durable = session is not None and session.expiry_s > 0
+        reason: Reason = reason_of(
+            asked, message, history, now, is_known_now=durable, is_here=session is not None
+        )
+        return Why(reason.sentence, reason.status, log_record(record, 200), reason.unknown)
+
+    async def _history(self, client: str, record: Record) -> SessionHistory:
+        """Read what the log has of a session around a record."""
+        broker = self._node.readable_broker
+        state, reader, key = broker.node.state, broker.reader, client.encode()
+        home = partition_of(key, state.config.partitions)
+        history = SessionHistory(
+            record.topic.decode("utf-8", "replace"), record.partition, record.offset
+        )
+        middle = await broker.reads.in_thread(
+            partial(reader.offset_for_time, home, record.timestamp_us)
+        )
+        first, end = reader.first_offset(home), self._node.committed()[home]
+        before: deque[Record] = deque()
+        at, left = min(middle, end), BEFORE_BYTES_MAX
+        while at > first and left > 0:
+            start, stop = max(first, at - STEP_RECORDS), at
+            piece: list[Record] = []
+            while start < stop and left > 0:
+                work = partial(records_of, reader, key, home, start, stop)
+                found, start, size_bytes = await broker.reads.in_thread(work)
+                piece += found
+                left -= max(1, size_bytes)
+            before.extendleft(reversed(piece))
+            at = max(first, at - STEP_RECORDS)
+        # The log is complete from its beginning, so a session without a record did not exist.
+        history.has_begun = at <= 0
+        for each in before:
+            history.before(each)
+        start, left = min(middle, end), AFTER_BYTES_MAX
+        while start < end and left > 0:
+            work = partial(records_of, reader, key, home, start, end)
+            found, start, size_bytes = await broker.reads.in_thread(work)
+            left -= max(1, size_bytes)
+            for each in found:
+                history.behind(each)
+        return history
+
+
+def _is_release_of(release: Record, record: Record) -> bool:
+    return release.client_id == record.client_id and release.sequence == record.sequence
+
+
+def _topic(topic: str) -> bytes:
+    try:
+        raw = topic.encode()
+        decode_topic(raw)
+    except (InvalidTopic, UnicodeEncodeError) as error:
+        raise bad_request(f"topic={shown(topic)}: {error}") from None
+    return raw
+
+
+def _lake() -> TraceStep:
+    text = "a broker does not know the lakes that read its log: see `holdfast pipeline status`"
+    return TraceStep("lake", False, text)

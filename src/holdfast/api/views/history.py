@@ -1,0 +1,162 @@
+"""What the log tells of one session at one time: whether it existed, and its subscriptions.
+
+The log has a record of each open, subscribe, unsubscribe, close and end of a session that outlives
+its connection, and of its cursor about twenty times a second. Records before the retention floor
+are gone. So a fact is either known from a record before the time in question, inferred from the
+first record behind it, or unknown.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.broker.recovery.session_records import (
+    CloseRecord,
+    EndRecord,
+    OpenRecord,
+    SubscribeRecord,
+    UnsubscribeRecord,
+    decode_record,
+)
+from holdfast.broker.session.state import decode_cursor
+from holdfast.protocol.topics.names import is_shared, matches
+from holdfast.storage.reading.cursor import LogReader
+from holdfast.storage.record import CURSOR, SESSION, Batch, Record
+
+BEFORE_BYTES_MAX: Final = 32 << 20
+"""The most bytes of the session's partition that are read before the time in question."""
+AFTER_BYTES_MAX: Final = 32 << 20
+"""The most bytes that are read behind it."""
+READ_BYTES: Final = 1 << 20
+STEP_RECORDS: Final = 4000
+"""The records of one read backwards."""
+
+
+@dataclass
+class SessionHistory:
+    """The records of a session around a time, and what they say about a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    """The place of the message in question."""
+
+    is_open: bool | None = None
+    """Whether a client was connected at the time; None: unknown."""
+    subscribed_us: int = 0
+    """When the session last subscribed before the time; 0: unknown."""
+    filters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The matching filters that were subscribed to before the time, with QoS and time."""
+    has_begun: bool = False
+    """Whether the records show the session from its beginning."""
+    later: list[tuple[int, str, str]] = field(default_factory=list)
+    """Changes behind the time: microseconds, kind and filter."""
+    passed_us: int = 0
+    """When the session's position passed the message; 0: not seen."""
+    acknowledged_us: int = 0
+    """When a record showed the message as no longer inflight."""
+    inflight_us: int = 0
+    """When the message became inflight."""
+    connected_us: int = 0
+    """When a client connected first behind the time; 0: not seen."""
+
+    def before(self, record: Record) -> None:
+        """Apply a record before the message, oldest first."""
+        if record.kind != SESSION:
+            return
+        change = _change(record)
+        if isinstance(change, OpenRecord):
+            self.is_open = True
+            if change.clean:
+                self.filters.clear()
+                self.has_begun = True
+        elif isinstance(change, CloseRecord):
+            self.is_open = False
+        elif isinstance(change, EndRecord):
+            self.is_open = False
+            self.filters.clear()
+            self.has_begun = True
+        elif isinstance(change, SubscribeRecord):
+            for row in change.subscriptions:
+                if self._matches(row[0]):
+                    self.filters[row[0]] = (row[1], record.timestamp_us)
+                    self.subscribed_us = record.timestamp_us
+        elif isinstance(change, UnsubscribeRecord):
+            for filter in change.filters:
+                self.filters.pop(filter, None)
+
+    def behind(self, record: Record) -> None:
+        """Apply a record behind the message, oldest first."""
+        if record.kind == CURSOR:
+            self._move(record)
+            return
+        if record.kind != SESSION:
+            return
+        change = _change(record)
+        at_us = record.timestamp_us
+        if isinstance(change, OpenRecord):
+            self.connected_us = self.connected_us or at_us
+            if change.clean:
+                self.later.append((at_us, "clean", ""))
+        elif isinstance(change, EndRecord):
+            self.later.append((at_us, "end", ""))
+        elif isinstance(change, SubscribeRecord):
+            for row in change.subscriptions:
+                if self._matches(row[0]):
+                    self.later.append((at_us, "subscribe", row[0]))
+        elif isinstance(change, UnsubscribeRecord):
+            for filter in change.filters:
+                if self._matches(filter):
+                    self.later.append((at_us, "unsubscribe", filter))
+
+    def _move(self, record: Record) -> None:
+        try:
+            cursor = decode_cursor(record.payload)
+        except struct.error:
+            return
+        for partition, offset in cursor.positions:
+            if partition == self.partition and offset > self.offset and not self.passed_us:
+                self.passed_us = record.timestamp_us
+        place = (self.partition, self.offset)
+        for _, entry in cursor.inflight:
+            if entry is not None and (entry.partition, entry.offset) == place:
+                self.inflight_us = self.inflight_us or record.timestamp_us
+        if place in cursor.done and not self.acknowledged_us:
+            self.acknowledged_us = record.timestamp_us
+
+    def _matches(self, filter: str) -> bool:
+        return not is_shared(filter) and matches(filter, self.topic)
+
+    @property
+    def ended_us(self) -> int:
+        """When the session ended behind the message; 0: not seen."""
+        return next((at for at, kind, _ in self.later if kind in ("clean", "end")), 0)
+
+
+def _change(record: Record) -> object:
+    try:
+        return decode_record(record.payload)
+    except ValueError:
+        return None
+
+
+def records_of(
+    reader: LogReader, key: bytes, partition: int, start: int, end: int
+) -> tuple[list[Record], int, int]:
+    """The records of a session from `start` to at most `end`: the records, the offset at which the
+    read ended, and its bytes. Runs in a thread."""
+    found: list[Record] = []
+    batches = reader.read_batches(partition, start, end, READ_BYTES)
+    size_bytes, position = 0, end
+    for data in batches:
+        batch = Batch(data, check=False)
+        size_bytes += len(data)
+        position = batch.end_offset
+        for index in range(max(0, start - batch.base_offset), batch.count):
+            if batch.base_offset + index >= end:
+                break
+            if batch.client_id(index) == key:
+                record = batch.record(index)
+                if record.kind in (SESSION, CURSOR):
+                    found.append(record)
+    return found, min(end, position), size_bytes

@@ -1,0 +1,194 @@
+"""The way of one message, told after the fact from the log and the present state.
+
+The log has the message with its publisher, its offset and its time. A session's cursor says which
+records it has been sent. The log has neither acknowledgements of publishers, nor deliveries at QoS
+0, nor sessions that end with their connection, nor who was in sync at the time. Each reply says so
+where it matters.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from holdfast.api.views.pages import AbsentNode
+from holdfast.api.views.records import LogRecord
+from holdfast.api.views.sessions import is_hidden
+from holdfast.api.views.slices import ITEMS
+from holdfast.broker.rights import may_read_later
+from holdfast.broker.session.message import NO_EXPIRY
+from holdfast.broker.session.session import RECEIVED, Session
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt.properties import expiry_of
+from holdfast.protocol.topics.names import is_shared, matches, split_shared
+from holdfast.storage.record import Record
+
+Status = Literal[
+    "delivered", "sent", "waiting", "expired", "not_permitted", "not_subscribed", "qos0", "unknown"
+]
+SESSIONS_MAX: Final = 1000
+"""The most sessions that one trace lists."""
+
+
+class TraceStep(Struct):
+    """One step on the way of a message."""
+
+    step: str
+    """publisher, append, replicas, commit, acknowledge or lake."""
+    known: bool
+    """Whether the log or the state proves it."""
+    text: str
+    at_us: int = 0
+
+
+class SessionTrace(Struct):
+    """What became of a message for one session."""
+
+    client: str
+    status: Status
+    text: str
+    filter: str = ""
+    node: str = ""
+
+
+class GroupTrace(Struct):
+    """What became of a message for one shared group."""
+
+    group: str
+    status: Literal["finished", "waiting", "unknown"]
+
+
+class MessageTrace(Struct):
+    """The way of one message."""
+
+    record: LogRecord
+    steps: list[TraceStep]
+    sessions: list[SessionTrace]
+    """At most 1000 sessions that outlive their connections and subscribe to the topic now."""
+    groups: list[GroupTrace]
+    counts: dict[str, int]
+    """The sessions by status, also of those that are not listed."""
+    unknown: list[str]
+    """What the log cannot tell about this message."""
+    missing: list[AbsentNode] = []
+
+
+class TracedMessage:
+    """A message in question, with its expiry."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.topic = record.topic.decode("utf-8", "replace")
+        expiry_s = expiry_of(record.properties)
+        self.expires_us = 0
+        if expiry_s != NO_EXPIRY:
+            self.expires_us = record.timestamp_us + expiry_s * 1_000_000
+
+
+def session_trace(
+    state: NodeState, session: Session, message: TracedMessage, positions: list[int] | None
+) -> SessionTrace | None:
+    """What became of a message for a session, or None if it does not subscribe to the topic now.
+
+    `positions`: the first offsets that the session has not been sent; None: unknown.
+    """
+    record = message.record
+    chosen = [
+        each
+        for filter, each in session.subscriptions.items()
+        if not is_shared(filter) and matches(filter, message.topic)
+    ]
+    if not chosen:
+        return None
+    best = max(chosen, key=lambda each: each.qos)
+    found = SessionTrace(session.client_id, "unknown", "", best.filter, session.owner)
+    partition, offset = record.partition, record.offset
+    if not may_read_later(state, session, record.topic):
+        found.status, found.text = "not_permitted", "it may not read the topic"
+    elif all(each.start is not None and offset < each.start[partition] for each in chosen):
+        found.status, found.text = "not_subscribed", "it subscribed after the message"
+    elif best.qos == 0 or not record.flags & 3:
+        found.status = "qos0"
+        found.text = "a delivery at QoS 0, which leaves no trace"
+    elif positions is None:
+        found.text = "its node has not logged a position yet"
+    elif offset >= positions[partition] and not _is_done(session, partition, offset):
+        _waiting(state, session, message, found)
+    else:
+        _passed(session, partition, offset, found)
+    return found
+
+
+def _waiting(
+    state: NodeState, session: Session, message: TracedMessage, found: SessionTrace
+) -> None:
+    if message.expires_us and state.wall_us >= message.expires_us:
+        found.status, found.text = "expired", "it expired before the session was sent it"
+    else:
+        found.status = "waiting"
+        found.text = "it waits in the log for the session"
+        if session.connection is None and not session.owner:
+            found.text += ", whose client is away"
+
+
+def _passed(session: Session, partition: int, offset: int, found: SessionTrace) -> None:
+    for packet_id, entry in session.inflight.items():
+        if (entry.partition, entry.offset) == (partition, offset):
+            found.status = "sent"
+            found.text = f"it was sent with packet id {packet_id}, and is not acknowledged"
+            if entry.state == RECEIVED:
+                found.status = "delivered"
+                found.text = "the client has received it (PUBREC), and PUBCOMP is missing"
+            return
+    found.status = "delivered"
+    found.text = "the session has passed it, and it is not inflight"
+
+
+def _is_done(session: Session, partition: int, offset: int) -> bool:
+    if any((each.partition, each.offset) == (partition, offset)
+           for each in session.inflight.values()):  # fmt: skip
+        return True
+    return session.done is not None and (partition, offset) in session.done
+
+
+class TraceScan:
+    """The sessions and groups that subscribe to a message's topic, found slice by slice."""
+
+    def __init__(
+        self, state: NodeState, sessions: list[Session], message: TracedMessage, *, single: bool
+    ) -> None:
+        """`single`: the sessions are this node's own, so live ones have no position."""
+        self._state = state
+        self._sessions = sessions
+        self._message = message
+        self._single = single
+        self.sessions: list[SessionTrace] = []
+        self.counts: Counter[str] = Counter()
+
+    def steps(self) -> Iterator[None]:
+        """Look at all sessions, some at a time."""
+        looked = 0
+        for session in self._sessions:
+            looked += 1 + len(session.subscriptions) // 4
+            if looked >= ITEMS:
+                looked = 0
+                yield
+            if is_hidden(session) or session.expiry_s == 0:
+                continue
+            found = session_trace(self._state, session, self._message, self.positions_of(session))
+            if found is not None:
+                self.counts[found.status] += 1
+                if len(self.sessions) < SESSIONS_MAX:
+                    self.sessions.append(found)
+
+    def positions_of(self, session: Session) -> list[int] | None:
+        """The first offsets that a session has not been sent, or None if they are unknown."""
+        if self._single:
+            return session.resume_positions(self._state.delivered)
+        return session.positions
+
+
+def matching_groups(groups: list[str], topic: str) -> list[str]:
+    """The keys of the shared groups that want a topic."""
+    return sorted(key for key in groups if matches(split_shared(key)[1], topic))
