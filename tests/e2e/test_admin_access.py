@@ -139,7 +139,7 @@ def test_roles(secured: Secured) -> None:
     assert secured.ask("POST", "/api/v1/reload", "operator").status == 200
     assert secured.ask("GET", "/api/v1/users", "operator").status == 403
     assert secured.ask("GET", "/api/v1/users", "admin").json[0]["name"] == "ada"
-    who = secured.ask("GET", "/api/v1/session", "reader").json
+    who = secured.ask("GET", "/api/v1/login", "reader").json
     assert who["role"] == "reader"
     assert who["name"].startswith("token ")
 
@@ -202,7 +202,7 @@ def test_the_command_over_the_admin_port(secured: Secured, tmp_path: Path) -> No
 
 def login(port: int, user: str, password: str, address: str = "127.0.0.1") -> Reply:
     body = {"user": user, "password": password}
-    return ask(port, "POST", "/api/v1/session", body=body, host=address)
+    return ask(port, "POST", "/api/v1/login", body=body, host=address)
 
 
 def test_a_session_of_a_browser(secured: Secured) -> None:
@@ -220,7 +220,7 @@ def test_a_session_of_a_browser(secured: Secured) -> None:
     assert ask(port, "GET", "/api/v1/users", headers=sent).status == 403
     evil = {"Origin": "http://evil.example"}
     assert ask(port, "POST", "/api/v1/reload", headers=sent | evil).status == 403
-    assert ask(port, "DELETE", "/api/v1/session", headers=sent).status == 200
+    assert ask(port, "DELETE", "/api/v1/login", headers=sent).status == 200
     # The session has ended on the server, so a copy of the cookie is worthless.
     assert ask(port, "GET", "/api/v1/log", headers=sent).status == 401
 

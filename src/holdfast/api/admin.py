@@ -16,6 +16,7 @@ Requests from web pages and for other host names receive 403, see `holdfast.secu
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -40,15 +41,18 @@ from holdfast.api.readiness import obstacles
 from holdfast.api.routes.everywhere import Everywhere
 from holdfast.api.routes.own_node import OwnNode
 from holdfast.api.routes.resources import resource_endpoints
+from holdfast.config.schema import Config
 from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
 from holdfast.security.http.server import HttpServer, listen
+from holdfast.security.http.tls_door import TlsDoor
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.reload import Reloaded, ReloadError
+from holdfast.server.security_files import admin_context
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""
@@ -147,7 +151,7 @@ class AdminServer:
         self, server: ServedProcess, bind: str, port: int, hosts: Iterable[str] = ()
     ) -> None:
         """Bind the port at once. Raises `OSError` if the address cannot be used, and `AccessError`
-        if the file of users and tokens cannot.
+        if the file of users and tokens cannot, and `SecurityFileError` for a certificate.
 
         `hosts`: names that requests may use for this port, besides those that need no setting.
         """
@@ -160,22 +164,25 @@ class AdminServer:
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
         self.census = routes.census
-        self._server = HttpServer(
-            Guard(routes.application(self._gate), known),
-            bounded(LogConnections, connections_max, sender=self._sender),
-            shutdown_s=1,
-        )
+        self.context: ssl.SSLContext | None = admin_context(server.config.admin)
+        """The TLS context of new connections; None: plain HTTP."""
+        connections = bounded(LogConnections, connections_max, sender=self._sender)
+        self._server = HttpServer(Guard(routes.application(self._gate), known), connections, 1)
+        self._door = TlsDoor(self._socket, self._server.new_protocol, lambda: self.context)
         self._serving: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Serve, and watch the file of users and tokens."""
-        self._watching = [watched(self.census.run()), watched(self._gate.watch())]
-        self._serving = watched(self._server.serve(sockets=[self._socket]))
+        self._serving = watched(self._server.serve(sockets=[]))
+        self._watching = [
+            watched(each) for each in (self.census.run(), self._gate.watch(), self._door.run())
+        ]
 
     async def stop(self) -> None:
         """End the connections, and write what is only in memory."""
         self._server.should_exit = True
+        self._door.close()
         for task in self._watching:
             task.cancel()
         if self._serving is not None:
@@ -184,6 +191,12 @@ class AdminServer:
         self._access.close()
         await asyncio.to_thread(self._sender.close)
         self._socket.close()
+
+
+def admin_hosts(config: Config) -> list[str]:
+    """The host names that the operator has given to this machine."""
+    advertised = (config.node.advertise, config.cluster.peer_advertise)
+    return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
 
 
 def gate_of(server: ServedProcess) -> tuple[CredentialGate, AuditLog]:

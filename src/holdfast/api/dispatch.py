@@ -62,6 +62,11 @@ def application(endpoints: Iterable[Endpoint], gate: AccessGate, title: str) -> 
         Endpoint("GET", OPENAPI_PATH, Scope.VIEWER, "the OpenAPI document of this port", openapi,
                  reply=dict)
     )  # fmt: skip
+    known: set[tuple[str, str]] = set()
+    for each in declared:
+        if (each.method, each.path) in known:
+            raise ValueError(f"{each.method} {each.path} is declared twice")
+        known.add((each.method, each.path))
     return Starlette(
         routes=[Route(each.path, _responder(each, gate), methods=[each.method])
                 for each in declared],

@@ -62,12 +62,8 @@ class ReadPlanner:
         self._filters: tuple[list[str], list[str]] = ([], [])
         self._choice: TopicChoice | None = None
 
-    def plan(self, broker: Broker, body: bytes) -> Plan:
-        """Plan the response to an encoded request. Raises `BadRead` and `RemovedRecords`."""
-        try:
-            request = msgspec.json.decode(body, type=ReadRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRead(str(error)) from None
+    def plan(self, broker: Broker, request: ReadRequest) -> Plan:
+        """Plan the response. Raises `BadRead` and `RemovedRecords`."""
         wanted = _ranges(request, broker.node.state.config.partitions)
         choice = self._topics(request)
         reader = broker.reader
@@ -91,6 +87,14 @@ class ReadPlanner:
             self._filters = (filters, prefixes)
             self._choice = TopicChoice(filters, prefixes, lambda: time.sleep(PAUSE_S))
         return self._choice
+
+
+def decode_request(body: bytes) -> ReadRequest:
+    """The request in a body. Raises `BadRead`."""
+    try:
+        return msgspec.json.decode(body, type=ReadRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRead(str(error)) from None
 
 
 def header_of(plan: Plan) -> str:

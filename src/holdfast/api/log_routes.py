@@ -21,12 +21,23 @@ from starlette import types
 from starlette.responses import JSONResponse, Response
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.log_plan import (
+    PATH,
+    REQUEST_BYTES_MAX,
+    BadRead,
+    ReadPlanner,
+    ReadRequest,
+    RemovedRecords,
+    header_of,
+)
 from holdfast.api.process import ServedProcess
 from holdfast.numbers import whole_number
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
+from holdfast.server.event_loop.log_reads import LogReads
+from holdfast.storage.reading.byte_ranges import Plan
 from holdfast.storage.record import Batch
 
 READ_BYTES_DEFAULT: Final = 4 << 20
@@ -100,6 +111,9 @@ class LogRoutes:
                      media_type=BATCHES_TYPE),
             Endpoint("GET", f"{v1}/{{partition}}/offset", scope, "the offset of a time",
                      self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(503,)),
+            Endpoint("POST", PATH, scope, "much of the log, as it is on disk", self._read_plan,
+                     bytes, body=ReadRequest, body_bytes_max=REQUEST_BYTES_MAX, refusals=(410, 503),
+                     media_type=BATCHES_TYPE, reads_only=True),
         ]  # fmt: skip
 
     @property
@@ -160,16 +174,39 @@ class LogRoutes:
             )
         if start >= end:
             return Response(b"", media_type=BATCHES_TYPE)
-        if self._reads >= READS_MAX:
-            text = f"{READS_MAX} others read already: come again, or POST /api/v1/log/read"
-            raise ApiRefusal(503, text, {"Retry-After": "1"})
-        self._reads += 1
+        self._begin()
         try:
             first_slice = await self._read_slice(partition, start, end, size)
         except BaseException:
             self._reads -= 1
             raise
         return _Slices(first_slice, partial(self._read_slice, partition), end, size, self._ended)
+
+    async def _read_plan(self, call: Call) -> Response:
+        """Serve what `holdfast.api.log_sender` serves, on connections that it cannot take: those
+        with TLS, and those with an earlier request."""
+        broker, request = self._broker, call.body(ReadRequest)
+        self._begin()
+        try:
+            planner = ReadPlanner()
+            plan = await broker.reads.in_thread(lambda: planner.plan(broker, request))
+        except BadRead as error:
+            self._reads -= 1
+            raise bad_request(str(error)) from None
+        except RemovedRecords as error:
+            self._reads -= 1
+            return JSONResponse({"error": str(error), "first_offsets": error.first}, 410)
+        except BaseException:
+            self._reads -= 1
+            raise
+        return _Extents(plan, broker.reads, self._ended)
+
+    def _begin(self) -> None:
+        """Count a response with batches. Raises `ApiRefusal` (503) if there are too many."""
+        if self._reads >= READS_MAX:
+            text = f"{READS_MAX} others read already: come again, or POST {PATH}"
+            raise ApiRefusal(503, text, {"Retry-After": "1"})
+        self._reads += 1
 
     def _ended(self) -> None:
         self._reads -= 1
@@ -246,6 +283,36 @@ class _Slices(Response):
                 if position >= self._end or self._left <= 0:
                     break
                 self._batches = await self._read(position, self._end, self._left)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            self._on_ended()
+
+
+class _Extents(Response):
+    """A response of ranges of segment files, which are read while it is sent."""
+
+    def __init__(self, plan: Plan, reads: LogReads, on_ended: Callable[[], None]) -> None:
+        headers = {"Content-Length": str(plan.size_bytes), "Holdfast-Log": header_of(plan)}
+        super().__init__(media_type=BATCHES_TYPE, headers=headers)
+        self._plan = plan
+        self._reads = reads
+        self._on_ended = on_ended
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        gone = watched(_disconnected(receive))
+        try:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            for file, position, length in self._plan.extents:
+                end = position + length
+                while position < end and not gone.done():
+                    read = partial(file.read, position, min(PIECE_BYTES, end - position))
+                    piece = await self._reads.in_thread(read)
+                    if not piece:
+                        raise OSError("the segment became shorter")
+                    position += len(piece)
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             gone.cancel()

@@ -35,6 +35,7 @@ from holdfast.api.log_plan import (
     BadRead,
     ReadPlanner,
     RemovedRecords,
+    decode_request,
     header_of,
 )
 from holdfast.numbers import whole_number
@@ -276,7 +277,7 @@ class LogRequests(BaseHTTPRequestHandler):
 
     def _read(self, broker: Broker, body: bytes) -> None:
         try:
-            plan = self._planner.plan(broker, body)
+            plan = self._planner.plan(broker, decode_request(body))
         except RemovedRecords as error:
             self._answer(410, {"error": str(error), "first_offsets": error.first})
             return
@@ -332,7 +333,8 @@ class LogConnections(BoundedConnection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._first = b""
-        self._is_ours: bool | None = None
+        # The kernel cannot send what has to be encrypted here.
+        self._is_ours = None if transport.get_extra_info("sslcontext") is None else False
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:

@@ -12,7 +12,7 @@ from holdfast.config.check_cluster import cluster_problems
 from holdfast.config.check_federation import federation_contradictions
 from holdfast.config.check_listener import listener_problems, listener_warnings
 from holdfast.config.problem import Problem, shown
-from holdfast.config.schema import Config
+from holdfast.config.schema import Admin, Config
 from holdfast.config.sections.check_identity import identity_problems
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
@@ -71,6 +71,7 @@ def _address_problems(config: Config) -> Iterator[Problem]:
     yield from _path_problems(config)
     if config.admin.enabled:
         wanted.append(("admin", config.admin.bind, config.admin.port))
+        yield from _admin_problems(config.admin)
         text = address_problem(config.admin.bind)
         if text:
             yield "admin.bind", f" = {shown(config.admin.bind)}: {text}"
@@ -97,6 +98,13 @@ def _path_problems(config: Config) -> Iterator[Problem]:
             if other != index:
                 text = f" = {shown(listener.socket)}: listeners[{other}] already listens there"
                 yield f"listeners[{index}].socket", text
+
+
+def _admin_problems(admin: Admin) -> Iterator[Problem]:
+    if admin.key and not admin.certificate:
+        yield "admin.key", f" = {shown(admin.key)}: needs a certificate beside it"
+    if admin.certificate and not admin.key:
+        yield "admin.certificate", f" = {shown(admin.certificate)}: needs a key beside it"
 
 
 def _filter_problem(filter: str) -> str:

@@ -5,10 +5,16 @@ from pathlib import Path
 
 from holdfast.config.problem import shown
 from holdfast.config.schema import Config
+from holdfast.security.access.access_file import AccessError, AccessFile
 from holdfast.security.peer_secret import SecretError
 from holdfast.security.tls import TlsError
 from holdfast.server.peers.authentication import PeerAuth
-from holdfast.server.security_files import SecurityFileError, load_security, tls_context
+from holdfast.server.security_files import (
+    SecurityFileError,
+    admin_context,
+    load_security,
+    tls_context,
+)
 
 
 def file_problems(config: Config) -> list[str]:
@@ -26,6 +32,10 @@ def file_problems(config: Config) -> list[str]:
         folder = Path(listener.socket).parent
         if listener.socket and not os.access(folder, os.W_OK | os.X_OK):
             found.append(f"listeners: the directory {folder} of a Unix socket cannot be written")
+    try:
+        admin_context(config.admin)
+    except SecurityFileError as error:
+        found.append(str(error))
     for credentials in (config.cluster, config.federation):
         if credentials is not None:
             try:
@@ -33,6 +43,10 @@ def file_problems(config: Config) -> list[str]:
             except (SecretError, TlsError) as error:
                 found.append(str(error))
     data = Path(config.node.data)
+    try:
+        AccessFile(data).read()
+    except AccessError as error:
+        found.append(str(error))
     place = next(each for each in (data, *data.absolute().parents) if each.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         found.append(f"node.data = {shown(config.node.data)}: {place} cannot be written")

@@ -30,6 +30,7 @@ from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
+    admin_context,
     load_security,
     tls_context,
 )
@@ -40,6 +41,9 @@ logger = logging.getLogger("holdfast")
 SECTIONS: Final = (
     "listeners",
     "security",
+    "admin.open",
+    "admin.certificate",
+    "admin.key",
     "limits",
     "rates",
     "quotas",
@@ -90,6 +94,8 @@ class Preparation:
     security: SecurityFiles
     listeners: list[tuple[OpenListener, Listener, ssl.SSLContext | None]]
     """Each listener with its new settings and context."""
+    admin_context: ssl.SSLContext | None = None
+    """The new context of the admin port; None: plain HTTP."""
 
     def apply_rules(self) -> None:
         """Make the connected clients of each listener follow its new settings."""
@@ -150,6 +156,7 @@ def prepare(
     left = list(listeners)
     try:
         security = load_security(config)
+        admin = admin_context(config.admin)
         for settings in () if config.cluster.witness else config.listeners:
             context = tls_context(settings)
             one = next((each for each in left if each.is_at(settings)), None)
@@ -164,7 +171,7 @@ def prepare(
             one.close()
         raise ReloadError(str(error)) from error
     needs_restart = [key for key in changed if not _is_reloadable(key)]
-    return Preparation(config, applied, needs_restart, security, found)
+    return Preparation(config, applied, needs_restart, security, found, admin)
 
 
 def apply_limits(state: NodeState, config: NodeConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.broker.node import Node
 from holdfast.config.listener import Listener
-from holdfast.config.schema import Config
+from holdfast.config.schema import Admin, Config
 from holdfast.security.acl import AclError, AclFile
 from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.identity.identity import IdentitySource
@@ -94,5 +94,15 @@ def tls_context(listener: Listener) -> ssl.SSLContext | None:
             crl=Path(listener.crl) if listener.crl else None,
             alpn=ALPN[listener.transport],
         )
+    except TlsError as error:
+        raise SecurityFileError(str(error)) from error
+
+
+def admin_context(admin: Admin) -> ssl.SSLContext | None:
+    """The context of the admin port, or None without TLS. Raises `SecurityFileError`."""
+    if not admin.certificate or not admin.enabled:
+        return None
+    try:
+        return server_context(Path(admin.certificate), Path(admin.key))
     except TlsError as error:
         raise SecurityFileError(str(error)) from error

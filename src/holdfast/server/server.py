@@ -8,7 +8,7 @@ from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
-from holdfast.api.admin import AdminServer
+from holdfast.api.admin import AdminServer, admin_hosts
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.readiness import Readiness
 from holdfast.broker import federation_session as federating
@@ -58,12 +58,6 @@ START_ANEW = -2
 
 class StartError(Exception):
     """The broker cannot start. The text says why and what to do."""
-
-
-def admin_hosts(config: Config) -> list[str]:
-    """Return the host names that the operator has given to this machine."""
-    advertised = (config.node.advertise, config.cluster.peer_advertise)
-    return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
 
 
 class Server:
@@ -272,7 +266,7 @@ class Server:
                     lambda: AdminServer(self, admin.bind, admin.port, admin_hosts(self.config)),
                     self.config.node.standby,
                 )
-            except (OSError, AccessError) as error:
+            except (OSError, AccessError, SecurityFileError) as error:
                 raise StartError(f"cannot listen: {error}") from error
             self.admin = server
             self.admin_port = server.port
@@ -336,6 +330,8 @@ class Server:
             disconnected = await apply_security(broker, made.security)
         if self.maintenance is not None:
             self.maintenance.reload(made.config)
+        if self.admin is not None:
+            self.admin.context = made.admin_context
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
         logger.setLevel(LEVELS[made.config.logging.level])
         self._count_reload("reloads")

@@ -129,11 +129,11 @@ class AccessRoutes:
     def endpoints(self) -> list[Endpoint]:
         v1, admin = "/api/v1", Scope.ADMIN
         return [
-            Endpoint("POST", f"{v1}/session", Scope.OPEN, "log in, for a session cookie",
+            Endpoint("POST", f"{v1}/login", Scope.OPEN, "log in, for a session cookie",
                      self._login, WhoView, body=Login, refusals=(401, 409, 429)),
-            Endpoint("GET", f"{v1}/session", Scope.VIEWER, "the name and role of the caller",
+            Endpoint("GET", f"{v1}/login", Scope.VIEWER, "the name and role of the caller",
                      self._who, WhoView),
-            Endpoint("DELETE", f"{v1}/session", Scope.OPEN, "log out", self._logout),
+            Endpoint("DELETE", f"{v1}/login", Scope.OPEN, "log out", self._logout),
             Endpoint("GET", f"{v1}/users", admin, "all users", self._users, list[UserView]),
             Endpoint("POST", f"{v1}/users", admin, "add a user", self._add_user, UserView,
                      body=NewUser, refusals=(409, 429)),

@@ -1,5 +1,6 @@
 """The start of an HTTP server inside the event loop of a process."""
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Generator
@@ -31,6 +32,15 @@ class HttpServer(uvicorn.Server):
         config.load()
         config.ssl = tls
         super().__init__(config)
+
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """The protocol of a connection that another acceptor than uvicorn's has accepted."""
+        protocol: asyncio.BaseProtocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        return protocol
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
