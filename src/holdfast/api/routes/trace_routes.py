@@ -176,7 +176,7 @@ class TraceRoutes:
         ]
         broker = self._node.broker
         if isinstance(broker, ClusterBroker):
-            metadata = broker.cluster.member.context.metadata
+            metadata = broker.cluster.cluster_node.context.metadata
             if metadata is not None:
                 info = metadata.partitions[record.partition]
                 text = (
@@ -223,7 +223,7 @@ class TraceRoutes:
         found: list[GroupTrace] = []
         for key in matching_groups(list(node.recorded.groups), topic):
             if isinstance(broker, ClusterBroker):
-                groups = broker.cluster.member.replicated.groups
+                groups = broker.cluster.cluster_node.replicated.groups
                 if key not in groups.positions:
                     found.append(GroupTrace(key, "unknown"))
                     continue
