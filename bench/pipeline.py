@@ -10,7 +10,9 @@ deduplication, no gaps, no times. "from_json to readings" then makes four rows o
 does. They take turns in each round, after one round that is not counted (Java is slow until it has
 compiled). "latency" is from before the publish to bronze's commit, QoS 1 at 1,000 messages a second
 over a running node, with a look at the log each 50 ms. "trigger" is how long a micro-batch of a
-stream takes, to no sink. All in a Spark of `local[2]`. Best of the rounds; medians of triggers.
+stream takes, to no sink. "run of" is `holdfast pipeline run` as a process, all tables, with its
+start of Java, once. The others are in a Spark of `local[2]`. Best of the rounds; medians of
+triggers.
 """
 
 import argparse
@@ -42,6 +44,7 @@ from holdfast.pipeline.session import lake_session
 
 BATCH_RECORDS: Final = 200
 RATE: Final = 1000
+SMALL_RECORDS: Final = 3000
 BURST_S: Final = 0.01
 """What is published within it goes out together: as a thousand devices would send it."""
 WARM_UP_S: Final = 5.0
@@ -209,6 +212,19 @@ def triggers(spark: SparkSession, folder: Path) -> Figures:
     return figures
 
 
+def small_runs(folder: Path) -> Figures:
+    """A run of the command over all tables with a cold Java: few messages, then none."""
+    log, lake = folder / "small-log", folder / "small-lake"
+    write_log(log, SMALL_RECORDS, 1)
+    words = ["pipeline", "run", "--from", str(log), "--lake", str(lake), "--quiet"]
+    figures = {}
+    for name in (f"run of {SMALL_RECORDS} messages, s", "run of nothing new, s"):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "holdfast.cli.main", *words], check=True)
+        figures[name] = time.perf_counter() - start
+    return figures
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = new_parser("bench.pipeline", __doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
@@ -222,10 +238,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.publish:
         publish(arguments.publish, arguments.seconds)
         return 0
-    spark = lake_session("local[2]")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         folder = Path(directory)
-        figures = triggers(spark, folder)
+        figures = small_runs(folder)
+        spark = lake_session("local[2]")
+        figures |= triggers(spark, folder)
         figures |= throughput(spark, folder, arguments.records, arguments.rounds)
         figures |= latency(spark, folder, arguments.seconds)
     spark.stop()

@@ -1,5 +1,6 @@
 """Messages for the fold, without Spark: as its tests write them, and what it makes of them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
-from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE
+from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE
 from holdfast.pipeline.tables.columns import Piece
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT
@@ -70,6 +71,7 @@ class Found:
         self.readings: list[dict[str, Any]] = []
         """Without those of repetitions."""
         self.repeated: list[dict[str, Any]] = []
+        self.counts: Counter[str] = Counter()
         self.quarantine: list[dict[str, Any]] = []
         self.states: dict[str, tuple[str, int]] = {}
         """Text, and when the last message was stored."""
@@ -81,6 +83,8 @@ class Found:
                 for row in rows:
                     again = row["metric"] == REPEATED
                     (self.repeated if again else self.readings).append(row)
+            elif output == COUNTS:
+                self.counts.update({row["name"]: row["count"] for row in rows})
             elif output == QUARANTINED:
                 self.quarantine += rows
             else:

@@ -80,6 +80,7 @@ def test_a_repetition_is_noted_for_its_device_by_whatever_it_was_known() -> None
         log.add("spBv1.0/G/NCMD/E", b"", producer=("q", 1, 9), stream="spBv1.0/G/E")
     found = log.read()
     assert sorted(row["device"] for row in found.repeated) == ["G/E", "a", "b", "c"]
+    assert found.counts == {"repetitions": 4}
 
 
 def test_a_device_that_starts_again_begins_a_run() -> None:

@@ -70,11 +70,10 @@ def test_the_end() -> None:
     clock.now = 2.5
     progress.finished(report)
     assert log.getvalue().splitlines() == [
-        "nothing new",
-        "0.0 s",
+        "nothing new, in 0.0 s",
         "records: 1,200 rows in 1 commit",
         "readings: 1,000 rows in 1 commit, 7 quarantined",
-        "2.5 s",
+        "2 tables have new rows, in 2.5 s",
     ]
     quiet = RunProgress(silent := io.StringIO(), clock, quiet=True)
     quiet.committed(records(1), 0)

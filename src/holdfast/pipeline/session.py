@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import holdfast
@@ -183,15 +185,33 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 
 
+SMALL_SETTINGS: Final[dict[str, Any]] = {
+    # Java ends before it would have compiled anything to its end.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": 1,
+}
+"""The settings of a local run with little to do. They halve its processor time."""
+SMALL_ROWS: Final = 100_000
+"""The most rows of a run with little to do."""
+
+
 def submitted() -> bool:
     """Return whether spark-submit has started this process. It has then chosen the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def lake_session(master: str | None = None, **conf: Any) -> SparkSession:
-    """Return the Spark session of a run. `conf` overrides the settings chosen here. Raises
-    JavaError."""
-    settings = {**SETTINGS, **conf}
+def lake_session(
+    master: str | None = None, *, backlog: int | None = None, **conf: Any
+) -> SparkSession:
+    """Return the Spark session of a run.
+
+    `backlog` are the rows that the run has to read, if that is known. `conf` overrides the settings
+    chosen here. Raises JavaError.
+    """
+    is_small = backlog is not None and backlog <= SMALL_ROWS and (master or LOCAL).startswith(LOCAL)
+    settings = {**SETTINGS, **(SMALL_SETTINGS if is_small else {}), **conf}
     if not submitted():
         return spark_session(APP_NAME, master or LOCAL, **settings)
     builder = SparkSession.builder.appName(APP_NAME)
@@ -199,6 +219,50 @@ def lake_session(master: str | None = None, **conf: Any) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+LOG_BYTES_MAX: Final = 1 << 20
+"""The most bytes of Spark's output that a user gets."""
+
+
+class SparkLog:
+    """A file that gets the output of Spark's processes. A command then prints its own lines only.
+
+    Java warns at each start, and its Python processes print a stack when they are stopped.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name: kill -9 leaves nothing
+
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """Let the processes that start in this context write to the file. Raises JavaError if
+        Java ends at its start."""
+        sys.stderr.flush()
+        saved = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        try:
+            yield
+        except PySparkRuntimeError as error:
+            last = self._text().decode(errors="replace").strip().splitlines()[-1:]
+            raise JavaError(f"Java ended at its start: {' '.join(last) or error}") from None
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+    def keep(self) -> Path:
+        """Copy the output to a file for the user, and return its path."""
+        descriptor, name = tempfile.mkstemp(prefix="holdfast-spark-", suffix=".log")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(self._text())
+        return Path(name)
+
+    def close(self) -> None:
+        """Remove the output."""
+        self._file.close()
+
+    def _text(self) -> bytes:
+        return os.pread(self._file.fileno(), LOG_BYTES_MAX, 0)
 
 
 def end_session(session: SparkSession) -> None:

@@ -55,6 +55,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument(
         "--offline", action="store_true", help="do not ask the servers how far the log is"
     )
+    status.add_argument("--prometheus", action="store_true", help="print metrics for Prometheus")
+    status.add_argument(
+        "--fail-if-lag",
+        type=options.duration_s,
+        metavar="TIME",
+        help="exit with 1 if a table is further behind than this, such as 60s, or if that is not "
+        "known",
+    )
     schema.add_argument("name", nargs="*", metavar="TABLE", help="only these (default: all)")
     rebuild.add_argument("name", metavar="TABLE", help="silver or gold table")
     options.add_what(compact, "TABLE", "bronze, silver, all (default), or names of tables")

@@ -4,13 +4,17 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.cli.pipeline.metrics import metrics_text
+
 if TYPE_CHECKING:
     from holdfast.pipeline.lake.lake import Lake
+    from holdfast.pipeline.lake.status import LakeStatus
+    from holdfast.pipeline.session import SparkLog
 
 EXIT_USAGE: Final = 2
 
@@ -22,15 +26,27 @@ def _lake(args: argparse.Namespace) -> "Lake":
 
 
 @contextmanager
-def _session(lake: "Lake", args: argparse.Namespace) -> Iterator[None]:
-    """Give the lake a Spark session with the options of the command."""
-    from holdfast.pipeline.session import end_session, lake_session
+def spark_of(
+    lake: "Lake", args: argparse.Namespace, backlog: int | None = None
+) -> "Iterator[SparkLog]":
+    """Give the lake a Spark session with the options of the command.
 
-    lake.spark = lake_session(args.master, **dict(args.conf))
+    Its output goes to a file, unless the user sets a log level or spark-submit has started Java.
+    """
+    from holdfast.pipeline.session import SparkLog, end_session, lake_session, submitted
+
+    conf = dict(args.conf)
+    log = SparkLog()
     try:
-        yield
+        is_shown = submitted() or "spark.log.level" in conf
+        with nullcontext() if is_shown else log.catching():
+            lake.spark = lake_session(args.master, backlog=backlog, **conf)
+        try:
+            yield log
+        finally:
+            end_session(lake.spark)
     finally:
-        end_session(lake.spark)
+        log.close()
 
 
 def show_status(args: argparse.Namespace) -> int:
@@ -42,8 +58,29 @@ def show_status(args: argparse.Namespace) -> int:
     if not lake.settings:
         raise LakeError(f"there is no lake in {lake.path} (no {SETTINGS}): run the pipeline first")
     status = lake.status(ask_servers=not args.offline)
-    print(json.dumps(status.as_dict(), indent=2) if args.json else status)
-    return 0
+    if args.prometheus:
+        print(metrics_text(status), end="")
+    else:
+        print(json.dumps(status.as_dict(), indent=2) if args.json else status)
+    return 0 if args.fail_if_lag is None else _check_lag(status, args.fail_if_lag)
+
+
+def _check_lag(status: "LakeStatus", limit_s: float) -> int:
+    """Return 1 and print a line if a table is too far behind, or if that is not known."""
+    code = 0
+    for table in status.tables:
+        if table.lag_s is None:
+            why = status.problem or "its source was built again"
+            print(f"holdfast: the lag of {table.name} is not known: {why}", file=sys.stderr)
+            code = 1
+        elif table.lag_s > limit_s:
+            print(
+                f"holdfast: {table.name} is {table.lag_s:.0f} s behind {table.source}, more than "
+                f"{limit_s:g} s ({table.lag:,} missing)",
+                file=sys.stderr,
+            )
+            code = 1
+    return code
 
 
 def show_schema(args: argparse.Namespace) -> int:
@@ -80,7 +117,7 @@ def rebuild(args: argparse.Namespace) -> int:
 
     lake = _lake(args)
     lake.check_rebuild(args.name)
-    with _session(lake, args):
+    with spark_of(lake, args):
         progress = RunProgress()
         report = lake.rebuild(args.name, listener=progress)
     progress.finished(report)
@@ -95,7 +132,7 @@ def compact(args: argparse.Namespace) -> int:
     if lake.store_name == ParquetStore.name:
         saved = lake.compact(args.what)
     else:
-        with _session(lake, args):
+        with spark_of(lake, args):
             saved = lake.compact(args.what)
     for name, files in saved.items():
         print(f"{name}: {files} files fewer" if files else f"{name}: nothing to do")

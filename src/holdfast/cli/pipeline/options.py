@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from holdfast.addresses import split_address
 from holdfast.numbers import whole_number
 
 DEFAULT_LAKE: Final = Path("lake")
@@ -68,6 +69,17 @@ def pair(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def address(text: str) -> tuple[str, int]:
+    """Parse ADDR:PORT. For argparse."""
+    try:
+        host, port = split_address(text)
+    except ValueError:
+        host, port = "", 0
+    if not host or not 0 <= port < 65_536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ADDR:PORT")
+    return host, port
 
 
 def duration_s(text: str) -> float:

@@ -7,12 +7,16 @@ once. Exit code 1 means that a table failed.
 import argparse
 import signal
 import sys
+from contextlib import AbstractContextManager, ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from holdfast.cli.pipeline import options
+from holdfast.cli.pipeline.commands import spark_of
+from holdfast.cli.pipeline.metrics import serving
 
 if TYPE_CHECKING:
+    from holdfast.pipeline.lake.lake import Lake
     from holdfast.pipeline.lake.runner import Runner
 
 
@@ -66,6 +70,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="option of the data source, such as failOnDataLoss=false; may be given again",
     )
+    parser.add_argument(
+        "--metrics",
+        type=options.address,
+        metavar="ADDR:PORT",
+        help="serve metrics for Prometheus at http://ADDR:PORT/metrics while the run lasts",
+    )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -73,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.lake import Lake, source_options
     from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
-    from holdfast.pipeline.session import end_session, lake_session
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)
@@ -82,21 +91,39 @@ def run(args: argparse.Namespace) -> int:
     source |= dict(args.option)
     if args.max_records_per_trigger is not None:
         source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
+    backlog = None if args.continuous else lake.backlog(args.what, source)
+    if backlog == 0:
+        lake.remember(source)
+        if not args.quiet:
+            print("nothing new", file=sys.stderr)
+        return 0
     # Java inherits ignored signals. A SIGTERM to all processes of a service must not end Java
     # before the steps are finished. It ends with this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lake.spark = lake_session(args.master, **dict(args.conf))
-    progress = RunProgress(quiet=args.quiet)
-    runner = lake.runner(
-        args.what, source=source or None, listener=progress, compact_at=args.compact_at
-    )
-    stop_on_signals(runner)
-    try:
+    with ExitStack() as stack:
+        if args.metrics is not None:
+            stack.enter_context(_metrics(args.metrics, lake))
+        progress = RunProgress(quiet=args.quiet)
+        log = stack.enter_context(spark_of(lake, args, backlog))
+        runner = lake.runner(
+            args.what, source=source or None, listener=progress, compact_at=args.compact_at
+        )
+        stop_on_signals(runner)
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
-    finally:
-        end_session(lake.spark)
-    progress.finished(report)
+        progress.finished(report)
+        if not report.ok:
+            print(f"holdfast: Spark's own output is in {log.keep()}", file=sys.stderr)
     return 0 if report.ok else 1
+
+
+def _metrics(address: tuple[str, int], lake: "Lake") -> AbstractContextManager[int]:
+    """Serve the metrics of a lake. Raises LakeError if the address cannot be used."""
+    from holdfast.pipeline.lake.files.files import LakeError
+
+    try:
+        return serving(address, lambda: lake.status())
+    except OSError as error:
+        raise LakeError(f"--metrics {address[0]}:{address[1]}: {error.strerror}") from None
 
 
 def stop_on_signals(runner: "Runner") -> None:

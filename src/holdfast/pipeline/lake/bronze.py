@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from holdfast.pipeline.lake.engine import Engine, Step
+from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS, Commit
 from holdfast.pipeline.lake.files.writer import WriteSpec, with_date, write_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
@@ -151,6 +151,10 @@ class Bronze:
         records = sum(each.records for each in ranges)
         tasks = min(self.tasks_max, -(-records // RECORDS_PER_TASK_MIN))
         work = self._access.plan_tasks(ranges, whole=False, tasks=tasks)
+        if len(work) == 1 and records <= LOCAL_ROWS:
+            lost: list[OffsetRange] = []
+            written = write_files(dated(options, work, lost), spec, LOCAL_TASK)
+            return [text for batch in written for text in batch.column(0).to_pylist()], lost
 
         def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext

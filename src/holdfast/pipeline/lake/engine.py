@@ -16,11 +16,12 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -43,6 +44,12 @@ from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_fi
 from holdfast.pipeline.lake.schema import struct_type
 from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, paths_of
 from holdfast.pipeline.source.offsets import OffsetRange
+
+LOCAL_TASK: Final = "00000-0"
+"""The name of the driver as a task, in names of files."""
+LOCAL_ROWS: Final = 50_000
+"""The most source rows of a step whose files the driver writes itself. A Python process of Spark
+needs seconds to start and 40 ms per task, which is longer than these rows take."""
 
 
 def do_nothing(_: str) -> None:
@@ -93,6 +100,8 @@ class Step:
         self.began_s = time.monotonic()
         self._directory = f"{WORK}/{table}/{self.version:08}-{secrets.token_hex(4)}"
         self._staged: dict[str, list[File]] = {ROWS: [], QUARANTINED: [], STATE: []}
+        self.counts: Counter[str] = Counter()
+        """What the step counted besides rows."""
 
     def stage_directory(self, output: str) -> str:
         """Make and return the directory for the staged files of one output."""
@@ -100,8 +109,18 @@ class Step:
         path.mkdir(parents=True, exist_ok=True)
         return str(path)
 
-    def stage(self, output: str, frame: DataFrame, spec: WriteSpec, *, replaced: bool) -> None:
-        """Compute a frame and write it to staged files of an output."""
+    def stage(
+        self, output: str, frame: DataFrame, spec: WriteSpec, rows_in: int, *, replaced: bool
+    ) -> None:
+        """Compute a frame and write it to staged files of an output.
+
+        `rows_in` are the rows that it is made from. Few rows come to the driver, which writes them.
+        """
+        if rows_in <= LOCAL_ROWS:
+            found = write_files(frame.toArrow().to_batches(), spec, LOCAL_TASK)
+            texts = [text for batch in found for text in batch.column(0).to_pylist()]
+            self.staged(output, texts, replaced=replaced)
+            return
 
         def write(batches: Iterable[Any]) -> Iterator[Any]:
             """Write the batches of one Spark task, and yield the files that they are in."""
@@ -193,6 +212,8 @@ class Step:
             quarantine=staged[QUARANTINED],
             state=staged[STATE],
             removed=list(removed),
+            counts=dict(self.counts),
+            counts_total=dict(self.counts + Counter(last.counts_total if last is not None else ())),
             change=change,
         )
         engine = self.engine

@@ -3,6 +3,7 @@
 The module imports no Spark, so that a task imports it quickly.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS
+from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS
 from holdfast.pipeline.lake.files.sorting import in_order
 from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, with_date
 from holdfast.pipeline.lake.table import StreamFold
@@ -224,6 +225,7 @@ class _Outputs:
     _rows: list[pa.RecordBatch] = field(default_factory=list)
     _count: int = 0
     _bytes: int = 0
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._writers = {
@@ -232,6 +234,11 @@ class _Outputs:
         }
 
     def add(self, output: str, batch: pa.RecordBatch) -> None:
+        if output == COUNTS:
+            self._counts.update(
+                dict(zip(*(each.to_pylist() for each in batch.columns), strict=True))
+            )
+            return
         if output == QUARANTINED:
             batch = with_date(batch, "timestamp")
         if output != ROWS:
@@ -255,11 +262,14 @@ class _Outputs:
 
     def close(self) -> list[Pair]:
         self._write_rows()
-        return [
+        files = [
             (output, msgspec.json.encode(file).decode())
             for output, writer in self._writers.items()
             for file in writer.close()
         ]
+        if self._counts:
+            files.append((COUNTS, msgspec.json.encode(self._counts).decode()))
+        return files
 
     def abandon(self) -> None:
         for writer in self._writers.values():

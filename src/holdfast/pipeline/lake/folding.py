@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from holdfast.pipeline.lake.engine import Engine, Step
-from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE, File, rows_of
+from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
+from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE, File, rows_of
 from holdfast.pipeline.lake.files.writer import WriteSpec
 from holdfast.pipeline.lake.fold_tasks import (
     FoldSpec,
@@ -78,7 +78,9 @@ def build_folded(
     units = [*_units(engine.lake, files, False), *_units(engine.lake, old, True)]
     parallelism: int = engine.spark.sparkContext.defaultParallelism
     buckets = _buckets(files, parallelism)
-    if buckets == 1:
+    if buckets == 1 and rows_of(files) <= LOCAL_ROWS:
+        found = fold_units(spec, units, LOCAL_TASK)
+    elif buckets == 1:
         found = _run(engine, [units], lambda own, name: fold_units(spec, own, name))
     else:
         dealt = [units[at::parallelism] for at in range(parallelism) if units[at::parallelism]]
@@ -86,6 +88,9 @@ def build_folded(
         shares = [msgspec.json.decode(text, type=TaskShare) for _, text in spread]
         each = range(buckets)
         found = _run(engine, each, lambda own, name: fold_bucket(spec, shares, own, name))
+    for output, text in found:
+        if output == COUNTS:
+            step.counts.update(msgspec.json.decode(text, type=dict[str, int]))
     for output in spec.outputs:
         step.staged(output, [text for name, text in found if name == output], replaced=False)
 

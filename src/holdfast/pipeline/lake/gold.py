@@ -214,7 +214,7 @@ def _build(
         one_file_each=True,
         compression_level=COMPRESSION_LEVEL,
     )
-    step.stage(ROWS, frame, spec, replaced=True)
+    step.stage(ROWS, frame, spec, rows_of(files), replaced=True)
 
 
 def _order(table: Table, frame: DataFrame) -> list[str]:

@@ -25,9 +25,19 @@ from holdfast.pipeline.lake.files.compaction import Compaction
 from holdfast.pipeline.lake.files.encodings import encodings_of
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
-from holdfast.pipeline.lake.schema import names_of, quarantine_columns, stored_columns
+from holdfast.pipeline.lake.schema import (
+    check_declared,
+    names_of,
+    quarantine_columns,
+    stored_columns,
+)
 from holdfast.pipeline.lake.status import LakeStatus, lake_status
-from holdfast.pipeline.lake.stores.store import ParquetStore, TableStore, check_lake_path
+from holdfast.pipeline.lake.stores.store import (
+    WORK,
+    ParquetStore,
+    TableStore,
+    check_lake_path,
+)
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
 
 SETTINGS: Final = "lake.json"
@@ -149,7 +159,7 @@ class Lake:
         options = source_options(source) if source is not None else self.source()
         check_source(chosen, options)
         engine = self._writing_engine()
-        self._remember(options)
+        self.remember(options)
         return Runner(engine, self.catalog, chosen, options, listener, compact_at)
 
     def rebuild(self, name: str, *, listener: RunListener | None = None) -> RunReport:
@@ -216,7 +226,38 @@ class Lake:
     def status(self, *, ask_servers: bool = True) -> LakeStatus:
         """Return the state of each table. With `ask_servers` it includes the end of the log, which
         takes a request."""
-        return lake_status(self.path, self.catalog, self.source() if ask_servers else {})
+        return lake_status(self.path, self.catalog, self.source(), ask_servers=ask_servers)
+
+    def backlog(self, what: Sequence[str], source: Mapping[str, str]) -> int | None:
+        """Return how many offsets and rows the chosen tables lack; 0 if a run has nothing to do.
+
+        None if this is not known. No Spark is started. Raises TableError.
+        """
+        chosen = self.catalog.chosen(what)
+        status = lake_status(self.path, self.catalog, source)
+        of_chosen = [table for table in status.tables if table.name in chosen]
+        lags = [table.lag for table in of_chosen]
+        if None in lags:
+            return None
+        rows = sum(lag or 0 for lag in lags)
+        position, ends = status.offsets, status.ends or {}
+        if all(table.version for table in of_chosen) and not (
+            any(position.get(p, 0) > end for p, end in ends.items())
+            or any(self._is_changed(name) for name in chosen)
+        ):
+            return rows
+        return max(rows, 1)
+
+    def _is_changed(self, name: str) -> bool:
+        """Return whether a run changes a table that has no new rows: it finishes a step, or the
+        declaration is another one."""
+        if any((self.path / WORK / name).glob("*")):
+            return True
+        last = CommitLog(self.path, name).last()
+        try:
+            return name != RECORDS and bool(check_declared(self.catalog.table(name), last))
+        except LakeError:
+            return True  # the run reports it
 
     def source(self) -> dict[str, str]:
         """Return the last given source of the records, or an empty dict."""
@@ -258,7 +299,8 @@ class Lake:
             return IcebergStore(self.path, lambda: self.spark)
         return ParquetStore(self.path)
 
-    def _remember(self, source: Mapping[str, str]) -> None:
+    def remember(self, source: Mapping[str, str]) -> None:
+        """Store the source of the records, which the lake is made from, with its settings."""
         kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
         settings = {"format": LAKE_FORMAT, "store": self.store_name, "source": kept}
         if settings != self.settings:

@@ -44,9 +44,17 @@ class RunProgress(RunListener):
         self._rows: dict[str, int] = {}
         self._recent: deque[tuple[float, str, int]] = deque()
         self._lag: int | None = None
+        self._stage = ""
         self._printed = self.began
         self._width = 0
         self._lock = threading.Lock()
+
+    def making(self, table: str, number: int, of: int) -> None:
+        """Show on a terminal which table is made."""
+        if self.terminal and not self.quiet:
+            with self._lock:
+                self._stage = f"table {number} of {of}, {table}"
+                self._print(self.line(self.clock()), over=True)
 
     def committed(self, commit: Commit, lag: int | None) -> None:
         """Count the rows of a commit, and print a line if one is due."""
@@ -76,7 +84,7 @@ class RunProgress(RunListener):
         while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
             self._recent.popleft()
         window_s = max(0.5, min(RATE_WINDOW_S, now - self.began))
-        parts = []
+        parts = [self._stage] if self._stage else []
         for name, rows in self._rows.items():
             rate = sum(n for _, each, n in self._recent if each == name) / window_s
             part = f"{name} {short(rows)} rows, {short(rate)}/s"
@@ -99,12 +107,12 @@ class RunProgress(RunListener):
                 text = f"{name}: {report.rows[name]:,} rows in {commits:,} {word}"
                 if report.quarantined[name]:
                     text += f", {report.quarantined[name]:,} quarantined"
+                for what, count in report.counts.get(name, {}).items():
+                    text += f", {count:,} {what}"
                 if name == RECORDS and report.skipped:
                     text += f", {report.skipped:,} offsets skipped"
                 self._print(text, over=False)
-            if not report.commits and report.ok:
-                self._print("nothing new", over=False)
-            self._print(f"{took_s:.1f} s", over=False)
+            self._print(f"{outcome(report)}, in {took_s:.1f} s", over=False)
 
     def _print(self, text: str, *, over: bool) -> None:
         """Print a line. With `over`, the next line on a terminal overwrites it."""
@@ -115,6 +123,15 @@ class RunProgress(RunListener):
         blank = f"\r{' ' * self._width}\r" if self._width else ""
         print(blank + text, end="" if over else "\n", file=self.stream, flush=True)
         self._width = len(text) if over else 0
+
+
+def outcome(report: RunReport) -> str:
+    """Return what a run did, in words."""
+    tables, failed = len(report.commits), len(report.errors)
+    if not tables and not failed:
+        return "nothing new"
+    text = f"{tables} {'table has' if tables == 1 else 'tables have'} new rows"
+    return f"{text}; {failed} failed: {', '.join(report.errors)}" if failed else text
 
 
 def skipped_text(skipped: Sequence[Skipped]) -> str:

@@ -7,6 +7,7 @@ fails stops itself and the tables made from it, and no others.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,9 @@ from holdfast.pipeline.source.options import OptionError
 
 IDLE_S: Final = 0.05
 """The least pause in seconds after a source had nothing new, however short the trigger."""
+TABLES_AT_ONCE: Final = 2
+"""The tables of a run that are made at the same time. The driver plans one while Spark computes the
+other."""
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 30.0
 """The longest pause in seconds between attempts of a failing table in a continuous run. The first
@@ -44,6 +48,8 @@ class RunReport:
     commits: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What the commits counted besides rows, such as repetitions."""
     skipped: int = 0
     """The number of offsets of the log that bronze skipped, as far as its commits list the ranges
     (commits.Skipped)."""
@@ -63,11 +69,17 @@ class RunReport:
             (self.quarantined, commit.quarantined),
         ):
             counts[commit.table] = counts.get(commit.table, 0) + more
+        own = self.counts.setdefault(commit.table, {})
+        for name, number in commit.counts.items():
+            own[name] = own.get(name, 0) + number
         self.skipped += sum(each.end - each.first for each in newly_skipped(commit))
 
 
 class RunListener:
     """The receiver of a run's events. Several threads call its methods."""
+
+    def making(self, table: str, number: int, of: int) -> None:
+        """A run begins with its table `number`, from 1, of `of` tables."""
 
     def committed(self, commit: Commit, lag: int | None) -> None:
         """A commit was made. For bronze, `lag` is the number of offsets between the table and the
@@ -135,10 +147,27 @@ class Runner:
             self._recover()
             if RECORDS in self.chosen:
                 self._attempt(RECORDS, self._run_bronze_once)
-            for name in self.chosen:
-                if name != RECORDS:
-                    self._attempt(name, partial(self._until_done, name))
+            self._make_tables([name for name in self.chosen if name != RECORDS])
         return self.report
+
+    def _make_tables(self, names: Sequence[str]) -> None:
+        """Make tables in order, TABLES_AT_ONCE at a time, each after its source."""
+        waiting = list(names)
+        going: dict[Future[None], str] = {}
+        with ThreadPoolExecutor(TABLES_AT_ONCE, "tables") as pool:
+            while waiting or going:
+                not_made = {*waiting, *going.values()}
+                for name in list(waiting):
+                    if self.catalog.table(name).source not in not_made:
+                        waiting.remove(name)
+                        # Each thread reads the commits itself: a log is not thread-safe.
+                        engine = replace(self.engine, logs={})
+                        work = partial(self._until_done, name, engine)
+                        going[pool.submit(self._attempt, name, work)] = name
+                done, _ = wait(going, return_when=FIRST_COMPLETED)
+                for future in done:
+                    del going[future]
+                    future.result()
 
     def continuously(self, trigger_s: float) -> RunReport:
         """Run until `stop`, or until every table has failed permanently.
@@ -186,9 +215,9 @@ class Runner:
             self._compact(bronze.engine, RECORDS)
         return commit is not None
 
-    def _until_done(self, name: str) -> None:
+    def _until_done(self, name: str, engine: Engine) -> None:
         table = self.catalog.table(name)
-        while not self.stopping and self._table_step(table):
+        while not self.stopping and self._table_step(engine, table):
             pass
 
     def _ensure_applied(self, engine: Engine, name: str) -> None:
@@ -196,15 +225,15 @@ class Runner:
             recover(engine, name)
             self._uncertain.discard(name)
 
-    def _table_step(self, table: Table) -> bool:
-        self._ensure_applied(self.engine, table.name)
+    def _table_step(self, engine: Engine, table: Table) -> bool:
+        self._ensure_applied(engine, table.name)
         step = step_silver if table.layer == "silver" else step_gold
-        with reading(self.engine.lake, table.source):
-            commit = step(self.engine, table)
+        with reading(engine.lake, table.source):
+            commit = step(engine, table)
         if commit is not None:
             self._committed(commit, None)
             if table.layer == "silver":
-                self._compact(self.engine, table.name)
+                self._compact(engine, table.name)
         return commit is not None
 
     def _compact(self, engine: Engine, name: str) -> None:
@@ -224,6 +253,7 @@ class Runner:
         failed = [each for each in self.report.errors if name in self.catalog.derived_from(each)]
         if failed or self.stopping:
             return  # its source is not complete: a later run makes it, and nothing is lost
+        self.listener.making(name, self.chosen.index(name) + 1, len(self.chosen))
         try:
             work()
         except Exception as error:  # noqa: BLE001 - Spark's, the user's: reported by table
@@ -282,7 +312,7 @@ class Runner:
         """Make one step, and return the earliest time of the next one and the pause after its next
         failure."""
         try:
-            self._table_step(self.catalog.table(name))
+            self._table_step(self.engine, self.catalog.table(name))
         except FATAL as error:
             self._failed(name, error, None)
         except Exception as error:  # noqa: BLE001 - tried again

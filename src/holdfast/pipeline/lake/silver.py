@@ -131,33 +131,33 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
         if table.keys:
             frame = frame.sortWithinPartitions(*keys)
         spec = WriteSpec(step.stage_directory(ROWS), table.partition_by)
-        step.stage(ROWS, frame, spec, replaced=False)
+        step.stage(ROWS, frame, spec, rows_in, replaced=False)
         if outputs.quarantine is not None:
-            _stage_quarantine(engine, table, step, outputs.quarantine)
+            _stage_quarantine(table, step, outputs.quarantine, rows_in)
         if table.state:
-            _stage_state(table, step, outputs.state)
+            _stage_state(table, step, outputs.state, rows_in)
     finally:
         for each in shared:
             each.unpersist()
 
 
-def _stage_quarantine(engine: Engine, table: Table, step: Step, frame: DataFrame) -> None:
+def _stage_quarantine(table: Table, step: Step, frame: DataFrame, rows_in: int) -> None:
     if "client_id" not in frame.columns:
         frame = frame.withColumn("client_id", functions.lit(None))
     frame = cast_to(frame, names_of(QUARANTINE_COLUMNS), f"{table.name} (quarantine)")
     dated = frame.withColumn("date", functions.to_date("timestamp")).coalesce(1)
     dated = dated.sortWithinPartitions("date", "partition", "offset")
     spec = WriteSpec(step.stage_directory(QUARANTINED), ("date",))
-    step.stage(QUARANTINED, dated, spec, replaced=False)
+    step.stage(QUARANTINED, dated, spec, rows_in, replaced=False)
     assert {column.name for column in quarantine_columns()} >= set(dated.columns)
 
 
-def _stage_state(table: Table, step: Step, frame: DataFrame | None) -> None:
+def _stage_state(table: Table, step: Step, frame: DataFrame | None, rows_in: int) -> None:
     if frame is None:
         raise TableError(f"table {table.name} has state columns, but its build returned no state")
     frame = cast_to(frame, names_of(table.state), f"{table.name} (state)").coalesce(1)
     spec = WriteSpec(step.stage_directory(STATE))
-    step.stage(STATE, frame, spec, replaced=False)
+    step.stage(STATE, frame, spec, rows_in, replaced=False)
 
 
 def _few_files(engine: Engine, frame: DataFrame, rows_in: int) -> DataFrame:

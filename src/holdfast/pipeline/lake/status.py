@@ -1,19 +1,23 @@
 """The state of a lake, as `holdfast pipeline status` shows it. The module starts no Spark."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.pipeline.lake.catalog import DECLARED_BY, Catalog
 from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
+from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess
+
+AGE_MAX_S: Final = 40 * 365 * 86_400.0
+"""The greatest lag in seconds that is looked for."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class TableStatus:
     last_took_s: float = 0.0
     lag: int | None = 0
     """The offsets of the log, or rows of the source, that the table lacks. None: not known."""
+    lag_s: float | None = 0.0
+    """The seconds for which the oldest of them has been there. None: not known."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What all steps counted besides rows, such as repetitions."""
 
 
 @dataclass(frozen=True)
@@ -67,50 +75,82 @@ class LakeStatus:
         return str(self)
 
 
-def lake_status(lake: Path, catalog: Catalog, source: Mapping[str, str]) -> LakeStatus:
-    """Read the state of a lake from its commits, and the end of the log from `source` if it is
-    given."""
-    last = {name: CommitLog(lake, name).last() for name in catalog.names()}
-    ends, problem = _ends(source) if source else (None, "")
+def lake_status(
+    lake: Path, catalog: Catalog, source: Mapping[str, str], *, ask_servers: bool = True
+) -> LakeStatus:
+    """Read the state of a lake from its commits, and the end of the log from `source` unless it is
+    empty."""
+    logs = {name: CommitLog(lake, name) for name in catalog.names()}
+    last = {name: log.last() for name, log in logs.items()}
     records = last[RECORDS]
     position = dict(records.offsets) if records is not None else {}
+    found = _look(source, position) if source and ask_servers else _LogEnd()
     tables = []
     for name in catalog.names():
         if name == RECORDS:
             lag = None
-            if ends is not None:
-                lag = sum(max(0, end - position.get(p, 0)) for p, end in ends.items())
-            tables.append(_table(name, "bronze", "the log", last[name], lag))
+            if found.ends is not None:
+                lag = sum(max(0, end - position.get(p, 0)) for p, end in found.ends.items())
+            tables.append(_table(name, "bronze", "the log", last[name], lag, found.lag_s))
             continue
         table = catalog.table(name)
-        tables.append(
-            _table(
-                name, table.layer, table.source, last[name], _lag(last[name], last[table.source])
-            )
-        )
+        lag = _lag(last[name], last[table.source])
+        lag_s = _lag_s(lag, last[name], logs[table.source])
+        tables.append(_table(name, table.layer, table.source, last[name], lag, lag_s))
     return LakeStatus(
         lake=str(lake),
         source=dict(source),
         tables=tables,
         offsets=position,
-        ends=ends,
-        problem=problem,
+        ends=found.ends,
+        problem=found.problem,
         skipped_total=records.skipped_total if records is not None else 0,
         skipped=list(records.skipped) if records is not None else [],
         undeclared=sorted({path.parent.name for path in lake.glob(f"*/{COMMITS}")} - set(last)),
     )
 
 
-def _ends(source: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
+@dataclass(frozen=True)
+class _LogEnd:
+    ends: dict[str, int] | None = None
+    lag_s: float | None = None
+    problem: str = ""
+
+
+def _look(source: Mapping[str, str], position: Mapping[str, int]) -> _LogEnd:
+    """Ask the source for the end of its log, and how old the first record after `position` is."""
     access = None
     try:
         access = LogAccess(parse(source))
-        return offsets.to_json({p: bound.end for p, bound in access.bounds().items()}), ""
+        ends = {p: bound.end for p, bound in access.bounds().items()}
+        own = {p: position.get(str(p), 0) for p in ends}
+        if all(own[p] >= end for p, end in ends.items()):
+            return _LogEnd(offsets.to_json(ends), 0.0)
+        now_s = time.time()
+
+        def is_older(age_s: float) -> bool:
+            """Return whether the lake lacks a record of this age."""
+            begins = access.offsets_at(round((now_s - age_s) * 1_000_000))
+            return any(own.get(p, 0) < begin for p, begin in begins.items())
+
+        return _LogEnd(offsets.to_json(ends), _greatest(is_older))
     except Exception as error:  # noqa: BLE001 - shown: the status of the lake is there anyway
-        return None, str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        text = str(error).strip()
+        return _LogEnd(problem=text.splitlines()[0] if text else repr(error))
     finally:
         if access is not None:
             access.close()
+
+
+def _greatest(is_older: Callable[[float], bool]) -> float:
+    """Return the greatest age in seconds of which `is_older` is true, to a tenth of it."""
+    low_s, high_s = 0.0, 1.0
+    while is_older(high_s) and high_s < AGE_MAX_S:
+        low_s, high_s = high_s, 2 * high_s
+    while high_s - low_s > max(0.1, low_s / 10):
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if is_older(middle_s) else (low_s, middle_s)
+    return low_s
 
 
 def _lag(commit: Commit | None, source: Commit | None) -> int | None:
@@ -125,11 +165,24 @@ def _lag(commit: Commit | None, source: Commit | None) -> int | None:
     return max(0, source.rows_total - commit.consumed.rows)
 
 
+def _lag_s(lag: int | None, commit: Commit | None, source: CommitLog) -> float | None:
+    """Return for how long the source has had rows that the table has not read."""
+    last = source.last()
+    if not lag or last is None:
+        return None if lag is None else 0.0
+    first = commit.consumed.upto + 1 if commit is not None and commit.consumed is not None else 1
+    try:
+        at_us = source.read(first).committed_at_us
+    except LakeError:  # an old commit, which is not kept
+        at_us = commit.committed_at_us if commit is not None else last.committed_at_us
+    return max(0.0, time.time() - at_us / 1e6)
+
+
 def _table(
-    name: str, layer: str, source: str, commit: Commit | None, lag: int | None
+    name: str, layer: str, source: str, commit: Commit | None, lag: int | None, lag_s: float | None
 ) -> TableStatus:
     if commit is None:
-        return TableStatus(name, layer, source, lag=lag)
+        return TableStatus(name, layer, source, lag=lag, lag_s=lag_s)
     return TableStatus(
         name=name,
         layer=layer,
@@ -141,6 +194,8 @@ def _table(
         last_commit_us=commit.committed_at_us,
         last_took_s=commit.took_s,
         lag=lag,
+        lag_s=lag_s,
+        counts=commit.counts_total,
     )
 
 
@@ -151,10 +206,20 @@ def status_lines(status: LakeStatus) -> list[str]:
     if status.problem:
         lines.append(f"        cannot be asked: {status.problem}")
     lines += _losses(status)
-    heads = ("table", "layer", "from", "rows", "quarantined", "lag", "version", "last commit")
+    heads = (
+        "table",
+        "layer",
+        "from",
+        "rows",
+        "quarantined",
+        "lag",
+        "behind",
+        "version",
+        "last commit",
+    )
     rows = [heads, *(_cells(table) for table in status.tables)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(heads))]
-    right = {3, 4, 5, 6}
+    right = {3, 4, 5, 6, 7}
     lines.append("")
     for row in rows:
         cells = [
@@ -162,6 +227,11 @@ def status_lines(status: LakeStatus) -> list[str]:
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
+    lines += [
+        f"{table.name}: {number:,} {name}"
+        for table in status.tables
+        for name, number in table.counts.items()
+    ]
     if status.undeclared:
         names = ", ".join(status.undeclared)
         lines += ["", f"also there: {names}; give --tables with {DECLARED_BY}"]
@@ -201,6 +271,7 @@ def _cells(table: TableStatus) -> tuple[str, ...]:
         f"{table.rows:,}",
         f"{table.quarantined:,}",
         "?" if table.lag is None else f"{table.lag:,}",
+        "?" if table.lag_s is None else _ago(table.lag_s),
         str(table.version),
         commit,
     )

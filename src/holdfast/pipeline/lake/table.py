@@ -124,7 +124,8 @@ class StreamFold(Protocol):
         """Fold all rows of the step of some streams, with their states.
 
         The rows are as `spread` returned them, but in any order. Yields batches of the outputs
-        (commits.ROWS, QUARANTINED, STATE) with the declared columns. `oldest_us` is the least of
+        (commits.ROWS, QUARANTINED, STATE) with the declared columns, or of COUNTS: a name and a
+        number that the commit adds up. `oldest_us` is the least of
         the source's times in the step, in microseconds since 1970, or None if it has no times.
         """
         ...

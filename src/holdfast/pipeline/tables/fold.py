@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, Decoded, DecodeError
-from holdfast.pipeline.lake.files.commits import ROWS
+from holdfast.pipeline.lake.files.commits import COUNTS, ROWS
 from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, ColumnBatch
 from holdfast.pipeline.tables.columnar.marks import SPAN_MIN
 from holdfast.pipeline.tables.columnar.parse import FieldGroup, read_flat
@@ -41,6 +41,8 @@ from holdfast.pipeline.tables.stream import (
 )
 from holdfast.pipeline.tables.topics import Reader, Topics
 
+REPETITIONS: Final = "repetitions"
+"""The name of the count of repetitions."""
 SEQUENCE: Final = "$sequence"
 """The metric of a numbered message that has no other."""
 
@@ -62,6 +64,7 @@ class Folder:
         """The stream's state as it came. It is decoded when a message needs it."""
         self.state: StreamState | None = None
         self.last_us = 0
+        self.repetitions = 0
 
     def fold(
         self, batches: Iterator[pa.RecordBatch], states: Mapping[str, tuple[str, int]]
@@ -77,6 +80,11 @@ class Folder:
             yield from self.output.batches(least=False)
         self._end_stream()
         yield from self.output.batches(least=True)
+        if self.repetitions:
+            yield (
+                COUNTS,
+                pa.RecordBatch.from_pydict({"name": [REPETITIONS], "count": [self.repetitions]}),
+            )
 
     def _batch(self, rows: Rows) -> Iterator[Piece]:
         alike = ColumnBatch(rows, self._groups(rows) if self.together else [], self.topics)
@@ -182,6 +190,8 @@ class Folder:
         first = 0
         for emission in emissions:
             decoded = emission.decoded
+            if decoded.names == [REPEATED]:
+                self.repetitions += 1
             if decoded.errors is not None:
                 self.output.quarantine(message, decoded.reason() or "")
             self._emit(message, reader, emission, place, first)
@@ -237,6 +247,7 @@ class Folder:
             elif message.payload is not None and message.bytes <= PAYLOAD_BYTES_MAX:
                 device = reader.read(message, message.payload).device
         if device is not None:
+            self.repetitions += 1
             self._emit(message, reader, _repetition(device), NOWHERE, 0)
 
     def _emit(

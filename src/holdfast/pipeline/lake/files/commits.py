@@ -31,6 +31,8 @@ COMMITS_KEPT: Final = 1000
 ROWS: Final = "rows"
 QUARANTINED: Final = "quarantine"
 STATE: Final = "state"
+COUNTS: Final = "counts"
+"""An output of counts: a name and a number, which the commit adds up."""
 
 _COMMIT_NAME: Final = re.compile(r"(\d{8,})\.json")
 
@@ -113,6 +115,10 @@ class Commit(Struct, frozen=True, kw_only=True):
     files: list[File] = []
     quarantine: list[File] = []
     state: list[File] = []
+    counts: dict[str, int] = {}
+    """What the step counted besides rows, such as repetitions or rows that fail an expectation."""
+    counts_total: dict[str, int] = {}
+    """The same of this commit and all before it."""
     removed: list[str] = []
     """The paths of row files that the table does not have any more."""
     merges: bool = False
