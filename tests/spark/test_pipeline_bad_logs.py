@@ -194,7 +194,7 @@ def test_clocks_that_are_wrong(logged: Logged) -> None:
 def test_a_payload_of_100_megabytes(
     spark: SparkSession, start_holdfast: StartHoldfast, tmp_path: Path
 ) -> None:
-    broker = start_holdfast()
+    broker = start_holdfast({"limits": {"packet_bytes": 2 * HUGE}})
     huge = b'{"text": "' + b"x" * (HUGE - 12) + b'"}'
     with Client("127.0.0.1", broker.port) as client:
         for number in range(6):
