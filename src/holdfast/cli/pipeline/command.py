@@ -64,7 +64,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "known",
     )
     schema.add_argument("name", nargs="*", metavar="TABLE", help="only these (default: all)")
-    rebuild.add_argument("name", metavar="TABLE", help="silver or gold table")
+    rebuild.add_argument("names", nargs="+", metavar="TABLE", help="silver or gold table")
     options.add_what(compact, "TABLE", "bronze, silver, all (default), or names of tables")
     options.add_output(package, PACKAGE_DIRECTORY, "DIR", "where to")
     report.add_argument(

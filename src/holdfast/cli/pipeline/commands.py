@@ -52,7 +52,7 @@ def spark_of(
 def show_status(args: argparse.Namespace) -> int:
     """Print the progress of each table of a lake, without Spark."""
     from holdfast.pipeline.lake.files.files import LakeError
-    from holdfast.pipeline.lake.lake import SETTINGS
+    from holdfast.pipeline.lake.files.settings import SETTINGS
 
     lake = _lake(args)
     if not lake.settings:
@@ -116,10 +116,10 @@ def rebuild(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.progress import RunProgress
 
     lake = _lake(args)
-    lake.check_rebuild(args.name)
+    lake.check_rebuild(args.names)
     with spark_of(lake, args):
         progress = RunProgress()
-        report = lake.rebuild(args.name, listener=progress)
+        report = lake.rebuild(args.names, listener=progress)
     progress.finished(report)
     return 0 if report.ok else 1
 
@@ -159,12 +159,11 @@ def write_report(args: argparse.Namespace) -> int:
     if find_spec("plotly") is None:
         print("holdfast: the report needs plotly: pip install 'holdfast[spark]'", file=sys.stderr)
         return EXIT_USAGE
-    from holdfast.pipeline.lake.catalog import load_catalog
     from holdfast.pipeline.report.report import write_report
 
     output: Path = args.output
     try:
-        write_report(args.lake, load_catalog(args.tables), output, args.run_id)
+        write_report(args.lake, _lake(args).catalog, output, args.run_id)
     except OSError as error:
         print(f"holdfast: {output} cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE

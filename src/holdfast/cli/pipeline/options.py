@@ -34,7 +34,7 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="Python file or package that declares more tables, such as holdfast_lab for those of "
-        "test runs; may be given again",
+        "test runs; may be given again; the lake keeps them with the first run",
     )
 
 

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = lake.catalog.chosen(args.what)
     source = source_options(args.source) if args.source else lake.source()
     check_source(chosen, source)
+    lake.check_tables()
     source |= dict(args.option)
     if args.max_records_per_trigger is not None:
         source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)

@@ -12,18 +12,33 @@ A Spark session is made when the first method needs one.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.lake.engine import Engine, do_nothing, finish, locked, usable
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.compaction import Compaction
+from holdfast.pipeline.lake.files.declarations import (
+    changed_tables,
+    declaration_of,
+    differences,
+    keep,
+    kept_sources,
+)
 from holdfast.pipeline.lake.files.encodings import encodings_of
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically
+from holdfast.pipeline.lake.files.settings import (
+    LAKE_FORMAT,
+    SETTINGS,
+    kept_declarations,
+    read_settings,
+    store_name,
+)
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.schema import (
     check_declared,
@@ -40,9 +55,6 @@ from holdfast.pipeline.lake.stores.store import (
 )
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
 
-SETTINGS: Final = "lake.json"
-LAKE_FORMAT: Final = 1
-STORES: Final = ("parquet", "delta", "iceberg")
 NOT_KEPT: Final = ("failondataloss",)
 """Options of the source that hold for one run. A user who skips lost records once does not mean to
 skip them always."""
@@ -68,16 +80,19 @@ class Lake:
         """Open a lake. Raises LakeError and TableError.
 
         `store` is one of STORES. A lake keeps the store it was made with (default parquet).
-        `tables` are further tables, as Python files, packages or declarations. Without `spark`, a
-        session is made when it is needed, on `master`.
+        `tables` are further tables, as Python files, packages or declarations. The lake keeps files
+        and packages with the first run, so later runs need none. Without `spark`, a session is made
+        when it is needed, on `master`.
         """
         self.path = Path(path).absolute()
         check_lake_path(self.path)
         self.settings = read_settings(self.path)
-        self.store_name = _store_name(self.path, self.settings, store)
-        files = [each for each in tables if not isinstance(each, Table)]
+        self.store_name = store_name(self.path, self.settings, store)
         given = [each for each in tables if isinstance(each, Table)]
-        self.catalog = load_catalog(files, given)
+        self._files = [each for each in tables if not isinstance(each, Table)]
+        self._kept = kept_declarations(self.settings)
+        self.catalog = load_catalog(self._files or kept_sources(self.path, self._kept), given)
+        self._declarations = [declaration_of(each) for each in self._files] or self._kept
         self._master = master
         self._spark = spark
 
@@ -158,33 +173,61 @@ class Lake:
         chosen = self.catalog.chosen(words)
         options = source_options(source) if source is not None else self.source()
         check_source(chosen, options)
+        self.check_tables()
         engine = self._writing_engine()
         self.remember(options)
         return Runner(engine, self.catalog, chosen, options, listener, compact_at)
 
-    def rebuild(self, name: str, *, listener: RunListener | None = None) -> RunReport:
-        """Remove a table and all tables made from it, and build them again.
+    def rebuild(
+        self, name: str | Sequence[str], *, listener: RunListener | None = None
+    ) -> RunReport:
+        """Remove tables and all tables made from them, and build them again.
 
-        Raises LakeError and TableError.
+        The lake keeps the given declarations, if others were kept. Raises LakeError and TableError.
         """
-        self.check_rebuild(name)
-        names = self.catalog.derived_from(name)
+        names = self.check_rebuild([name] if isinstance(name, str) else name)
         engine = self._writing_engine()
         with locked(self.path, names):
             # The tables made from others are removed first, so that a crash leaves no table without
             # its source.
             for each in reversed(names):
                 engine.store.forget(each)
+            self.remember(self.source())
         return Runner(engine, self.catalog, names, None, listener).run_once()
 
-    def check_rebuild(self, name: str) -> None:
-        """Check that a table can be built again. Raises LakeError and TableError."""
-        if name == RECORDS:
+    def check_rebuild(self, names: Sequence[str]) -> list[str]:
+        """Return all tables that are built again with some. Raises LakeError and TableError."""
+        if RECORDS in names:
             raise LakeError(
                 f"{RECORDS} is not built again: the log may not have all of it any more. Choose "
                 "another directory for a new lake"
             )
-        self.catalog.table(name)
+        for name in names:
+            self.catalog.table(name)
+        found = {each for name in names for each in self.catalog.derived_from(name)}
+        self.check_tables(found)
+        return [each for each in self.catalog.names() if each in found]
+
+    def check_tables(self, rebuilt: Collection[str] = ()) -> None:
+        """Check that the given declarations are those that the lake keeps.
+
+        Others are allowed for tables that are not stored, or that are `rebuilt`.
+        Raises LakeError, which says what differs and what to do.
+        """
+        if "tables" not in self.settings or not self._files:
+            return  # a lake of an older version, or the kept declarations
+        stored = {name for name in self.catalog.names() if CommitLog(self.path, name).last()}
+        before = load_catalog(kept_sources(self.path, self._kept)).tables
+        mixed = changed_tables(before, self.catalog.tables, stored - set(rebuilt))
+        if mixed:
+            was = ", ".join(each.name for each in self._kept) or "the built-in declarations"
+            told = differences(self.path, self._kept, self._files)
+            raise LakeError(
+                f"{', '.join(mixed)} of {self.path} was made by {was}, and --tables declares it "
+                f"otherwise{': ' if told else ''}{' | '.join(told)}. New rows would not fit the "
+                "old ones. Run without --tables to go on as before, or make the rows again: "
+                f"`holdfast pipeline rebuild {' '.join(mixed)} --tables FILE`"
+            )
 
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
@@ -302,41 +345,18 @@ class Lake:
     def remember(self, source: Mapping[str, str]) -> None:
         """Store the source of the records, which the lake is made from, with its settings."""
         kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
-        settings = {"format": LAKE_FORMAT, "store": self.store_name, "source": kept}
+        settings = {
+            "format": LAKE_FORMAT,
+            "store": self.store_name,
+            "source": kept,
+            "tables": msgspec.to_builtins(self._declarations),
+        }
         if settings != self.settings:
             self.path.mkdir(parents=True, exist_ok=True)
+            keep(self.path, self._files, self._declarations if self._files else [])
             write_atomically(self.path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
             self.settings = settings
-
-
-def read_settings(lake: Path) -> dict[str, Any]:
-    """Read the settings of a lake. They are empty for one that is not made yet. Raises
-    LakeError."""
-    path = lake / SETTINGS
-    try:
-        settings = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        if lake.exists() and any(lake.iterdir()):
-            raise LakeError(
-                f"{lake} is no lake: it has files, but no {SETTINGS}. Choose an empty directory"
-            ) from None
-        return {}
-    except NotADirectoryError:
-        raise LakeError(f"{lake} is no directory") from None
-    except ValueError as error:
-        raise LakeError(f"{path} is damaged: {error}") from None
-    if not isinstance(settings, dict) or settings.get("format") != LAKE_FORMAT:
-        raise LakeError(f"{path} is of another version of the pipeline: use that one")
-    return settings
-
-
-def _store_name(lake: Path, settings: Mapping[str, Any], wanted: str | None) -> str:
-    if wanted is not None and wanted not in STORES:
-        raise LakeError(f"there is no store {wanted!r}; there are {', '.join(STORES)}")
-    there = settings.get("store")
-    if there is not None and wanted is not None and there != wanted:
-        raise LakeError(f"{lake} is kept as {there}, not {wanted}: choose another directory")
-    return str(there or wanted or "parquet")
+            self._kept = self._declarations
 
 
 def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
