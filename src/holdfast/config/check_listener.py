@@ -9,6 +9,7 @@ from holdfast.addresses import address_problem
 from holdfast.config.listener import WEBSOCKET_PATH, Listener
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Config
+from holdfast.config.sections.check_identity import has_sources
 
 PACKET_BYTES_MIN: Final = 128
 SOCKET_PATH_BYTES_MAX: Final = 96
@@ -92,6 +93,7 @@ def _authentication_problems(listener: Listener, config: Config) -> Iterator[Pro
         "scram": ("security.scram_file", security.scram_file),
         "certificate": ("client_ca", listener.client_ca),
         "token": ("security.jwt.jwks", security.jwt.jwks),
+        "http": ("security.http.url", security.http.url),
     }
     for index, method in enumerate(listener.authentication):
         key, value = needed[method]
@@ -110,7 +112,7 @@ def listener_warnings(config: Config) -> list[str]:
     """Listeners that nobody can use, or anybody."""
     found: list[str] = []
     security = config.security
-    has_users = bool(security.password_file or security.scram_file or security.jwt.jwks)
+    has_users = bool(security.password_file or security.scram_file or has_sources(security))
     for index, listener in enumerate(config.listeners):
         key = f"listeners[{index}]"
         if not admits_anonymous(listener, config):

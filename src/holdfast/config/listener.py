@@ -65,7 +65,7 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     (DNS name, mail address or URI), or none. With none it only admits the client."""
     allow_anonymous: bool | None = None
     """True: clients without credentials may connect here. Unset: as `security.allow_anonymous`."""
-    authentication: list[Literal["password", "scram", "certificate", "token"]] = field(
+    authentication: list[Literal["password", "scram", "certificate", "token", "http"]] = field(
         default_factory=list
     )
     """The ways in which a client may prove its user name here; empty: each one that is

@@ -8,6 +8,7 @@ import msgspec
 from holdfast.config.check import contradictions
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
+from holdfast.config.sections.check_identity import has_sources
 from holdfast.config.sources import Overrides, load_settings
 
 
@@ -39,7 +40,7 @@ def _resolve(config: Config) -> Config:
     if security.allow_anonymous is not None:
         return config
     anonymous = all(listener.is_loopback() for listener in config.listeners) and not (
-        security.password_file or security.scram_file or security.jwt.jwks
+        security.password_file or security.scram_file or has_sources(security)
     )
     return msgspec.structs.replace(
         config, security=msgspec.structs.replace(security, allow_anonymous=anonymous)

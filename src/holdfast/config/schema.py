@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 from holdfast.addresses import ADDRESS, join_address
 from holdfast.config.federation import Federation
 from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port
-from holdfast.config.sections.identity import Jwt
+from holdfast.config.sections.identity import HttpCheck, Jwt
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
 
@@ -170,6 +170,7 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     scram_file: str = ""
     """The credentials for enhanced authentication with SCRAM-SHA-256 or SCRAM-SHA-512."""
     jwt: Jwt = field(default_factory=Jwt)
+    http: HttpCheck = field(default_factory=HttpCheck)
 
 
 class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

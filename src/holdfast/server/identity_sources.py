@@ -4,8 +4,9 @@ import asyncio
 from pathlib import Path
 
 from holdfast.config.schema import Security
-from holdfast.config.sections.identity import Jwt
+from holdfast.config.sections.identity import HttpCheck, Jwt
 from holdfast.security.identity.claims import ClaimRules
+from holdfast.security.identity.http_check import HttpSource
 from holdfast.security.identity.identity import IdentitySource
 from holdfast.security.identity.keys import (
     KEYS_BYTES_MAX,
@@ -17,12 +18,55 @@ from holdfast.security.identity.keys import (
 from holdfast.security.identity.tokens import TokenSource
 
 
+class SourceError(ValueError):
+    """A source of identity that cannot be used. The text has the key or file, and the reason."""
+
+
 def identity_sources(security: Security) -> tuple[IdentitySource, ...]:
-    """The sources, which do nothing before they are started. Raises `KeysError`."""
+    """The sources, which do nothing before they are started. Raises `SourceError`."""
     found: list[IdentitySource] = []
     if security.jwt.jwks:
-        found.append(_token_source(security.jwt))
+        try:
+            found.append(_token_source(security.jwt))
+        except KeysError as error:
+            raise SourceError(str(error)) from error
+    if security.http.url:
+        found.append(_http_source(security.http))
     return tuple(found)
+
+
+def _http_source(settings: HttpCheck) -> HttpSource:
+    _require_httpx("security.http.url")
+    headers = {"Content-Type": "application/json"}
+    if settings.authorization_file:
+        headers["Authorization"] = _first_line(Path(settings.authorization_file))
+    return HttpSource(
+        settings.url,
+        headers=headers,
+        timeout_s=settings.timeout_s,
+        connections=settings.connections,
+        remember_s=settings.remember_s,
+    )
+
+
+def _first_line(path: Path) -> str:
+    try:
+        line = path.read_text(encoding="ascii").partition("\n")[0].strip()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path}: not ASCII at byte {error.start}") from None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot read the file: {error.strerror}") from None
+    if not line or not line.isprintable():
+        raise SourceError(f"{path}: the first line must be the value of the header Authorization")
+    return line
+
+
+def _require_httpx(key: str) -> None:
+    try:
+        import httpx  # noqa: F401
+    except ImportError:
+        text = "a URL needs the package httpx: pip install 'holdfast[auth]'"
+        raise SourceError(f"{key}: {text}") from None
 
 
 def _token_source(jwt: Jwt) -> TokenSource:
@@ -40,11 +84,7 @@ def _token_source(jwt: Jwt) -> TokenSource:
 
 def _key_store(jwt: Jwt) -> KeyStore:
     if jwt.jwks.startswith(("https://", "http://")):
-        try:
-            import httpx  # noqa: F401
-        except ImportError:
-            text = "a URL needs the package httpx: pip install 'holdfast[auth]'"
-            raise KeysError(f"security.jwt.jwks: {text}") from None
+        _require_httpx("security.jwt.jwks")
         return KeyStore(jwt.jwks, lambda: _get(jwt.jwks, jwt.timeout_s), jwt.refresh_s)
     path = Path(jwt.jwks)
     keys = KeyStore(jwt.jwks, lambda: asyncio.to_thread(read_keys, path), jwt.refresh_s)

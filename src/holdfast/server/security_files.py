@@ -9,14 +9,14 @@ from typing import Final
 from holdfast.broker.node import Node
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Admin, Config
+from holdfast.config.sections.check_identity import has_sources
 from holdfast.security.acl import AclError, AclFile
 from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.identity.identity import IdentitySource
-from holdfast.security.identity.keys import KeysError
 from holdfast.security.passwords import PasswordError, PasswordFile
 from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
-from holdfast.server.identity_sources import identity_sources
+from holdfast.server.identity_sources import SourceError, identity_sources
 
 logger = logging.getLogger("holdfast")
 
@@ -55,7 +55,7 @@ class SecurityFiles:
 def authenticates_users(config: Config) -> bool:
     """Return whether a client can prove a user name to this broker on any listener."""
     security = config.security
-    return bool(security.password_file or security.scram_file or security.jwt.jwks) or any(
+    return bool(security.password_file or security.scram_file or has_sources(security)) or any(
         listener.client_ca and listener.certificate_user != "none" for listener in config.listeners
     )
 
@@ -68,7 +68,7 @@ def load_security(config: Config) -> SecurityFiles:
         acl = AclFile.load(security.acl_file) if security.acl_file else None
         scram = ScramFile.load(security.scram_file) if security.scram_file else None
         sources = identity_sources(security)
-    except (PasswordError, AclError, ScramError, KeysError, OSError) as error:
+    except (PasswordError, AclError, ScramError, SourceError, OSError) as error:
         raise SecurityFileError(str(error)) from error
     if acl is not None and acl.names_users() and not authenticates_users(config):
         logger.warning(

@@ -10,11 +10,20 @@ from holdfast.config.schema import Security
 
 def identity_problems(security: Security) -> Iterator[Problem]:
     """Settings that are valid on their own but not together."""
-    text = url_problem(security.jwt.jwks)
-    if text:
-        yield "security.jwt.jwks", f" = {shown(security.jwt.jwks)}: {text}"
+    for key, url in (("jwt.jwks", security.jwt.jwks), ("http.url", security.http.url)):
+        text = url_problem(url)
+        if text:
+            yield f"security.{key}", f" = {shown(url)}: {text}"
+    url = security.http.url
+    if url and not url.startswith(("http:", "https:")):
+        yield "security.http.url", f" = {shown(url)}: must begin with https://"
     if security.jwt.jwks and not security.jwt.algorithms:
         yield "security.jwt.algorithms", " = []: must allow at least one algorithm"
+
+
+def has_sources(security: Security) -> bool:
+    """Whether a source of identity is configured, besides files."""
+    return bool(security.jwt.jwks or security.http.url)
 
 
 def url_problem(url: str) -> str:

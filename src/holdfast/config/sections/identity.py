@@ -1,4 +1,4 @@
-"""The settings of the sources of identity: tokens."""
+"""The settings of the sources of identity: tokens, the HTTP check."""
 
 from typing import Annotated, Literal
 
@@ -38,3 +38,19 @@ class Jwt(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     subscribe_claim: str = "subscribe"
     """The claim with the topic filters that it may receive. A token without both claims has the
     rights of `acl_file`."""
+
+
+class HttpCheck(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """An HTTP service that says who a client is and what it may do."""
+
+    url: str = ""
+    """The URL of the POST for each CONNECT, with https (http only on loopback); empty: none."""
+    authorization_file: str = ""
+    """The file with the value of the header Authorization, in its first line."""
+    timeout_s: Annotated[float, Meta(gt=0, le=60)] = 3.0
+    """The seconds after which a client without a reply is refused with 0x88."""
+    connections: Annotated[int, Meta(ge=1, le=1000)] = 16
+    """The most connections to the service."""
+    remember_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    """The seconds for which an accepted login is accepted again without a request; 0: it is not
+    remembered."""
