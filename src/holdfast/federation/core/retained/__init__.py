@@ -1,1 +1,1 @@
-"""Retained messages of the whole federation: versions, and how members agree on the newest."""
+"""The retained messages of the whole federation: versions, and agreement on the newest one."""

@@ -1,10 +1,14 @@
-"""How members come to hold the same of what they share: they compare, and each pulls what it lacks.
+"""The comparison of retained messages between members: each pulls the versions that it lacks.
 
-A member tells another the hashes of what they share when it begins to share more with it, when it
-can reach it again or hears that it was restarted, and else one after the other, every
-`retained_check_s`. Who has other hashes asks, bucket by bucket and page by page, for what is newer
-there. New filters of its own it asks for at once, at the nearest member that announces them, too.
-One question is open at a time; what gets lost is found by a later comparison.
+A member sends another one the hashes of what they share:
+
+- when it begins to share more with it,
+- when the other is reachable again, or has restarted,
+- otherwise one member after the other, every `retained_check_s`.
+
+A member with other hashes requests the newer versions, bucket by bucket and page by page. It
+requests those of its own new filters at once, from the nearest member that announces them. One
+request is open at a time. A later comparison finds what gets lost.
 """
 
 from collections import deque
@@ -30,23 +34,25 @@ from holdfast.protocol.topics.names import is_shared
 
 NEVER: Final = float("inf")
 PULLS_MAX: Final = 4096
-"""Waiting; of what is beyond, a later comparison tells again."""
+"""The most waiting pulls. A later comparison finds the others again."""
 FILTER_PULLS_MAX: Final = 64
-"""Of one change of interest; of more filters, comparisons tell."""
+"""The most pulls of one change of interest. With more filters the comparisons do it."""
 NOTICE_S: Final = 0.3
-"""From a change to the comparison that follows: announcements come first."""
+"""The seconds from a change to the comparison after it, so that announcements arrive first."""
 DIGEST_EVERY_S: Final = 1.0
-"""To the same member."""
+"""The least seconds between two comparisons with the same member."""
 
 
 class Pull(NamedTuple):
+    """A request to make: the newer versions of a filter, or of a bucket, at a peer."""
+
     peer: bytes
     filter: str
     bucket: int | None
 
 
 class _Open:
-    """The question that is asked."""
+    """The request that waits for its response."""
 
     def __init__(self, pull: Pull) -> None:
         self.pull = pull
@@ -58,6 +64,13 @@ class _Open:
 
 
 class AntiEntropy:
+    """The comparisons and requests of this member.
+
+    Invariant: two members that share a topic end with the same version of it, if frames between
+    them arrive from time to time. Neither a lost request nor a lost page needs an exception,
+    because the hashes differ until both have the newest version.
+    """
+
     def __init__(
         self,
         context: MemberContext,
@@ -78,7 +91,7 @@ class AntiEntropy:
         self._number = 0
         self._open: _Open | None = None
         self._pulls: deque[Pull] = deque()
-        # What the peers said last that they share with us.
+        # By peer: the hashes that it sent last, by bucket.
         self._digests: dict[bytes, dict[int, int]] = {}
         self._due: dict[bytes, float] = {}
         self._digest_sent_at: dict[bytes, float] = {}
@@ -87,10 +100,10 @@ class AntiEntropy:
         self._check_at = now + context.config.retained_check_s
         self._checked = b""
 
-    # What happens
+    # Events
 
     def add_filters(self, filters: Iterable[str], now: float) -> None:
-        """This member announces further filters."""
+        """Requests what matches the filters that this member announces from now on."""
         plain = [filter for filter in filters if not is_shared(filter)]
         self._store.review(plain, now)
         for filter in plain if len(plain) <= FILTER_PULLS_MAX else ():
@@ -100,25 +113,30 @@ class AntiEntropy:
         self._continue(now)
 
     def remove_filters(self, filters: Iterable[str], now: float) -> None:
+        """Stops sharing what only these filters of this member matched."""
         self._store.review([filter for filter in filters if not is_shared(filter)], now)
 
     def peers_changed(self, filters: Iterable[str], now: float) -> None:
+        """Compares with the members that share more since other members changed their filters."""
         plain = [filter for filter in filters if not is_shared(filter)]
         for peer in self._store.review(plain, now):
             self._send_digest(peer, now + NOTICE_S)
 
     def found(self, topic: str, now: float) -> None:
-        """Held from now on, and no publication that would reach the others by itself."""
+        """Compares a topic that is here from now on. No publication carries it to the others."""
         for peer in self._store.sharing(topic):
             self._send_digest(peer, now + NOTICE_S)
 
     def graph_changed(self, now: float) -> None:
+        """Looks for members that have become reachable, after NOTICE_S."""
         self._review_at = min(self._review_at, now + NOTICE_S)
 
     def restarted(self, peer: bytes, now: float) -> None:
+        """Compares with a member that has restarted."""
         self._send_digest(peer, now + NOTICE_S)
 
     def peer_down(self, peer: bytes) -> None:
+        """Drops what is known of the comparison with a member."""
         self._digests.pop(peer, None)
         self._due.pop(peer, None)
         self._digest_sent_at.pop(peer, None)
@@ -126,6 +144,7 @@ class AntiEntropy:
     # Frames
 
     def handle_digest(self, frame: RetainedDigest, now: float) -> None:
+        """Requests the buckets whose hashes differ."""
         theirs = dict(frame.buckets)
         self._digests[frame.source] = theirs
         ours = self._store.vector(frame.source)
@@ -135,6 +154,7 @@ class AntiEntropy:
         self._continue(now)
 
     def handle_request(self, frame: RetainedRequest, now: float) -> None:
+        """Sends a page of the versions that are newer than those the requester has."""
         known = dict(frame.known)
         if frame.bucket is None:
             found = self._store.matching(frame.filter, frame.after)
@@ -164,6 +184,7 @@ class AntiEntropy:
         self._continue(now)
 
     def handle_retained(self, frame: Retained, now: float) -> None:
+        """Takes a page of versions, sends back newer ones, and requests the next page."""
         newer: list[RetainedMessage] = []
         for message in frame.messages:
             ours = self._retaining.merge(message, now)
@@ -209,14 +230,15 @@ class AntiEntropy:
                 self._open = None
                 self._continue(now)
 
-    # Comparing
+    # Comparisons
 
     def _send_digest(self, peer: bytes, at: float) -> None:
+        """Schedules a comparison with the member."""
         at = max(at, self._digest_sent_at.get(peer, -NEVER) + DIGEST_EVERY_S)
         self._due[peer] = min(at, self._due.get(peer, NEVER))
 
     def _find_reachable(self, now: float) -> None:
-        """Who has come within reach."""
+        """Compares with the members that are reachable since the last call."""
         self._review_at = NEVER
         reached = {peer for peer in self._store.peers() if self._forwarding.can_reach(peer)}
         for peer in reached - self._reached:
@@ -224,6 +246,7 @@ class AntiEntropy:
         self._reached = reached
 
     def _check(self, now: float) -> None:
+        """Compares with the next member in order of ids."""
         peers = self._store.peers()
         later = [peer for peer in peers if peer > self._checked]
         if peers:
@@ -231,15 +254,17 @@ class AntiEntropy:
             self._send_digest(self._checked, now)
 
     def _compare(self, peer: bytes, now: float) -> None:
+        """Sends the hashes of what is shared with the member."""
         vector = self._store.vector(peer)
-        # Who shares nothing that we know of tells us, if there is something.
+        # Without shared messages there is nothing to compare here. If the member has some, it sends
+        # its own hashes.
         if vector and self._forwarding.can_reach(peer):
             self._digest_sent_at[peer] = now
             self._forwarding.send_on(
                 RetainedDigest(self._own, peer, 0, sorted(vector.items())), None, now
             )
 
-    # Asking
+    # Requests
 
     def _enqueue(self, pull: Pull) -> None:
         if pull not in self._pulls and len(self._pulls) < PULLS_MAX:
@@ -253,7 +278,7 @@ class AntiEntropy:
                 self._request(self._open, now)
 
     def _is_alike(self, pull: Pull) -> bool:
-        """By now: others had it, too."""
+        """True if the hashes agree by now, because other members had the same versions."""
         if pull.bucket is None or pull.peer not in self._digests:
             return False
         said = self._digests[pull.peer].get(pull.bucket)
@@ -286,13 +311,16 @@ class AntiEntropy:
         self._forwarding.send_on(request, None, now)
 
     def _is_older(self, topic: str, version: tuple[int, bytes, int, int]) -> bool:
-        """What we hold, or should."""
+        """True if the version here is older, or missing although it is wanted."""
         held = self._store.get(topic)
         return held.version < version if held is not None else self._store.is_wanted(topic)
 
     def _nearest(self, filter: str) -> bytes | None:
-        """Of the members that announce all that the filter matches; one with several filters may
-        pass for one of these, and what it lacks comes from others."""
+        """Returns the nearest member whose filters cover the given one, or None.
+
+        Several filters of one member may look like one that covers it. What that member lacks comes
+        from the others.
+        """
         covering = [set(self._interest.members(name)) for name in witnesses(filter)]
         found = []
         for node in set.intersection(*covering):
@@ -303,11 +331,12 @@ class AntiEntropy:
 
 
 WITNESS_LEVELS: Final = 16
+"""The number of levels of the longer witness."""
 
 
 def witnesses(filter: str) -> list[str]:
-    """Names that a filter matches, all of them, only if it matches all that this one does: their
-    levels are in no topic. A filter of more than 16 `+` passes for `#`."""
+    """Returns topic names that a filter matches only if it covers the given filter. Their levels
+    occur in no topic. A filter of more than 16 `+` counts as `#`."""
     levels = ["\0" if level == "+" else level for level in filter.split("/")]
     if levels[-1] != "#":
         return ["/".join(levels)]
@@ -316,6 +345,7 @@ def witnesses(filter: str) -> list[str]:
 
 
 def _pages(messages: list[RetainedMessage]) -> Iterable[list[RetainedMessage]]:
+    """Yields the messages in pages that are bounded in number and bytes."""
     page: list[RetainedMessage] = []
     size = 0
     for message in messages:

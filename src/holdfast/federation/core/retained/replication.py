@@ -1,9 +1,9 @@
-"""Retained messages of the whole federation: of each topic the newest version wins, everywhere.
+"""The replication of retained messages in the whole federation: the newest version of a topic wins.
 
-A publication that is to be retained gets a stamp at its origin, and keeps it on every way: a
-replay, to a member that has begun to want the topic or has been away, is never a publication. An
-empty payload is a version, too, a tombstone, which is held for `tombstone_s`. Stamps need wall
-time; a member that is not given it takes no part in this, and messages pass as they come.
+A publication with RETAIN gets a stamp at its origin and keeps it on every path. A replay to a
+member that was away, or is newly interested in the topic, is never a publication. An empty payload
+is a version, too: a tombstone, which is kept for `tombstone_s`. Stamps need wall time. A member
+without it takes no part, and messages pass through it unchanged.
 """
 
 from typing import Final
@@ -24,10 +24,12 @@ from holdfast.federation.core.retained.clock import (
 from holdfast.federation.core.retained.store import RetainedStore
 
 GIVEN_S: Final = 5.0
-"""What the broker is given has come to it by then."""
+"""The seconds after which a message that was passed to the broker has certainly arrived there."""
 
 
 class RetainedReplication:
+    """The versions that this member accepts, and the messages that its broker receives for them."""
+
     def __init__(
         self,
         context: MemberContext,
@@ -40,11 +42,11 @@ class RetainedReplication:
         self._clock = clock
         self._counts = context.counts
         self._effects = context.effects
-        # Topics that the broker was given a version of lately, and when last.
+        # By topic: the time at which the broker last received a version of it.
         self._delivered_at: dict[str, float] = {}
 
     def load(self, stored: list[bytes], now: float) -> None:
-        """What `StoreRetained` asked for. Raises BadFrame and BadEntry."""
+        """Loads what `StoreRetained` stored. Raises BadFrame or BadEntry when it is malformed."""
         for data in stored:
             frame = decode(data)
             if not isinstance(frame, Retained):
@@ -55,15 +57,18 @@ class RetainedReplication:
                     self._counts["retained full"] += 1
 
     def set_wall(self, wall_s: float, now: float) -> list[str]:
-        """The topics that got another version by it."""
+        """Sets the wall clock. Returns the topics whose version has changed because of it."""
         return self._stepped(self._clock.set_wall(wall_s, now), now)
 
     def peer_clock(self, peer: bytes, wall_s: float, now: float) -> list[str]:
+        """Sets a linked member's clock. Returns the topics as `set_wall` does."""
         return self._stepped(self._clock.set_peer(peer, wall_s, now), now)
 
     def _stepped(self, step_s: float, now: float) -> list[str]:
-        """What was published here by a clock that is known to be wrong now gets the stamp that it
-        would have. What others stamped so is let go: it comes from them, with a stamp that counts.
+        """Corrects the stamps that a wrong clock has given.
+
+        A publication of this member gets the stamp that it would have had. A version of another
+        member is dropped. It comes again from there, with a valid stamp.
         """
         if abs(step_s) <= AHEAD_MAX_S:
             return []
@@ -77,7 +82,7 @@ class RetainedReplication:
             stamp, origin, epoch, sequence = message.version
             self._store.remove(message.topic)
             if origin == self._own:
-                # Of an earlier life it is not known how long ago that was.
+                # For a publication of an earlier run it is unknown how long ago it was.
                 shifted = min(max(stamp + int(step_s * 1e6), UNKNOWN_AGE + 1), wall_us)
                 self._accept(replace(message, version=(shifted, origin, epoch, sequence)), now)
         self._counts["stamps corrected"] += len(wrong)
@@ -86,20 +91,24 @@ class RetainedReplication:
     # Publications
 
     def publish(self, id: MessageId, message: Message, now: float) -> int:
-        """Of a client here; its stamp."""
+        """Accepts a publication of a client here. Returns its stamp."""
         stamp = self._clock.stamp(now)
         retained = self._retained(id, message, stamp, now)
         self._accept(retained, now)
         is_given = now - self._delivered_at.get(message.topic, -GIVEN_S) < GIVEN_S
         if is_given or message.is_replaced:
-            # That may have come to the broker after this publication, which is the newer.
+            # The earlier version may have reached the broker after this publication, which is the
+            # newer one. Without the replay the broker would keep the older.
             self._replay(retained, now, may_wait=not is_given)
         return stamp
 
     def broker_has(self, id: MessageId, message: Message, now: float) -> bool:
-        """Retained there before we came, while we were away, or while nobody else wanted it. What
-        the federation knows of the topic wins, and is what the broker gets, unless the message is
-        known to have been published later (`stamp`). Is it new to us?"""
+        """Accepts a message that the broker has retained before this member ran, or while no other
+        member was interested. Returns True if it is a new version.
+
+        The federation's version wins, and the broker receives it, unless the message is known to
+        have been published later (`stamp`).
+        """
         held = self._store.get(message.topic)
         if held is not None and held.version[0] < message.stamp:
             self._clock.observe(message.stamp, now)
@@ -110,11 +119,13 @@ class RetainedReplication:
                 self._accept(self._retained(id, message, UNKNOWN_AGE, now), now)
             return bool(message.payload)
         if held.payload != message.payload:
-            # A broker may have changed the rest on its own: not worth another publication there.
+            # A difference in anything but the payload is the broker's own change. Replaying for it
+            # would publish the same message again at every start.
             self._replay(held, now)
         return False
 
     def is_newest(self, data: Data, now: float) -> bool:
+        """True if no newer version is here and the stamp is acceptable."""
         held = self._store.get(data.topic)
         if held is not None and held.version > version_of(data.stamp, data.id):
             return False
@@ -124,18 +135,20 @@ class RetainedReplication:
         return False
 
     def delivered(self, data: Data, now: float) -> None:
+        """Accepts a publication of another member that the broker has received."""
         self._delivered_at[data.topic] = now
         self._accept(self._of_data(data, now), now)
 
     def missed(self, data: Data, now: float) -> None:
-        """At QoS 0 it came too late to be delivered; it may still be what is retained."""
+        """Accepts a QoS 0 publication that arrived too late to be delivered. It may still be the
+        newest retained message."""
         self.merge(self._of_data(data, now), now)
 
     # Replays
 
     def merge(self, message: RetainedMessage, now: float) -> RetainedMessage | None:
-        """Take it over, if it is newer than what is held and wanted here, or published here
-        before. What we hold, if that is newer."""
+        """Accepts a version that is newer than the one here and wanted, or published here before.
+        Returns the version here if that one is newer."""
         held = self._store.get(message.topic)
         if held is not None and held.version >= message.version:
             return held if held.version > message.version else None
@@ -156,11 +169,12 @@ class RetainedReplication:
         return None
 
     def tidy(self, now: float) -> None:
+        """Removes what has expired, and what has not been wanted for long."""
         self._delivered_at = {
             topic: at for topic, at in self._delivered_at.items() if now - at < GIVEN_S
         }
         for message in self._store.tidy(now, self._clock.wall_us(now)):
-            # The broker forgets it, too: nobody would tell it of a later version.
+            # The broker removes it, too, because it would not hear of a later version.
             if message.payload:
                 nothing = Message(message.topic, b"", message.qos, True)
                 self._effects.append(RetainLocally(_id(message), nothing))

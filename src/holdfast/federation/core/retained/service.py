@@ -1,5 +1,7 @@
-"""The retained messages, as the member sees them. Without wall time there is no part in them: what
-others say of theirs is relayed, and ignored here."""
+"""The retained messages as the core of a member uses them.
+
+Without wall time this member takes no part: it relays the frames of others and ignores them.
+"""
 
 from collections.abc import Iterable
 from typing import Final
@@ -18,10 +20,12 @@ from holdfast.federation.core.routing.link_state import LinkStateChange
 from holdfast.federation.core.routing.routes import Routes
 
 CLOCK_EVERY_S: Final = 600.0
-"""Between words to the linked members about the clock on the wall."""
+"""The seconds between two CLOCK frames to the linked members."""
 
 
 class RetainedMessages:
+    """The store, the clock, the replication and the comparison of one member together."""
+
     def __init__(
         self,
         context: MemberContext,
@@ -44,12 +48,12 @@ class RetainedMessages:
         )
 
     def load(self, stored: Iterable[bytes], now: float) -> None:
-        """Raises BadFrame and BadEntry."""
+        """Loads the stored messages. Raises BadFrame or BadEntry when they are malformed."""
         if self.is_on:
             self._retaining.load(list(stored), now)
 
     def set_wall(self, wall_s: float, now: float) -> bool:
-        """Is it time to tell the linked members?"""
+        """Sets the wall clock. Returns True if the linked members must receive it now."""
         jumped_s = abs(wall_s - now - self._own_wall_s)
         self._own_wall_s = wall_s - now
         for topic in self._retaining.set_wall(wall_s, now):
@@ -60,7 +64,7 @@ class RetainedMessages:
         return True
 
     def own_clock(self, now: float) -> Clock | None:
-        """For the linked members."""
+        """Returns the CLOCK frame for the linked members, or None without wall time."""
         return Clock(now + self._own_wall_s) if self.is_on else None
 
     def peer_clock(self, peer: bytes, frame: Clock, now: float) -> None:
@@ -71,7 +75,7 @@ class RetainedMessages:
     # Publications
 
     def publish(self, id: MessageId, message: Message, now: float) -> int:
-        """Its stamp; 0: none."""
+        """Accepts a publication of a client here. Returns its stamp, or 0 without one."""
         return self._retaining.publish(id, message, now) if self.is_on else 0
 
     def broker_has(self, id: MessageId, message: Message, now: float) -> None:
@@ -92,7 +96,7 @@ class RetainedMessages:
     # Others
 
     def changed(self, change: LinkStateChange, now: float) -> None:
-        """Of the filters that somebody announces; routing knows it already."""
+        """Handles a change of the filters that a member announces. Routing applied it before."""
         if not self.is_on:
             return
         if change.node != self._own:

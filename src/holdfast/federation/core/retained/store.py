@@ -1,10 +1,9 @@
-"""What this member holds of the retained messages: those that its own clients published, and those
-under filters that it announces.
+"""The retained messages that this member stores: those that its own clients published, and those
+that match filters which it announces.
 
-Two members *share* a message when both announce a filter for its topic, or one does and the other
-is where it was published. What is shared they should hold alike; so each can say with a few hashes
-whether they do. Which topics are shared with whom follows from the announcements alone, hence is
-the same for both.
+Two members *share* a message when both announce a filter for its topic, or when one does and the
+other is its origin. They should have the same version of it, and a few hashes show whether they do.
+The announcements alone decide which topics two members share, so both compute the same.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,12 +20,17 @@ from holdfast.federation.core.retained.clock import Version
 from holdfast.protocol.topics.retained import RetainedTrie
 
 NOBODY: Final = bytes(16)
+"""A member id that no member has."""
 SCAN_PAGE: Final = 256
+"""The number of topics between two steps of a scan."""
 ENDINGS_SPARE: Final = 1024
+"""The number of outdated entries of `_endings` that is always allowed."""
 
 
 @dataclass(slots=True, eq=False)
 class RetainedEntry:
+    """A stored message with its hash, and the members that share it."""
+
     message: RetainedMessage
     bucket: int
     hash: int
@@ -34,25 +38,33 @@ class RetainedEntry:
 
 
 class RetainedStore:
+    """The stored messages, and per peer and bucket the combined hash of the shared ones.
+
+    Invariant: a vector is the exclusive or of the hashes of the messages that are shared with the
+    peer in that bucket. Two members with equal vectors have equal versions, except with probability
+    2^-63 per bucket. A change costs one operation per sharing member, however many messages there
+    are.
+    """
+
     def __init__(
         self,
         context: MemberContext,
         members: Callable[[str], tuple[bytes, ...]],
     ) -> None:
-        """`members`: that announce a filter for a topic, this one among them."""
+        """`members`: returns the members that announce a filter for a topic, this one included."""
         self._own = context.node
         self._config = context.config
         self._members = members
         self._effects = context.effects
         self._trie: RetainedTrie[RetainedEntry] = RetainedTrie()
         self._bytes = 0
-        # Of each bucket: by peer and topic, what is shared with it.
+        # Per bucket: by peer and topic, the messages that are shared with the peer.
         self._shared: list[dict[bytes, dict[str, RetainedEntry]]] = [{} for _ in range(BUCKETS)]
-        # By peer and bucket: the sum of the hashes of what is shared.
+        # By peer and bucket: the combined hash of the shared messages.
         self._vectors: dict[bytes, dict[int, int]] = {}
-        # When to look whether a topic's version is over, by the wall clock.
+        # A heap of (wall time of expiry, topic, version).
         self._endings: list[tuple[int, str, Version]] = []
-        # Held for nobody: since when, in this order.
+        # Topics that no filter of this member matches, with the time since when, the oldest first.
         self._unwanted: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -63,11 +75,11 @@ class RetainedStore:
         return held.message if held is not None else None
 
     def is_wanted(self, topic: str) -> bool:
-        """By what this member announces."""
+        """True if this member announces a filter for the topic."""
         return self._own in self._members(topic)
 
     def put(self, message: RetainedMessage, now: float) -> bool:
-        """In place of what is held for its topic. False: there is no room for another topic."""
+        """Replaces the version of a topic. Returns False if there is no room for another topic."""
         held = self._entry(message.topic)
         size = self._bytes + message.size - (held.message.size if held is not None else 0)
         if held is None and len(self._trie) >= self._config.retained_messages_max:
@@ -87,10 +99,12 @@ class RetainedStore:
         return True
 
     def store(self, message: RetainedMessage) -> None:
+        """Makes the message durable."""
         frame = Retained(self._own, NOBODY, 0, 0, [message], None)
         self._effects.append(StoreRetained(message.topic, encode(frame)))
 
     def remove(self, topic: str) -> None:
+        """Removes the version of a topic, here and on disk."""
         held = self._trie.remove(topic)
         if isinstance(held, RetainedEntry):
             self._unshare(topic, held)
@@ -99,14 +113,14 @@ class RetainedStore:
             self._effects.append(DeleteRetained(topic))
 
     def ends_us(self, message: RetainedMessage) -> int | None:
-        """By the wall clock: a tombstone is forgotten then, a message expires."""
+        """Returns the wall time at which a tombstone is removed or a message expires, or None."""
         if not message.payload:
             return message.version[0] + int(self._config.tombstone_s * 1e6)
         return message.expires_us
 
     def tidy(self, now: float, wall_us: int) -> list[RetainedMessage]:
-        """Let go what is over, and what others published and nobody here has wanted for long; the
-        latter is returned."""
+        """Removes what has expired, and what others published and this member has not wanted for
+        `unwanted_s`. Returns the latter."""
         while self._endings and self._endings[0][0] <= wall_us:
             _, topic, version = heappop(self._endings)
             held = self._entry(topic)
@@ -124,8 +138,8 @@ class RetainedStore:
         return gone
 
     def review(self, filters: Iterable[str], now: float) -> set[bytes]:
-        """Somebody announces these filters, or does no more: the members with whom more is shared
-        than before."""
+        """Computes the sharing members again for topics of filters that a member has added or
+        removed. Returns the members that share more than before."""
         more: set[bytes] = set()
         for filter in filters:
             for topic, held in self._matching(filter):
@@ -136,21 +150,23 @@ class RetainedStore:
         return more
 
     def sharing(self, topic: str) -> list[bytes]:
-        """The members with whom what is held of the topic is shared."""
+        """Returns the members that share the topic's version."""
         held = self._entry(topic)
         return list(held.shared_with) if held is not None else []
 
     def peers(self) -> list[bytes]:
-        """With whom something is shared, in order of ids."""
+        """Returns the members that share anything, in order of ids."""
         return sorted(self._vectors)
 
     def vector(self, peer: bytes) -> dict[int, int]:
+        """Returns the hashes of what the member shares, by bucket."""
         return self._vectors.get(peer, {})
 
     def shared(
         self, peer: bytes, bucket: int, after: str, upto: str | None
     ) -> list[RetainedMessage]:
-        """With topics beyond `after` up to `upto`, in order of topics."""
+        """Returns what the member shares of a bucket, with topics from `after` (exclusive) to
+        `upto`, in order of topics."""
         topics = self._shared[bucket].get(peer, {})
         return [
             topics[topic].message
@@ -159,11 +175,12 @@ class RetainedStore:
         ]
 
     def matching(self, filter: str, after: str) -> Iterable[RetainedMessage]:
-        """With topics beyond `after`, in order of topics."""
+        """Returns the messages that match the filter, with topics after `after`, in order of
+        topics."""
         return (held.message for topic, held in self._matching(filter, after) if topic > after)
 
     def _bound_endings(self) -> None:
-        """Those of versions that were replaced are left behind."""
+        """Removes the entries of replaced versions from the heap when they are the majority."""
         if len(self._endings) <= 2 * len(self._trie) + ENDINGS_SPARE:
             return
         current = []
@@ -208,7 +225,7 @@ class RetainedStore:
             self._add(peer, held)
 
     def _add(self, peer: bytes, held: RetainedEntry) -> None:
-        """Exclusive or: to take out is to add again."""
+        """Adds the hash by exclusive or. Adding it again removes it."""
         vector = self._vectors.setdefault(peer, {})
         value = vector.pop(held.bucket, 0) ^ held.hash
         if value:
@@ -222,7 +239,7 @@ def bucket_of(topic: str) -> int:
 
 
 def _hash(message: RetainedMessage) -> int:
-    """Of the version; never 0."""
+    """Returns the hash of a version; never 0."""
     stamp, node, epoch, sequence = message.version
     text = b"%b%d.%d.%d %b" % (node, stamp, epoch, sequence, message.topic.encode())
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1 | 1

@@ -1,1 +1,1 @@
-"""The graph of members: link state, link health, shortest paths, who wants which topic."""
+"""The graph of the members: link state, link health, shortest paths, and interest in topics."""

@@ -1,14 +1,15 @@
-"""What this member says of itself, and how news of all spreads.
+"""The flooding of announcements: this member's own, and those of the others.
 
-News goes to every linked peer but the one it came from, gathered for `flood_delay_s`. A digest in
-each HELLO finds what went missing: who has another database asks for what is newer there.
+An announcement goes to every linked peer except the one that sent it, gathered for `flood_delay_s`.
+A peer whose digest in HELLO differs requests the newer entries, so a lost frame loses nothing.
 
-What is believed of an announcement:
+A member accepts an announcement by these rules:
 
-- Nothing with an epoch that nobody can have counted up to.
-- With a signature, if it is the origin's: everything, whoever brings it.
-- Without one, nothing where signatures are required. Else of a linked member only its own word, and
-  of others any linked peer's. So an unsigned federation trusts the members between two others.
+- It rejects an epoch that no member can have counted up to.
+- It accepts a valid signature of the origin, from any peer.
+- Without a signature it rejects everything if signatures are required. Otherwise it accepts that of
+  a linked member from this member only, and others from any linked peer. So an unsigned federation
+  trusts the members between two others.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,30 +45,32 @@ from holdfast.federation.core.signing import AnnouncementKeys, statement
 FRAME_ENTRIES_MAX: Final = 256
 FRAME_FILTERS_MAX: Final = 4 * FILTERS_MAX
 AGE_TOLD_S: Final = 60.0
-"""A younger version counts as heard just now."""
+"""The age in seconds from which an entry is sent together with its age."""
 
 NEVER: Final = float("inf")
 
 Key = tuple[bytes, int, int]
-"""Of an announcement: origin, epoch and version."""
+"""The key of an announcement: origin, epoch and version."""
 
 
 class AnnouncementChange(NamedTuple):
-    """The announcement of a member."""
+    """The accepted announcement of a member."""
 
     node: bytes
     is_certain: bool
-    """It signed it, or said it over its own link."""
+    """True if the member signed it or sent it over its own link."""
 
 
 class _News(NamedTuple):
     announcement: Announcement
     voucher: Voucher | None
     source: bytes | None
-    """The peer it came from; None: this member."""
+    """The peer that sent it; None for this member."""
 
 
 class Flooder:
+    """The announcements that this member sends, and the acceptance of those that it receives."""
+
     def __init__(
         self,
         context: MemberContext,
@@ -90,9 +93,9 @@ class Flooder:
         self._linked: list[bytes] = []
         self._is_leaving = False
         self._pending: list[_News] = []
-        # By peer, of the frame that it sends next.
+        # By peer, the vouchers for the next frame that it sends.
         self._vouchers: dict[bytes, dict[Key, Voucher]] = {}
-        # Linked members of whom another peer had news: that peer.
+        # By linked member: another peer that sent an announcement of it.
         self._doubted: dict[bytes, bytes] = {}
         self._flush_at = NEVER
         self._links_at = NEVER
@@ -102,14 +105,12 @@ class Flooder:
         self._refresh_at = now + context.config.refresh_s
         self._now_at_start = now
         self._requested_at: dict[bytes, float] = {}
-        # Unsigned news of a later start of this member: by peer, that start.
+        # By peer: the epoch of a later run of this member that it announced without a signature.
         self._claims: dict[bytes, int] = {}
         self._announce_all(1, now)
 
-    # Of ourselves
-
     def set_links(self, linked: list[bytes], now: float) -> None:
-        """Links that come or go together are told together."""
+        """Announces the links after `flood_delay_s`, so that several changes share one."""
         if linked != self._linked and not self._is_leaving:
             self._linked = linked
             self._links_at = min(self._links_at, now + self._config.flood_delay_s)
@@ -119,7 +120,7 @@ class Flooder:
             self._interest_at = max(now + self._config.interest_batch_s, self._interest_next)
 
     def leave(self, now: float) -> None:
-        """For good: queues of others for us are given up."""
+        """Announces that this member leaves for good, so the others drop its queues."""
         self._is_leaving = True
         self._linked = []
         self._links_at = self._interest_at = NEVER
@@ -128,7 +129,7 @@ class Flooder:
 
     def handle_timers(self, now: float) -> None:
         if now >= self._links_at:
-            # It has waited already.
+            # It has waited for `flood_delay_s` already.
             self._announce([], [], now)
             self._flush_at = now
         if now >= self._interest_at:
@@ -144,7 +145,7 @@ class Flooder:
         return min(self._flush_at, self._links_at, self._interest_at, self._refresh_at, claims_at)
 
     def _announce_interest(self, now: float) -> None:
-        """Changes of at most FILTERS_MAX filters each; the first after a quiet time soon."""
+        """Announces changed filters, at first soon, then at intervals that double."""
         config = self._config
         self._interest_at = NEVER
         if now >= self._interest_next + config.interest_batch_max_s:
@@ -201,16 +202,14 @@ class Flooder:
     def _version(self) -> int:
         return self._database.entries[self._identity.node].version
 
-    # Of all
-
     def handle_vouchers(self, peer: bytes, frame: Vouchers) -> None:
-        """They are of the next frame with news."""
+        """Keeps the vouchers of a peer. They belong to its next frame of announcements."""
         self._vouchers[peer] = _by_key(frame)
 
     def handle_news(
         self, peer: bytes, entries: Sequence[Announcement], now: float
     ) -> list[AnnouncementChange]:
-        """The members whose entries have changed."""
+        """Handles announcements. Returns the members whose entries have changed."""
         changed = []
         has_gap = False
         vouchers = self._vouchers.pop(peer, {})
@@ -235,14 +234,14 @@ class Flooder:
         return changed
 
     def _may_believe(self, peer: bytes, news: Announcement, voucher: Voucher | None) -> bool:
-        """Before anything is looked at."""
+        """True if the sender may send it. The signature is checked later."""
         if self._signing is not None and voucher is not None and voucher.signature:
             return True
         if self._signing is not None and self._signing.is_required:
             self._counts["unsigned announcement"] += 1
             return False
         if news.origin != peer and news.origin in self._links:
-            # It says it itself, unless its link is about to be lost.
+            # The member announces it itself, unless its link is about to be lost.
             self._doubted[news.origin] = peer
             self._counts["announcement by another"] += 1
             return False
@@ -269,7 +268,7 @@ class Flooder:
     ) -> None:
         entry = self._database.entries[news.origin]
         if voucher is not None:
-            # What others say of its age makes it older, and never forgotten at once.
+            # A forged age would otherwise make every member forget the origin at once.
             entry.received_at = now - min(voucher.age_s, self._config.forget_s / 2)
             entry.voucher = voucher if is_signed else None
         whole = [news]
@@ -278,7 +277,7 @@ class Flooder:
         self._pass_on(whole, entry.voucher, peer, now)
 
     def recall(self, remembered: Iterable[bytes], now: float, wall_s: float | None) -> None:
-        """What `memory` gave in an earlier life. Raises BadFrame."""
+        """Loads what `memory` returned in an earlier run. Raises BadFrame."""
         for data in remembered:
             frame = decode(data)
             if isinstance(frame, Vouchers):
@@ -297,7 +296,7 @@ class Flooder:
                 )
 
     def _restore(self, entries: Sequence[Announcement], now: float) -> None:
-        """It was checked when it was heard."""
+        """Loads remembered announcements. They were verified when they were received."""
         vouchers = self._vouchers.pop(b"", {})
         for news in entries:
             if news.origin == self._identity.node:
@@ -317,8 +316,8 @@ class Flooder:
                 entry.received_at = max(min(entry.received_at, oldest), entry.received_at - away_s)
 
     def _oldest_s(self) -> float:
-        """What is remembered from before the start counts for a while in any case: the clock on the
-        wall may have been set. Members that live announce twice in this time."""
+        """The greatest age of a remembered entry: two refresh intervals remain in any case, because
+        the wall clock may have been set. A member that is alive announces twice in that time."""
         return self._config.forget_s - 2 * self._config.refresh_s
 
     def memory(self, now: float, wall_s: float) -> list[bytes]:
@@ -329,7 +328,7 @@ class Flooder:
     def _encode_entries(
         self, entries: Iterable[LinkStateEntry], now: float, age_told_s: float
     ) -> list[bytes]:
-        """The entries as frames, with a voucher for what is signed or as old as this."""
+        """Returns the entries as frames, with vouchers for signed and for old ones."""
         news: list[_News] = []
         for entry in entries:
             age_s = max(0.0, now - entry.received_at)
@@ -360,7 +359,7 @@ class Flooder:
                 break
 
     def request(self, peer: bytes, now: float) -> None:
-        """Ask for what is newer there. Not again and again: the next HELLO shows if it helped."""
+        """Requests the newer entries of a peer, at most once in `request_every_s`."""
         if now < self._requested_at.get(peer, -NEVER) + self._config.request_every_s:
             return
         self._requested_at[peer] = now
@@ -372,7 +371,7 @@ class Flooder:
         self._vouchers.pop(peer, None)
 
     def unlinked(self, peer: bytes, now: float) -> None:
-        """Others are believed of it again."""
+        """Resets the peer. Others may send its announcements from now on."""
         self._vouchers.pop(peer, None)
         self._claims.pop(peer, None)
         teller = self._doubted.pop(peer, None)
@@ -382,7 +381,7 @@ class Flooder:
     def flush(self) -> None:
         pending, self._pending = self._pending, []
         self._flush_at = NEVER
-        # Most peers get the same.
+        # Most peers receive the same frames, so those are encoded once.
         frames: dict[bytes | None, list[bytes]] = {}
         sources = {news.source for news in pending}
         for peer in self._links.peers():
@@ -406,8 +405,9 @@ class Flooder:
     def _handle_own(
         self, peer: bytes, news: Announcement, voucher: Voucher | None, now: float
     ) -> None:
-        """News of this member that it did not announce: another process has its identity, its
-        directory is an old copy, or the peer makes it up. A signature proves that it does not."""
+        """Handles an announcement of this member that it did not make: another process uses its
+        identity, its directory is an old copy, or the peer forged it, which a signature excludes.
+        """
         own = self._database.entries[self._identity.node]
         if (news.epoch, news.version) <= own.key:
             return
@@ -416,7 +416,7 @@ class Flooder:
             return
         if self._signing is not None and self._signing.is_required:
             if news.base or news.chunks > 1:
-                # Its signature is of all its filters.
+                # The signature covers all filters of the member, and this is a part of them.
                 self.request(peer, now)
                 return
             check = self._check_of(news, voucher)
@@ -430,12 +430,12 @@ class Flooder:
             self._weigh_claims(now)
 
     def _weigh_claims(self, now: float) -> None:
-        """Begin again under a later start when most peers claim one, or when one peer does and this
-        start is `claim_s` old.
+        """Restarts this member with a later epoch when most peers claim one, or when one peer does
+        and this run is `claim_s` old.
 
-        Smallest counter-example without the second rule: C, a neighbour of A, makes up news of A to
-        B, which has no link to A. B goes on ignoring A's own news until A denies it by a later
-        start. Without the first rule C alone ends A's life as often as it likes."""
+        Counter-example without the second rule: C, a neighbour of A, forges an announcement of A to
+        B, which has no link to A. B ignores A's own announcements until A starts again with a later
+        epoch. Without the first rule, C alone restarts A as often as it likes."""
         if not self._claims:
             return
         peers = self._links.peers()
@@ -450,7 +450,7 @@ def key_of(news: Announcement) -> Key:
 
 
 def encoded(news: Sequence[_News]) -> list[bytes]:
-    """Frames, each with the vouchers of its announcements ahead of it."""
+    """Returns frames, each after a frame with the vouchers of its announcements."""
     vouchers = {key_of(each.announcement): each.voucher for each in news}
     frames = []
     for frame in frames_of([each.announcement for each in news]):
@@ -467,7 +467,7 @@ def _by_key(frame: Vouchers) -> dict[Key, Voucher]:
 
 
 def frames_of(news: Sequence[Announcement]) -> list[Announcements]:
-    """In order, in frames of bounded size."""
+    """Returns the announcements in frames of bounded size, in the same order."""
     frames = []
     batch: list[Announcement] = []
     filters = 0

@@ -1,9 +1,9 @@
-"""Which filters this member's clients have, and which members want a topic.
+"""The filters of this member's clients, and the members that are interested in a topic.
 
-Filters are counted: one is announced with its first subscriber and withdrawn with its last, that of
-a shared subscription with its group, as `$share/group/filter`. Of more than `filters_max`, what is
-announced is cut to fewer levels, with `#` below: then too much comes, and the member drops what
-nobody wants.
+Filters are counted. One is announced with its first subscriber and withdrawn with its last. That of
+a shared subscription is announced with its group, as `$share/group/filter`. More than `filters_max`
+filters are announced with fewer levels and `#` below. Then too many messages arrive, and the member
+drops those without a subscriber.
 """
 
 from collections.abc import Iterable
@@ -14,18 +14,22 @@ from holdfast.protocol.topics.names import is_shared, split_shared
 from holdfast.protocol.topics.trie import SubscriptionTrie
 
 ANNOUNCED_MAX: Final = FILTERS_MAX * CHUNKS_MAX
+"""The most filters that a member announces."""
 MEMO_TOPICS_MAX: Final = 16_384
+"""The most topics whose interested members are kept."""
 
 
 def may_leave(topic: str) -> bool:
-    """Topics of the broker itself and of federators stay where they are."""
+    """True if messages of the topic may leave this member. Topics of the broker and of federators
+    may not."""
     return not topic.startswith("$") and topic != "federator" and not topic.startswith("federator/")
 
 
 def generalised(filters: Iterable[str], filters_max: int) -> set[str]:
-    """At most `filters_max` (>= 1) filters that match all that `filters` match, `$` topics aside.
+    """Returns at most `filters_max` (>= 1) filters that match everything that `filters` match,
+    except topics that begin with `$`.
 
-    All are cut at the same level, the deepest that gives few enough.
+    All are cut at the same level, the deepest one that gives few enough.
     """
     all = set(filters)
     if len(all) <= filters_max:
@@ -42,6 +46,8 @@ def generalised(filters: Iterable[str], filters_max: int) -> set[str]:
 
 
 class LocalInterest:
+    """The filters of this member's clients, each with the number of its subscribers."""
+
     def __init__(self, filters_max: int = ANNOUNCED_MAX) -> None:
         self._filters_max = min(filters_max, ANNOUNCED_MAX)
         self._counts: dict[str, int] = {}
@@ -52,7 +58,8 @@ class LocalInterest:
         return len(self._counts)
 
     def change(self, added: Iterable[str], removed: Iterable[str]) -> bool:
-        """Did the set of filters change? Raises KeyError for a removed filter nobody has."""
+        """Counts added and removed filters. Returns True if the set of filters has changed. Raises
+        KeyError for a removed filter without a subscriber."""
         version = self._trie.version
         for filter in added:
             self._counts[filter] = self._counts.get(filter, 0) + 1
@@ -66,6 +73,7 @@ class LocalInterest:
         return self._trie.version != version
 
     def announced(self) -> set[str]:
+        """Returns the filters to announce."""
         if self.announces_groups():
             return set(self._counts)
         return generalised(map(plain_of, self._counts), self._filters_max)
@@ -77,22 +85,22 @@ class LocalInterest:
         return filter in self._counts
 
     def announces_groups(self) -> bool:
-        """Where there are too many filters to announce them all, groups are taken for plain
-        subscribers, so a group gets messages at several members."""
+        """True if groups are announced as such. With too many filters they count as plain
+        subscribers, so a group gets its messages at several members."""
         return len(self._counts) <= self._filters_max
 
 
 class TopicInterest(NamedTuple):
-    """A topic."""
+    """The members that are interested in a topic."""
 
     members: tuple[bytes, ...]
-    """With plain subscribers, in order of ids."""
+    """The members with plain subscribers, in order of ids."""
     groups: dict[str, tuple[bytes, ...]]
-    """Group and filter, and the members that have the group, in order of ids."""
+    """By group and filter, the members that have the group, in order of ids."""
 
 
 class RemoteInterest:
-    """Of all members, by what they announce."""
+    """The filters of all members as they announce them."""
 
     def __init__(self) -> None:
         # Keys: (member, group), values: (member, filter with its group, or None).
@@ -112,6 +120,7 @@ class RemoteInterest:
             self._trie.add(plain_of(filter), (node, filter), (node, share))
 
     def wanting(self, topic: str) -> TopicInterest:
+        """Returns the members that are interested in a topic."""
         trie = self._trie
         if self._memo_version != trie.version or len(self._memo) >= MEMO_TOPICS_MAX:
             self._memo.clear()
@@ -123,7 +132,7 @@ class RemoteInterest:
         return found
 
     def members(self, topic: str) -> tuple[bytes, ...]:
-        """Who wants it, groups aside, in order of ids."""
+        """Returns the members with plain subscribers of a topic, in order of ids."""
         return self.wanting(topic).members
 
     def _find_topic(self, topic: str) -> TopicInterest:
@@ -143,4 +152,5 @@ class RemoteInterest:
 
 
 def plain_of(filter: str) -> str:
+    """Returns the filter without its group."""
     return split_shared(filter)[1] if is_shared(filter) else filter

@@ -1,9 +1,10 @@
-"""The links of a member: who is alive, and which links are steady enough to be announced.
+"""The health of a member's links: which peers respond, and which links are stable enough to
+announce.
 
-A link is down when its connection closes, or when the peer stays silent although it was asked: a
-HELLO every `hello_s` keeps an idle link quiet and cheap, and a late one is asked for before
-anything is concluded from it. A link on which messages go out is asked sooner, unless something
-comes back, as confirmations mostly do.
+A link is down when its connection closes, or when the peer does not reply to several probes. A
+HELLO every `hello_s` keeps an idle link cheap. When one is late, the member sends a HELLO that
+wants a reply before it concludes anything. It does so earlier on a link on which it has sent
+messages and received nothing, because confirmations normally follow.
 """
 
 from dataclasses import dataclass
@@ -13,26 +14,34 @@ from holdfast.federation.core.config import FederationConfig
 
 @dataclass(slots=True)
 class LinkHealth:
+    """The times and probes of one link, in seconds of the monotonic clock."""
+
     received_at: float
     hello_at: float
     usable_at: float
+    """The time from which the link is announced."""
     burdened_at: float | None = None
-    """When a message went out, the first since the peer was heard."""
+    """The time of the first message since the peer was last heard."""
     probes: int = 0
+    """The probes without a reply so far."""
     probed_at: float = 0.0
     slow_until: float = 0.0
+    """Until then the early probe is left out, because the last one found a peer that is only slow.
+    """
     is_busy: bool = False
 
 
 @dataclass(slots=True)
 class _Losses:
+    """The recent losses of a link, by which a flapping link is announced later and later."""
+
     count: int
     last_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What the time asks for: HELLOs, HELLOs that want an answer, links that are down."""
+    """The actions that are due: HELLOs, HELLOs that want a reply, and links that are down."""
 
     hellos: list[bytes]
     probes: list[bytes]
@@ -40,6 +49,8 @@ class Due:
 
 
 class LinkTable:
+    """The links of this member by peer."""
+
     def __init__(self, config: FederationConfig) -> None:
         self._config = config
         self._links: dict[bytes, LinkHealth] = {}
@@ -55,6 +66,7 @@ class LinkTable:
         return list(self._links)
 
     def up(self, peer: bytes, now: float) -> None:
+        """Notes a link that is up. Each loss of a flapping one doubles its wait."""
         losses = self._losses.get(peer)
         usable_at = now
         if losses is not None and now - losses.last_at < self._config.flap_s:
@@ -68,7 +80,7 @@ class LinkTable:
         self._links[peer] = LinkHealth(now, now, usable_at)
 
     def down(self, peer: bytes, now: float) -> bool:
-        """False: it was down."""
+        """Notes a link that is down. Returns False if it was down already."""
         if self._links.pop(peer, None) is None:
             return False
         losses = self._losses.get(peer)
@@ -81,6 +93,7 @@ class LinkTable:
         return True
 
     def note_received(self, peer: bytes, now: float) -> None:
+        """Notes a frame of the peer."""
         link = self._links[peer]
         if link.probes > 1:
             link.slow_until = now + self._config.slow_s
@@ -89,20 +102,21 @@ class LinkTable:
         link.probes = 0
 
     def burdened(self, peer: bytes, now: float) -> None:
-        """A message went out."""
+        """Notes a message that was sent to the peer."""
         link = self._links[peer]
         if link.burdened_at is None:
             link.burdened_at = now
 
     def note_hello(self, peer: bytes, now: float) -> None:
-        """It asked, and got its HELLO."""
+        """Notes a HELLO that was sent because the peer requested it."""
         self._links[peer].hello_at = now + self._config.hello_s
 
     def usable(self, now: float) -> list[bytes]:
-        """In order of ids."""
+        """Returns the peers whose links may be announced, in order of ids."""
         return sorted(peer for peer, link in self._links.items() if link.usable_at <= now)
 
     def due(self, now: float) -> Due:
+        """Returns what is due, and counts it as done."""
         config = self._config
         due = Due([], [], [])
         for peer, link in self._links.items():
@@ -130,7 +144,8 @@ class LinkTable:
     def _probe_at(self, link: LinkHealth) -> float:
         config = self._config
         if link.probes:
-            # Not by when it was due: whose own loop stood still has not listened, either.
+            # The interval begins with the probe and not when it was due. A member whose own event
+            # loop stood still has not read the replies, either.
             return link.probed_at + config.probe_interval_s
         at = link.received_at + config.probe_after_s
         burdened_at = link.burdened_at

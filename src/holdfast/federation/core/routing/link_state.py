@@ -1,16 +1,19 @@
-"""What every member said of itself last: its links, its address, its filters.
+"""The link-state database: the newest announcement of every member, with its links, address and
+filters.
 
-Of each member the highest (epoch, version) counts, however announcements arrive. What comes as a
-change is applied to exactly the version it names; else the whole has to be asked for.
+Of each member the highest (epoch, version) counts, in whatever order announcements arrive. A change
+applies only to the version that it names. A member that does not have this version requests the
+complete announcement.
 
-A member of which no newer version was heard for `forget_s` is forgotten, and its version is
-remembered as forgotten: another member's stale memory does not bring it back. Only a newer version
-does, which the member alone can make.
+A member without a newer announcement for `forget_s` is forgotten, and its version is kept as
+forgotten. So the old memory of another member does not bring it back. Only a newer version does,
+and the member alone can make one.
 
-No member takes the room of others. Where there are too many filters, the member with the most is
-cut: it counts as one that wants everything, with its groups. So nothing is lost for it, and the
-others keep their exact filters. Where there are too many members, one of those that the most
-inventive peer has introduced goes.
+No member takes the room of others:
+
+- With too many filters, the filters of the member with the most are cut: it counts as interested in
+  everything, with its groups. It loses no message, and the others keep their exact filters.
+- With too many members, one of those goes that the peer with the most introductions has introduced.
 """
 
 import enum
@@ -32,31 +35,39 @@ from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX
 from holdfast.protocol.topics.names import is_shared
 
 FORGET_S: Final = 7 * 86_400.0
+"""The seconds without a newer announcement after which a member is forgotten."""
 FILTERS_KEPT_MAX: Final = 1 << 20
-"""Of all members together. Beyond it the member with the most is cut."""
+"""The most filters of all members together. Beyond it those of the member with the most are cut."""
 PARTS_KEPT_MAX: Final = 1 << 19
-"""Filters of versions that are not complete yet. Beyond it the largest version goes."""
+"""The most filters of versions that are not complete yet. Beyond it the largest version is dropped.
+"""
 MEMBER_FILTERS_MAX: Final = FILTERS_MAX * CHUNKS_MAX
+"""The most filters of one member. Beyond it they are cut."""
 
 
 class AnnouncementVerdict(enum.Enum):
+    """The result of applying an announcement."""
+
     NEWS = enum.auto()
-    """Applied, to be passed on."""
+    """It is applied, and the caller floods it."""
     OLD = enum.auto()
+    """It is not newer than the entry."""
     PART = enum.auto()
-    """A chunk; the others are awaited."""
+    """It is a chunk of a version whose other chunks are missing."""
     GAP = enum.auto()
-    """A change of a version that we do not have."""
+    """It changes a version that is not here."""
     FULL = enum.auto()
-    """Of a member too many."""
+    """There is no room for another member."""
     ABSURD = enum.auto()
-    """An epoch that nobody has counted up to."""
+    """Its epoch is higher than a member can have counted."""
     FORGED = enum.auto()
-    """Its signature is missing or wrong."""
+    """Its signature is missing or invalid."""
 
 
 @dataclass(slots=True)
 class LinkStateEntry:
+    """The state of one member as it last announced it."""
+
     origin: bytes
     epoch: int
     version: int
@@ -66,11 +77,11 @@ class LinkStateEntry:
     filters: set[str]
     received_at: float
     source: bytes = b""
-    """The peer that introduced the member; empty: this member itself, or its memory."""
+    """The peer that introduced the member; empty for this member and for remembered ones."""
     is_cut: bool = False
-    """`filters` are "#" and its groups, in place of too many."""
+    """True if `filters` are "#" and its groups, because it had too many."""
     voucher: Voucher | None = None
-    """The signature of this version."""
+    """The signature of this version, if it has one."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -79,7 +90,7 @@ class LinkStateEntry:
 
 @dataclass(frozen=True, slots=True)
 class LinkStateChange:
-    """Of the filters of one member."""
+    """A change of the filters of one member."""
 
     node: bytes
     added: Iterable[str]
@@ -96,18 +107,24 @@ class _Partial:
 
 
 class LinkStateDatabase:
+    """The entries of all members, with a digest that two members compare.
+
+    Invariant: equal sets of (origin, epoch, version) mean equal graphs and equal filters, except
+    where filters were cut. The paths that the members compute alone agree because of it (`routes`).
+    """
+
     def __init__(self, own: bytes = b"") -> None:
         self.entries: dict[bytes, LinkStateEntry] = {}
-        # Changes of the graph; of anything: the digest does.
+        # A counter of changes of the graph. The digest shows any other change.
         self.graph_version = 0
-        # Of filters; taken by whoever keeps the interest.
+        # The changes of filters that `take_changes` has not returned yet.
         self.changes: list[LinkStateChange] = []
-        # By forgotten member, in the order of forgetting: the version that it had.
+        # The epoch and version of forgotten members, the first forgotten first.
         self.forgotten: dict[bytes, tuple[int, int]] = {}
-        # Members that went to make room; taken by who gives up what waits for them.
+        # Members that were displaced and that `take_displaced` has not returned yet.
         self.displaced: list[bytes] = []
         self._own = own
-        # Members by the peer that introduced them.
+        # The number of members that each peer has introduced.
         self._introduced: Counter[bytes] = Counter()
         self._partials: dict[bytes, _Partial] = {}
         self._digest = 0
@@ -116,10 +133,12 @@ class LinkStateDatabase:
 
     @property
     def digest(self) -> bytes:
-        """The same in two members, as good as certainly, exactly when their databases are."""
+        """The digest: equal in two members exactly when their databases are, except with
+        probability 2^-64."""
         return self._digest.to_bytes(8, "big")
 
     def is_news(self, news: Announcement) -> bool:
+        """True if the announcement is newer than the entry, and than the forgotten version."""
         key = (news.epoch, news.version)
         entry = self.entries.get(news.origin)
         if entry is not None:
@@ -135,8 +154,11 @@ class LinkStateDatabase:
         source: bytes = b"",
         is_signed: Callable[[set[str]], bool] | None = None,
     ) -> AnnouncementVerdict:
-        """`source`: the peer that said it. `is_signed`: is this state of the member, with these
-        filters, what its signature is of? None: no signature is asked for."""
+        """Applies an announcement.
+
+        `source`: the peer that sent it. `is_signed`: returns whether the signature covers the
+        member's state with these filters; None if no signature is needed.
+        """
         if not self.is_news(news):
             return AnnouncementVerdict.OLD
         entry = self.entries.get(news.origin)
@@ -166,8 +188,12 @@ class LinkStateDatabase:
         return AnnouncementVerdict.NEWS
 
     def _make_room(self, source: bytes) -> bool:
-        """For a member that this peer introduces. The peer that introduced the most pays for it,
-        with the one that came last; that peer itself gets no more room."""
+        """Makes room for a member that `source` introduces. Returns False if there is none.
+
+        The last member goes that the peer with the most introductions has introduced. That peer
+        itself gets no more room. Counter-example without that: one peer invents members until the
+        real ones are displaced.
+        """
         if len(self.entries) < MEMBERS_MAX:
             return True
         if not self._introduced:
@@ -186,7 +212,8 @@ class LinkStateDatabase:
             largest = max(others, key=lambda each: len(each.filters), default=None)
             if largest is None or len(largest.filters) == 1:
                 return
-            # A second time for one with too many groups: it has them at several members then.
+            # It is cut for the second time if it has too many groups. Each of them then counts as a
+            # plain subscriber, and may get a message at several members.
             fewer = {"#"} if largest.is_cut else _cut(largest.filters)
             before, largest.filters = largest.filters, fewer
             largest.is_cut = True
@@ -198,8 +225,8 @@ class LinkStateDatabase:
             self.changes.append(LinkStateChange(origin, after - before, before - after))
 
     def _assembled(self, news: Announcement) -> set[str] | None:
-        """All filters of a version that comes in chunks, once its last chunk is here. Only the
-        newest such version of a member is gathered."""
+        """Returns all filters of a version in chunks, or None until its last chunk is here. Only
+        the newest incomplete version of a member is kept."""
         if news.chunks == 1:
             self._drop_part(news.origin)
             return set(news.added)
@@ -257,7 +284,8 @@ class LinkStateDatabase:
         self._changed(news.origin, set() if before is None else before.filters, filters)
 
     def expire(self, now: float, keep: bytes, forget_s: float = FORGET_S) -> list[bytes]:
-        """The members, other than `keep`, that are forgotten now."""
+        """Forgets members without a newer announcement for `forget_s`, except `keep`, and returns
+        them."""
         gone = [
             entry.origin
             for entry in self.entries.values()
@@ -269,12 +297,14 @@ class LinkStateDatabase:
         return gone
 
     def note_forgotten(self, origin: bytes, key: tuple[int, int]) -> None:
+        """Keeps the version of a forgotten member."""
         self.forgotten.pop(origin, None)
         self.forgotten[origin] = key
         if len(self.forgotten) > MEMBERS_MAX:
             del self.forgotten[next(iter(self.forgotten))]
 
     def take_displaced(self) -> list[bytes]:
+        """Returns the members that were displaced since the last call."""
         displaced, self.displaced = self.displaced, []
         return displaced
 
@@ -290,24 +320,29 @@ class LinkStateDatabase:
         self._changed(origin, entry.filters, set())
 
     def take_changes(self) -> list[LinkStateChange]:
+        """Returns the changes of filters since the last call."""
         changes, self.changes = self.changes, []
         return changes
 
     def summary(self) -> list[tuple[bytes, int, int]]:
+        """Returns the key of every entry."""
         return [(entry.origin, entry.epoch, entry.version) for entry in self.entries.values()]
 
     def newer_than(self, known: Iterable[tuple[bytes, int, int]]) -> list[LinkStateEntry]:
+        """Returns the entries that are newer than `known`, or missing there."""
         theirs = {node: (epoch, version) for node, epoch, version in known}
         return [
             entry
             for entry in self.entries.values()
             if (entry.origin not in theirs or entry.key > theirs[entry.origin])
-            # A signature is of all filters; what was cut others have from elsewhere.
+            # The signature covers all filters, and this entry has only some of them. Others get it
+            # from a member that has not cut it.
             and not (entry.is_cut and entry.voucher is not None)
         ]
 
     def graph(self) -> dict[bytes, list[bytes]]:
-        """Neighbours in order of ids, by links that both ends announce."""
+        """Returns the neighbours of each member, in order of ids, by the links that both ends
+        announce. A link that one end announces may be gone, or invented."""
         entries = self.entries
         return {
             node: sorted(
@@ -318,7 +353,7 @@ class LinkStateDatabase:
 
 
 def announcements(entry: LinkStateEntry) -> list[Announcement]:
-    """All that is known of a member, in as many chunks as its filters need."""
+    """Returns the complete announcement of a member, in as many chunks as its filters need."""
     filters = sorted(entry.filters)
     parts = [filters[at : at + FILTERS_MAX] for at in range(0, len(filters), FILTERS_MAX)] or [[]]
     return [
@@ -340,7 +375,8 @@ def announcements(entry: LinkStateEntry) -> list[Announcement]:
 
 
 def _is_counted(entry: LinkStateEntry | None, news: Announcement) -> bool:
-    """Is the epoch a number of starts? A forged one of 2^62 could not be outdone by its member."""
+    """True if the epoch can be a number of starts. Counter-example without that: with a forged
+    epoch of 2^62 the member itself could never announce a higher one."""
     known = entry.epoch if entry is not None else EPOCH_COUNTED_MAX
     return news.epoch <= min(known + EPOCH_STEP_MAX, EPOCH_COUNTED_MAX)
 

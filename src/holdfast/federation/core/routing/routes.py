@@ -1,11 +1,11 @@
 """Shortest paths over the links that both ends announce.
 
-Of several shortest paths each member takes the one whose next hop has the lowest id. The paths
-from an origin are then the lexicographically lowest ones, so they form one tree rooted at it,
-and members with equal databases agree on it without a word.
+Of several shortest paths each member takes the one whose next hop has the lowest id. So the paths
+from an origin are the lexicographically lowest ones and form one tree with the origin as its root.
+Members with equal databases compute the same tree, without any exchange of messages.
 
-For redundancy there are further paths from an origin to a destination, each keeping off the members
-and links of those before it as far as the graph allows; these, too, every member computes alike.
+For redundancy there are further paths from an origin to a destination. Each avoids the members and
+links of those before it, as far as the graph allows. Every member computes these alike, too.
 """
 
 from collections import deque
@@ -18,21 +18,22 @@ from holdfast.federation.core.messages.custody import PathChanges
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
 
 PATHS_KEPT_MAX: Final = 4096
-"""Pairs of origin and destination whose paths are remembered."""
+"""The most pairs of origin and destination whose paths are kept."""
 
 Path = tuple[bytes, ...]
-"""Members, from the origin to the destination."""
+"""The members of a path, from the origin to the destination."""
 
 
 class Tree:
-    """All members reachable from `root`."""
+    """The shortest paths from `root` to all members that it reaches."""
 
     def __init__(self, root: bytes, graph: dict[bytes, list[bytes]]) -> None:
         self.root = root
         self.parents: dict[bytes, bytes] = {}
         self.depths: dict[bytes, int] = {root: 0}
         queue = deque([root])
-        # Neighbours are in order of ids, and so are paths of one length in the queue.
+        # Neighbours are in order of ids, so paths of one length are in lexicographic order in the
+        # queue. The first path that reaches a member is therefore the lowest one.
         while queue:
             node = queue.popleft()
             for neighbour in graph.get(node, ()):
@@ -43,16 +44,18 @@ class Tree:
 
     @property
     def depth(self) -> int:
+        """The number of hops to the farthest member."""
         return max(self.depths.values())
 
     def first_hops(self) -> dict[bytes, bytes]:
-        """To every other member: the neighbour of the root on the way."""
+        """Returns, for every other member, the neighbour of the root on the way to it."""
         hops: dict[bytes, bytes] = {}
         for node, parent in self.parents.items():
             hops[node] = node if parent == self.root else hops[parent]
         return hops
 
     def path_to(self, node: bytes) -> Path | None:
+        """Returns the path to a member, or None without one."""
         if node not in self.depths:
             return None
         path = [node]
@@ -61,7 +64,8 @@ class Tree:
         return tuple(reversed(path))
 
     def pruned(self, members: set[bytes]) -> dict[bytes, bytes]:
-        """Child -> parent of what is needed to reach `members`; as many entries as copies."""
+        """Returns the parents of the members on the paths to `members`. A message has one copy per
+        entry."""
         edges: dict[bytes, bytes] = {}
         for member in members:
             node = member
@@ -72,6 +76,9 @@ class Tree:
 
 
 class Routes:
+    """The paths of this member, by the current graph. They are computed when the graph has changed
+    and a path is requested."""
+
     def __init__(self, own: bytes, database: LinkStateDatabase) -> None:
         self._own = own
         self._database = database
@@ -80,13 +87,14 @@ class Routes:
         self._tree = Tree(own, {})
         self._hops: dict[bytes, bytes] = {}
         self._paths: dict[tuple[bytes, bytes], list[Path]] = {}
-        # By member: the neighbours on a shortest path to it. Empty: to be computed.
+        # By member: the neighbours on a shortest path to it. Empty until it is needed.
         self._ways: dict[bytes, frozenset[bytes]] = {}
-        # Members to whom the path has become another, or lost a link.
+        # Members to which the path has changed, and those to which it has lost a link.
         self._moved: set[bytes] = set()
         self._broken: set[bytes] = set()
 
     def take_changes(self) -> PathChanges:
+        """Returns the destinations whose paths have changed or lost a link since the last call."""
         self._refresh()
         changes = PathChanges(frozenset(self._moved), frozenset(self._broken))
         self._moved.clear()
@@ -94,27 +102,28 @@ class Routes:
         return changes
 
     def next_hop(self, node: bytes) -> bytes | None:
-        """None: there is no path."""
+        """Returns the neighbour on the way to a member, or None without a path."""
         self._refresh()
         return self._hops.get(node)
 
     def depth(self) -> int:
-        """To the farthest member that can be reached."""
+        """Returns the number of hops to the farthest member."""
         self._refresh()
         return self._tree.depth
 
     def distance(self, node: bytes) -> int | None:
+        """Returns the number of hops to a member, or None without a path."""
         self._refresh()
         return self._tree.depths.get(node)
 
     def reached(self) -> set[bytes]:
-        """The members to which there is a path."""
+        """Returns the members to which there is a path."""
         self._refresh()
         return set(self._tree.parents)
 
     def leads(self, peer: bytes, node: bytes) -> bool:
-        """Is the peer a neighbour on a shortest path to the node? Of several shortest paths any
-        one: the way back from there may be another one than the way to it."""
+        """True if the peer is on any shortest path to the member. The way back may be another
+        shortest path than the way there, so the tree alone does not decide."""
         self._refresh()
         if not self._ways:
             self._ways = _ways(self._tree, self._graph)
@@ -122,7 +131,7 @@ class Routes:
         return ways is not None and peer in ways
 
     def is_before(self, peer: bytes, path: int, origin: bytes, node: bytes) -> bool:
-        """Does a message from `origin` to `node` come here from the peer, on this path?"""
+        """True if a message from `origin` to `node` arrives here from the peer, on this path."""
         if path:
             paths = self.paths(origin, node)
             if path < len(paths) and self._own in paths[path][1:]:
@@ -130,11 +139,13 @@ class Routes:
         return self.leads(peer, origin)
 
     def tree(self, root: bytes) -> Tree:
+        """Returns the tree of another member."""
         self._refresh()
         return Tree(root, self._graph)
 
     def paths(self, origin: bytes, node: bytes) -> list[Path]:
-        """Different ones, at most PATHS_MAX; the first is the shortest, that of the tree."""
+        """Returns different paths, at most PATHS_MAX. The first is the shortest one, that of the
+        tree."""
         self._refresh()
         found = self._paths.get((origin, node))
         if found is None:
@@ -145,7 +156,8 @@ class Routes:
         return found
 
     def hop_on(self, path: int, origin: bytes, node: bytes) -> bytes | None:
-        """The next one from here on a path; where we are not on it, toward its end."""
+        """Returns the next member on a path. If this member is not on it, the next one toward its
+        end."""
         if path:
             paths = self.paths(origin, node)
             if path < len(paths) and self._own in paths[path][:-1]:
@@ -165,7 +177,7 @@ class Routes:
         self._ways = {}
 
     def _compare(self, before: dict[bytes, bytes], after: dict[bytes, bytes]) -> None:
-        """Parents come before their children in both."""
+        """Notes the paths that have changed. Parents precede their children in both maps."""
         broken: set[bytes] = set()
         for node, parent in before.items():
             if parent in broken or node not in self._graph.get(parent, ()):
@@ -179,7 +191,10 @@ class Routes:
 
 
 def _ways(tree: Tree, graph: dict[bytes, list[bytes]]) -> dict[bytes, frozenset[bytes]]:
-    """Depths are in order: each member comes after all that are nearer to the root."""
+    """Returns, for each member, the neighbours of the root on a shortest path to it.
+
+    Depths are in order, so a member comes after all members that are nearer to the root.
+    """
     depths = tree.depths
     ways: dict[bytes, frozenset[bytes]] = {tree.root: frozenset()}
     for node, depth in depths.items():
@@ -191,6 +206,7 @@ def _ways(tree: Tree, graph: dict[bytes, list[bytes]]) -> dict[bytes, frozenset[
 
 
 def disjoint_paths(graph: dict[bytes, list[bytes]], origin: bytes, node: bytes) -> list[Path]:
+    """Returns up to PATHS_MAX paths that share as few members and links as the graph allows."""
     first = Tree(origin, graph).path_to(node)
     if first is None or origin == node:
         return []
@@ -206,8 +222,8 @@ def disjoint_paths(graph: dict[bytes, list[bytes]], origin: bytes, node: bytes) 
 def _least_shared(
     graph: dict[bytes, list[bytes]], origin: bytes, node: bytes, others: list[Path]
 ) -> Path:
-    """Of the paths with the fewest members and links of others the shortest, and of these the
-    lexicographically lowest. There is a path."""
+    """Returns the path with the fewest members and links of `others`. Of several the shortest, and
+    of those the lexicographically lowest. There is a path."""
     used_nodes = {member for path in others for member in path[1:-1]}
     used_links = {link for path in others for link in pairwise(path)}
     heap: list[tuple[int, int, Path]] = [(0, 0, (origin,))]
