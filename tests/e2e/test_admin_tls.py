@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -17,7 +18,12 @@ import pytest
 import trustme
 
 from holdfast.client.admin_access import AdminAccess
-from holdfast.client.admin_connection import AdminConnection, NoAnswer
+from holdfast.client.admin_connection import AdminConnection, AdminError, NoAnswer
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.options import parse
+from holdfast.pipeline.source.reader_http import read_ranges
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.servers import Servers
 from holdfast.security.http.tls_door import HANDSHAKES_MAX
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Holdfast
@@ -182,6 +188,37 @@ def test_a_session_cookie_over_tls_is_secure(broker: SecureHoldfast) -> None:
     status, headers, _ = broker.ask("POST", "/api/v1/login", body=login)
     assert status == 200
     assert "Secure" in headers["set-cookie"]
+
+
+def test_the_spark_source_reads_over_tls_with_a_token(
+    broker: SecureHoldfast, tmp_path: Path
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(made_token(broker.data, "reader") + "\n")
+    # A viewer's token reads no payloads.
+    wrong_file = tmp_path / "wrong"
+    wrong_file.write_text(made_token(broker.data, "viewer"))
+    given = {
+        "servers": f"https://127.0.0.1:{broker.admin_port}",
+        "tokenFile": str(token_file),
+        "caFile": str(broker.ca_file),
+    }
+    options = parse(given)
+    assert token_file.read_text().strip() not in repr(options)
+    # Spark sends the options to the tasks.
+    options = pickle.loads(pickle.dumps(options))
+    wait_for(lambda: broker.ask("GET", "/metrics")[0] == 401, "the tokens are not noticed")
+    servers = Servers(options.servers, options.access)
+    bounds = servers.bounds()
+    servers.close()
+    ranges = [OffsetRange(p, each.first, each.end) for p, each in bounds.items() if each.end]
+    coverage = Coverage(ranges, fail_on_data_loss=True)
+    chunks = read_ranges(options.servers, ranges, coverage, access=options.access)
+    assert sum(len(chunk.data) for chunk in chunks) > 20_000
+    assert coverage.lost == []
+    wrong = parse(given | {"tokenFile": str(wrong_file)})
+    with pytest.raises(AdminError, match="needs the role reader"):
+        Servers(wrong.servers, wrong.access).bounds()
 
 
 def test_a_wrong_certificate_stops_the_start(tmp_path: Path) -> None:

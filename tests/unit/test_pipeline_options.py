@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from holdfast.pipeline.source.options import COLUMNS, OptionError, parse, parse_timestamp_us
@@ -48,7 +50,7 @@ def test_times() -> None:
         ({"path": "/data", "columns": "topic,key"}, "columns has 'key'"),
         ({"path": "/data", "columns": "topic,topic"}, "at most once"),
         ({"servers": "a"}, "host:adminport"),
-        ({"servers": "http://a:80"}, "host:adminport"),
+        ({"servers": "ftp://a:80"}, "host:adminport"),
         ({"servers": "a:0"}, "1 to 65535"),
         ({"servers": "a:70000"}, "1 to 65535"),
         ({"servers": ""}, "host:adminport"),
@@ -61,3 +63,31 @@ def test_bad_options_are_named(options: dict[str, str], text: str) -> None:
 
 def test_option_errors_are_value_errors() -> None:
     assert issubclass(OptionError, ValueError)
+
+
+def test_the_access_to_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    plain = parse({"servers": "a:1,b:2"})
+    assert (plain.access.token, plain.access.is_https) == ("", False)
+    file = tmp_path / "token"
+    file.write_text("holdfast_1_secret\n")
+    given = {"servers": "https://a:1,https://[::1]:2", "tokenFile": str(file), "caFile": "/ca"}
+    options = parse(given)
+    assert options.servers == (("a", 1), ("::1", 2))
+    assert (options.access.token, options.access.is_https) == ("holdfast_1_secret", True)
+    assert "secret" not in repr(options)
+    monkeypatch.setenv("HOLDFAST_TOKEN", "from-the-environment")
+    assert parse({"servers": "a:1"}).access.token == "from-the-environment"
+    assert parse(given).access.token == "holdfast_1_secret"
+    for wrong, text in (
+        ({"servers": "https://a:1,b:2"}, "for all of them"),
+        ({"servers": "ftp://a:1"}, "allowed: host:adminport"),
+        ({"servers": "a:1", "caFile": "/ca"}, "needs an https:// address"),
+        ({"servers": "a:1", "tokenFile": str(tmp_path / "none")}, "No such file"),
+        ({"path": "/data", "tokenFile": str(file)}, "is for servers"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            parse(wrong)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(OptionError, match="contains no token"):
+        parse(given)

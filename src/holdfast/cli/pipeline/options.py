@@ -52,6 +52,25 @@ def add_session(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add the options of admin ports with access and TLS."""
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="file of a token of the role reader (default: the variable HOLDFAST_TOKEN); its path"
+        " is remembered by the lake",
+    )
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="PEM file of the signers of https:// admin ports"
+    )
+
+
+def access_options(args: argparse.Namespace) -> dict[str, str]:
+    """The options of the data source for the options of `add_access`."""
+    given = {"tokenFile": args.token_file, "caFile": args.ca_file}
+    return {name: str(Path(value).absolute()) for name, value in given.items() if value}
+
+
 def add_output(parser: argparse.ArgumentParser, default: Path, metavar: str, what: str) -> None:
     parser.add_argument(
         "-o",

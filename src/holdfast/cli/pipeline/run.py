@@ -26,9 +26,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="SOURCE",
-        help="admin ports of the servers (host:port[,host:port]) or a data directory; "
-        "remembered by the lake",
+        help="admin ports of the servers (host:port[,host:port], https://host:port) or a data"
+        " directory; remembered by the lake",
     )
+    options.add_access(parser)
     options.add_lake(parser)
     parser.add_argument(
         "--format",
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     source = source_options(args.source) if args.source else lake.source()
     check_source(chosen, source)
     lake.check_tables()
-    source |= dict(args.option)
+    source |= options.access_options(args) | dict(args.option)
     if args.max_records_per_trigger is not None:
         source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
     backlog = None if args.continuous else lake.backlog(args.what, source)

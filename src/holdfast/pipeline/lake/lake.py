@@ -61,7 +61,8 @@ skip them always."""
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 UTC_NAMES: Final = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 _SERVERS: Final = re.compile(
-    r"(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5}(\s*,\s*(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5})*"
+    r"(https?://)?(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5}"
+    r"(\s*,\s*(https?://)?(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5})*"
 )
 
 
@@ -361,14 +362,14 @@ class Lake:
 
 def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
     """Return the options of the data source for a text: servers, or the path of a data
-    directory. Raises LakeError for a URL."""
+    directory. Raises LakeError for another URL than https://host:port."""
     if not isinstance(source, str):
         return dict(source)
     if _SERVERS.fullmatch(source.strip()):
         return {"servers": source.strip()}
     if "://" in source:
         raise LakeError(
-            f"the source {source} is a URL: give host:adminport of the servers, or the path of a "
-            "data directory"
+            f"the source {source} is a URL: give host:adminport of the servers, or"
+            " https://host:adminport, or the path of a data directory"
         )
     return {"path": str(Path(source).absolute())}

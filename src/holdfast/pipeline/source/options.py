@@ -3,7 +3,12 @@
 ==================== ==============================================================================
 path                 a data directory (this or `servers`); also `load(DIR)`
 servers              `host:adminport`, several separated by commas: all of one log. Tasks read from
-                     servers that do not lead the partitions, and change to another on a failure
+                     servers that do not lead the partitions, and change to another on a failure.
+                     `https://host:adminport` if the ports have TLS
+tokenFile            a file of the driver with a token of the role `reader` for the admin ports;
+                     without it the variable HOLDFAST_TOKEN of the driver, if it is set
+caFile               `https` only: a PEM file of the signers of the ports' certificates, on every
+                     machine (default: those that the system trusts)
 startingOffsets      `earliest` (default of a batch read), `latest` (default of a stream) or JSON
                      such as `{"0": 12}`; a partition left out begins at its first record
 endingOffsets        `latest` (default) or JSON; batch reads only
@@ -33,7 +38,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from holdfast.addresses import split_address
+from holdfast.client.admin_access import (
+    NO_ACCESS,
+    VARIABLE,
+    AdminAccess,
+    AdminAccessError,
+    admin_address,
+    load_access,
+)
 from holdfast.numbers import whole_number
 from holdfast.pipeline.source.offsets import Offsets, parse_position
 from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
@@ -54,6 +66,8 @@ COLUMNS: Final = (
 NAMES: Final = (
     "path",
     "servers",
+    "tokenFile",
+    "caFile",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -82,6 +96,8 @@ class SourceOptions:
 
     path: str | None
     servers: tuple[tuple[str, int], ...]
+    access: AdminAccess
+    """The token and the transport. Tasks receive the token from the driver."""
     starting_offsets: str | Offsets | None
     ending_offsets: str | Offsets | None
     starting_timestamp_us: int | None
@@ -110,9 +126,11 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     for end in ("starting", "ending"):
         if f"{end}offsets" in given and f"{end}timestamp" in given:
             raise OptionError(f"give {end}Offsets or {end}Timestamp, not both")
+    servers, is_https = _servers(given["servers"]) if "servers" in given else ((), False)
     return SourceOptions(
         path=path.removeprefix("file://") if path is not None else None,
-        servers=_servers(given["servers"]) if "servers" in given else (),
+        servers=servers,
+        access=_access(given, is_https=is_https),
         starting_offsets=_position(given, "startingOffsets"),
         ending_offsets=_position(given, "endingOffsets"),
         starting_timestamp_us=_timestamp(given, "startingTimestamp"),
@@ -144,22 +162,38 @@ def parse_timestamp_us(option: str, text: str) -> int:
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
 
 
-def _servers(text: str) -> tuple[tuple[str, int], ...]:
+def _servers(text: str) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """The servers, and whether they are reached by HTTPS. Raises OptionError."""
     result = []
+    schemes = set()
     for item in text.split(","):
         try:
-            host, port = split_address(item.strip())
-        except ValueError:
-            host = ""
+            host, port, is_https = admin_address(item)
+        except AdminAccessError:
+            host, port, is_https = "", 0, False
         if not host or "/" in host:
             raise OptionError(
-                f"servers has {item.strip()!r}; allowed: host:adminport, several separated by "
-                "commas"
+                f"servers has {item.strip()!r}; allowed: host:adminport with a port of 1 to 65535,"
+                " or https://host:adminport, several separated by commas"
             )
-        if not 0 < port < 65_536:
-            raise OptionError(f"servers has port {port}; allowed: 1 to 65535")
         result.append((host, port))
-    return tuple(result)
+        schemes.add(is_https)
+    if len(schemes) > 1:
+        raise OptionError("servers has https:// for some only; allowed: for all of them, or none")
+    return tuple(result), schemes == {True}
+
+
+def _access(given: Mapping[str, str], *, is_https: bool) -> AdminAccess:
+    """The token and CA of the servers. Raises OptionError."""
+    names = [name for name in ("tokenFile", "caFile") if name.lower() in given]
+    if "servers" not in given:
+        if names:
+            raise OptionError(f"{names[0]} is for servers; a path needs none")
+        return NO_ACCESS
+    try:
+        return load_access(given.get("tokenfile", ""), given.get("cafile", ""), is_https=is_https)
+    except AdminAccessError as error:
+        raise OptionError(f"{' or '.join(names) or VARIABLE}: {error}") from None
 
 
 def _position(given: Mapping[str, str], option: str) -> str | Offsets | None:

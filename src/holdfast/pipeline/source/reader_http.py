@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import Final
 
+from holdfast.client.admin_access import NO_ACCESS, AdminAccess
 from holdfast.client.admin_connection import (
     AdminConnection,
     AdminError,
@@ -59,8 +60,10 @@ class LogStream:
     """The responses of one server. It sends a request ahead as soon as it knows where the last
     response ends."""
 
-    def __init__(self, server: Server, topics: TopicFilter) -> None:
-        self._connection = AdminConnection(server)
+    def __init__(
+        self, server: Server, topics: TopicFilter, access: AdminAccess = NO_ACCESS
+    ) -> None:
+        self._connection = AdminConnection(server, access=access)
         self._clause = topics.narrowest() if topics else None
         self._requested: list[tuple[int, int, int]] | None = None
         self._buffer = bytearray()
@@ -138,13 +141,14 @@ def read_ranges(
     ranges: Sequence[OffsetRange],
     coverage: Coverage,
     topics: TopicFilter = TopicFilter(),  # noqa: B008
+    access: AdminAccess = NO_ACCESS,
 ) -> Iterator[Chunk]:
     """Read the wanted batches from the servers.
 
     The data of a chunk is valid until the next chunk is requested. Missing records raise
     DataLossError, unusable servers AdminError.
     """
-    return _Reading(servers, ranges, coverage, topics).chunks()
+    return _Reading(servers, ranges, coverage, topics, access).chunks()
 
 
 class _Reading:
@@ -157,7 +161,9 @@ class _Reading:
         ranges: Sequence[OffsetRange],
         coverage: Coverage,
         topics: TopicFilter,
+        access: AdminAccess,
     ) -> None:
+        self._access = access
         self._servers = list(servers)
         self._partitions = [item.partition for item in ranges]
         self._coverage = coverage
@@ -203,7 +209,7 @@ class _Reading:
         or AdminError."""
         coverage = self._coverage
         if self._stream is None:
-            self._stream = LogStream(self._servers[self._at], self._topics)
+            self._stream = LogStream(self._servers[self._at], self._topics, self._access)
         wanted = [
             (p, coverage.next[p], coverage.end[p])
             for p in self._partitions

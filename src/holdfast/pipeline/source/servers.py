@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from holdfast.client.admin_access import NO_ACCESS, AdminAccess
 from holdfast.client.admin_connection import (
     AdminConnection,
     AdminError,
@@ -74,8 +75,8 @@ class Servers:
     """The connections to all given servers, and the state of the log at each as of the last
     `bounds`."""
 
-    def __init__(self, servers: Sequence[Server]) -> None:
-        self._connections = [AdminConnection(server) for server in servers]
+    def __init__(self, servers: Sequence[Server], access: AdminAccess = NO_ACCESS) -> None:
+        self._connections = [AdminConnection(server, access=access) for server in servers]
         self._penalties = [0.0] * len(servers)
         self._states: list[ServerLog] = []
 

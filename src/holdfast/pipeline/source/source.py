@@ -189,7 +189,7 @@ class LogAccess:
 
     def _servers(self) -> Servers:
         if self._http is None:
-            self._http = Servers(self.options.servers)
+            self._http = Servers(self.options.servers, self.options.access)
         return self._http
 
 
@@ -208,7 +208,7 @@ def read_work(
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
     if options.path is None:
         servers = work.servers or options.servers
-        chunks = read_ranges(servers, work.ranges, coverage, work.topics)
+        chunks = read_ranges(servers, work.ranges, coverage, work.topics, options.access)
     else:
         chunks = read_pieces(work.pieces, coverage)
     for chunk in chunks:
