@@ -17,21 +17,25 @@ class Traveller(Subscriber):
         filters = (("$stream/@earliest/t/#", qos),)
         super().__init__(world, Client(world, name, version, filters=filters), ("t/",))
         self._starts: list[int] = []
-        """The first offsets of its node's log when the subscription was confirmed."""
-        self.client.on_subscribed = self._subscribed
+        """The highest first offsets of the logs of the nodes that it was connected to."""
+        self.client.on_subscribed = self._look_at_log
+        self.client.on_connected = self._look_at_log
         self._begins_at = world.schedule.now + late_s
 
     def is_wanted(self) -> bool:
         return self.world.schedule.now >= self._begins_at
 
-    def _subscribed(self) -> None:
+    def _look_at_log(self) -> None:
+        """Another node may have removed more of its log. It reports that as `records_lost`."""
         socket = self.client.socket
-        assert socket is not None
-        assert socket.host.process is not None
-        self._starts = list(socket.host.process.cores.storage.journal.start_offsets)
+        if socket is not None and socket.host.process is not None:
+            starts = socket.host.process.cores.storage.journal.start_offsets
+            self._starts = list(map(max, self._starts or starts, starts))
 
     def missing(self) -> list[str]:
         """Retention may have removed what was published before its SUBSCRIBE."""
+        if not self._starts:
+            return super().missing()
         places = self.world.checks.places
         return [
             text for text in super().missing() if places[text][1] >= self._starts[places[text][0]]
@@ -47,4 +51,8 @@ class Traveller(Subscriber):
             # again, from the first message on.
             self.received[packet.payload.decode()] = 1
             return
+        message = self.world.checks.messages.get(packet.payload.decode())
+        if message is not None and self.world.checks.stored.get(message.text, 0) > 1:
+            # It may have missed the first copy, and the second one is out of order.
+            self._newest.pop((message.publisher, message.topic), None)
         super()._arrived(packet)

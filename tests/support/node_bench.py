@@ -108,6 +108,8 @@ class NodeBench:
         # Reads of the log are answered once this is false again.
         self.delay_reads = False
         self.delayed: list[ReadLog | FindStarts] = []
+        # The records that the next read of the log finds lost.
+        self.lost = 0
         # How many sessions to settle after each record that is recovered, as a standby does while
         # it follows the journal; None: all at the end, as at a start.
         self.settles: Callable[[], int] | None = None
@@ -339,7 +341,8 @@ class NodeBench:
             positions[partition] = record.offset + 1
         if done:
             positions = [max(a, b) for a, b in zip(positions, effect.limits, strict=True)]
-        self.node.handle_read(effect, found, positions, done, 0)
+        self.node.handle_read(effect, found, positions, done, self.lost)
+        self.lost = 0
 
     def peer(self, version: int = 5, rules: ListenerRules | None = None) -> Peer:
         return Peer(self, version, rules)

@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.properties import decode_block
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 
@@ -232,3 +233,57 @@ def test_a_client_that_leaves_during_the_search(bench: NodeBench) -> None:
     bench.delay_reads = False
     bench.run()
     assert "r" not in bench.node.state.sessions
+
+
+WISHES = [("stream-offset", "earliest"), ("hf-offset", "?1"), ("hf-end", "?1")]
+
+
+def told(packet: Publish) -> dict[str, str]:
+    pairs = decode_block(packet.properties, 0, len(packet.properties), m.PUBLISH).get(
+        USER_PROPERTY, []
+    )
+    assert isinstance(pairs, list)
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_client_is_told_the_places_and_the_end(bench: NodeBench, qos: int) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2")
+    reader = bench.connect("r", expiry_s=100)
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest("a", qos)], {USER_PROPERTY: WISHES}))
+    *past, end = reader.publishes()
+    records = bench.messages()
+    assert [told(each) for each in past] == [
+        {
+            "hf-time": str(record.timestamp_us),
+            "hf-partition": str(record.partition),
+            "hf-offset": str(record.offset),
+            "hf-past": "1",
+        }
+        for record in records
+    ]
+    assert (end.topic, end.payload, end.qos) == (b"$stream/end", b"a", 0)
+    publish(bench, publisher, "a", "3")
+    (live,) = reader.publishes()
+    assert told(live)["hf-offset"] == str(bench.messages()[-1].offset)
+    assert "hf-past" not in told(live)
+    bench.crash()
+    reader = bench.connect("r", clean=False, expiry_s=100)
+    publish(bench, bench.connect("p"), "a", "4")
+    assert "hf-offset" in told(reader.publishes()[-1])
+
+
+def test_an_empty_past_has_an_end(bench: NodeBench) -> None:
+    reader = bench.connect("r")
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest("a", 1)], {USER_PROPERTY: WISHES}))
+    assert [each.topic for each in reader.publishes()] == [b"$stream/end"]
+
+
+def test_a_client_is_told_what_is_lost(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2")
+    bench.lost = 5
+    reader = bench.connect("r")
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest("a", 1)], {USER_PROPERTY: WISHES}))
+    assert [told(each).get("hf-lost") for each in reader.publishes()[:2]] == ["5", None]

@@ -86,6 +86,8 @@ READ_WAYS: Final = {
     "broker/delivery/retained.py:SessionScans.step": LIVE,
     "broker/delivery/retained.py:_send_page": LIVE,
     "broker/delivery/outbox.py:_send_past_qos0": REPLAY,
+    # It carries the client's own filter.
+    "broker/delivery/outbox.py:_tell_end": REPLAY,
     "broker/delivery/outbox.py:pump": LOG,
     "broker/delivery/log_replay.py:send_unsent": INFLIGHT,
     "broker/delivery/log_replay.py:_resend": INFLIGHT,

@@ -8,6 +8,7 @@ from msgspec import Struct
 from holdfast.api.views.pages import AbsentNode, BestRows, Place, SortKey
 from holdfast.api.views.slices import ITEMS
 from holdfast.broker.session.connection import OPEN
+from holdfast.broker.session.message import TELL_PLACE
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState
 
@@ -199,7 +200,7 @@ def session_detail(state: NodeState, session: Session, node: str) -> SessionDeta
                 each.no_local,
                 each.retain_as_published,
                 each.retain_handling,
-                each.subscription_ids[0] if each.subscription_ids else 0,
+                sum(each.subscription_ids) % TELL_PLACE,
             )
             for each in subscriptions
         ],

@@ -9,6 +9,7 @@ from holdfast.api.views.pages import AbsentNode, BestRows, Place
 from holdfast.api.views.sessions import is_connected, is_hidden
 from holdfast.api.views.slices import ITEMS
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.session.message import TELL_PLACE
 from holdfast.broker.session.session import Group, Session
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
 
@@ -103,7 +104,6 @@ class SubscriptionScan:
         if subscription is None:
             # It was removed between two slices.
             return None
-        ids = subscription.subscription_ids
         return SubscriptionRow(
             filter,
             session.client_id,
@@ -113,7 +113,7 @@ class SubscriptionScan:
             subscription.qos,
             subscription.no_local,
             subscription.retain_as_published,
-            ids[0] if ids else 0,
+            sum(subscription.subscription_ids) % TELL_PLACE,
         )
 
 

@@ -1,7 +1,10 @@
 """The outbox of a session: deliveries that wait for the window or the socket."""
 
 from holdfast.broker.delivery.delivery import can_send, send_inflight, special_frame
+from holdfast.broker.delivery.replay_start import END_TOPIC
+from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.message import NO_EXPIRY, TELL_END, Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 
@@ -38,8 +41,22 @@ def _forget_starts(state: NodeState, session: Session) -> None:
     session.has_starts = False
     state.interests.pop(session, None)
     for subscription in session.subscriptions.values():
+        if subscription.replay is not None and TELL_END in subscription.subscription_ids:
+            _tell_end(state, session, subscription.filter)
         subscription.start = None
         subscription.replay = None
+
+
+def _tell_end(state: NodeState, session: Session, filter: str) -> None:
+    """Tell the client that it has everything from before this moment."""
+    connection = session.connection
+    if connection is None or connection.state != OPEN:
+        return
+    payload = filter.encode()
+    message = Message(END_TOPIC, payload, 0, False, b"", NO_EXPIRY, state.wall_us, b"")
+    frame = message.frame_qos0(connection.version, False)
+    if 0 < len(frame) <= connection.packet_bytes_max:
+        connection.send(frame, state.dirty)
 
 
 def _send_past_qos0(state: NodeState, session: Session, delivery: Delivery) -> None:

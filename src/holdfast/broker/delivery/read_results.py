@@ -11,6 +11,7 @@ from holdfast.broker.rights import may_read, may_replay
 from holdfast.broker.routing import subscription_to, subscriptions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.message import TELL_LOST, TELL_PAST, TELL_PLACE
 from holdfast.broker.session.session import (
     Group,
     Session,
@@ -39,6 +40,7 @@ def handle_read(
     if isinstance(reader, Session):
         if reader.connection is not effect.connection:
             return
+        reader.lost += lost
         work = QueueRead(reader, effect.connection, records, positions, done)
         # Enough for all records of a read if few filters match.
         state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)
@@ -156,12 +158,18 @@ class QueueRead(Work):
         message = message_of(record)
         if message.audience is not None and not message.audience.is_plain:
             return steps
+        ids = subscription.subscription_ids
+        if is_past and TELL_PLACE in ids:
+            ids = (*ids, TELL_PAST)
+        if session.lost and TELL_PLACE in ids:
+            ids = (*ids, TELL_LOST + session.lost)
+            session.lost = 0
         self.deliveries.append(
             Delivery(
                 message,
                 min(message.qos, subscription.qos),
                 message.retain and subscription.retain_as_published,
-                subscription.subscription_ids,
+                ids,
             )
         )
         return steps

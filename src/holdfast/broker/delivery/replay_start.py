@@ -19,11 +19,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from holdfast.broker.session.message import TELL_END, TELL_PLACE
 from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
 
 START_PROPERTY: Final = "stream-offset"
 STREAM_PREFIX: Final = "$stream/"
+PLACE_ASKED: Final = ("hf-offset", "?1")
+"""The wish for the place and time of each message."""
+END_ASKED: Final = ("hf-end", "?1")
+"""The wish for a message at the end of the past."""
+END_TOPIC: Final = b"$stream/end"
+"""The topic of that message. Its payload is the filter."""
 LAST_MAX: Final = 10_000
 """The most records of a topic that `last:N` asks for."""
 OFFSETS_MAX: Final = 65_536
@@ -106,6 +113,17 @@ def property_start(properties: Properties) -> str:
             if isinstance(pair, tuple) and pair[0] == START_PROPERTY:
                 start = pair[1] or "earliest"
     return start
+
+
+def wishes(properties: Properties) -> int:
+    """What a SUBSCRIBE asks to be told: TELL_PLACE and TELL_END, or 0."""
+    pairs = properties.get(USER_PROPERTY) if properties else None
+    wished = 0
+    if isinstance(pairs, list):
+        for wish, tell in ((PLACE_ASKED, TELL_PLACE), (END_ASKED, TELL_END)):
+            if wish in pairs:
+                wished |= tell
+    return wished
 
 
 def parse_start(text: str, wall_us: int) -> ReplayStart:

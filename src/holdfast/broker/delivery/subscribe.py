@@ -10,6 +10,7 @@ from holdfast.broker.delivery.replay import (
     search_starts,
     take_found,
 )
+from holdfast.broker.delivery.replay_start import wishes
 from holdfast.broker.delivery.retained import continue_scans, start_scan
 from holdfast.broker.delivery.subscriptions import (
     add_subscription,
@@ -258,6 +259,7 @@ def _check_all(
     subscription_id = 0
     if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
         subscription_id = identifiers[0]
+    subscription_id |= wishes(packet.properties)
     accepted: list[Subscription] = []
     codes: list[int] = []
     invalid: list[str] = []

@@ -15,7 +15,8 @@ from holdfast.broker.session.state import CursorState, decode_cursor
 T = TypeVar("T")
 
 SubscriptionRow = tuple[str, int, bool, bool, int, int]
-"""Filter, QoS, No Local, Retain As Published, Retain Handling, and subscription id or 0."""
+"""Filter, QoS, No Local, Retain As Published, Retain Handling, and subscription id or 0, plus
+those of TELLS that the client asked for."""
 EntryRow = tuple[str, int, bool, bool, int, int, list[int] | None]
 """A SubscriptionRow and `Subscription.start`."""
 
@@ -28,7 +29,7 @@ def subscription_row(subscription: Subscription) -> SubscriptionRow:
         subscription.no_local,
         subscription.retain_as_published,
         subscription.retain_handling,
-        subscription.subscription_ids[0] if subscription.subscription_ids else 0,
+        sum(subscription.subscription_ids),
     )
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import TELL_END, TELL_PLACE, Message
 from holdfast.broker.session.replay import Replay
 from holdfast.protocol.topics.names import is_shared
 
@@ -100,7 +100,11 @@ class Subscription:
         self.no_local = no_local
         self.retain_as_published = retain_as_published
         self.retain_handling = retain_handling
-        self.subscription_ids: tuple[int, ...] = (subscription_id,) if subscription_id else ()
+        # The identifier, unless 0, and those of TELLS that `subscription_id` contains.
+        self.subscription_ids: tuple[int, ...] = ()
+        for part in (TELL_PLACE - 1, TELL_PLACE, TELL_END):
+            if subscription_id & part:
+                self.subscription_ids += (subscription_id & part,)
         self.start: list[int] | None = None
         # Set from a SUBSCRIBE with a start in the past until the session has caught up.
         self.replay: Replay | None = None
@@ -223,6 +227,8 @@ class Session(Cursor):
         self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
+        # Records that retention or damage took before the next message.
+        self.lost = 0
         # SUBSCRIBE packets with a start in the past, on their way to the log. Until they are there
         # the session reads nothing: it would pass records that a new subscription begins with.
         self.replays_awaited = 0

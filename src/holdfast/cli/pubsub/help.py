@@ -73,6 +73,11 @@ connection is made again, to any of the servers.
   -q, --qos QOS              0 (default), 1 or 2
   -C COUNT                   exit after so many messages
   -W SECONDS                 exit with 27 after this time
+  --since START              begin in the past: earliest, -15m, a Unix time, 2026-01-31T12:00:00Z,
+                             last:N, offsets:PARTITION:OFFSET,...
+  --last N                   begin with the last N messages of each topic
+  --until TIME               print messages up to this time, or now, and exit (MQTT 5); from the
+                             earliest one on without --since
   -E                         exit once subscribed
   -v, --verbose              print the topic before the message
   -F FORMAT                  print each message in this form (below)

@@ -13,6 +13,15 @@ import sys
 import time
 from typing import Final
 
+from holdfast.broker.delivery.replay_start import (
+    END_ASKED,
+    END_TOPIC,
+    PLACE_ASKED,
+    STREAM_PREFIX,
+    InvalidStart,
+    ReplayStart,
+    parse_start,
+)
 from holdfast.cli.pubsub import run as client_run
 from holdfast.cli.pubsub.help import SUB_USAGE
 from holdfast.cli.pubsub.message_format import (
@@ -25,8 +34,10 @@ from holdfast.cli.pubsub.message_format import (
 from holdfast.cli.pubsub.options import ClientOptions, UsageError
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
+from holdfast.client.options import LEVEL_5
 from holdfast.client.protocol.effects import Message
-from holdfast.protocol.mqtt.packets import SubscriptionRequest
+from holdfast.protocol.mqtt.packets import Properties, SubscriptionRequest
+from holdfast.protocol.mqtt.properties import USER_PROPERTY
 from holdfast.protocol.topics.names import (
     InvalidFilter,
     check_filter,
@@ -59,6 +70,10 @@ class SubOptions(ClientOptions):
         self.retain_as_published = False
         self.retain_handling = 0
         self.random_percent = 100.0
+        self.start = ""
+        """Where the subscription begins in the past, or ""."""
+        self.until_us: int | None = None
+        """The wall clock in microseconds at which to exit; None: not before being told."""
         self.format: list[Part] | None = None
         self._format_text: str | None = None
         self._pretty = False
@@ -80,6 +95,9 @@ class SubOptions(ClientOptions):
         self.add_text("format", "_format_text", "-F")
         self.add_value("filter", self._add_filter_out, "-T", "--filter-out")
         self.add_value("topic", self._add_unsubscribe, "-U", "--unsubscribe")
+        self.add_value("start", self._set_start, "--since")
+        self.add_value("count", self._set_last, "--last")
+        self.add_value("time", self._set_until, "--until")
         self.add_number("timeout", "timeout_s", (1, 1 << 31), 'Invalid timeout "{}".', "-W")
         self.add_value("chance", self._set_random, "--random-filter")
         self.add_value("behavior", self._set_retain_handling, "--retain-handling")
@@ -92,6 +110,10 @@ class SubOptions(ClientOptions):
             _check_filter(filter, "subscription")
         if self.no_retained and self.retained_only:
             raise UsageError("Combining '-R' and '--retained-only' makes no sense.")
+        if self.until_us is not None:
+            # Only MQTT 5 tells the time of a message and the end of the past.
+            self.level = LEVEL_5
+            self.start = self.start or "earliest"
         if self._format_text is not None:
             try:
                 self.format = compile_format(self._format_text, self._pretty)
@@ -99,12 +121,39 @@ class SubOptions(ClientOptions):
                 raise UsageError(str(error)) from None
 
     def requests(self) -> list[SubscriptionRequest]:
+        prefix = f"{STREAM_PREFIX}@{self.start}/" if self.start else ""
         return [
             SubscriptionRequest(
-                filter, self.qos, False, self.retain_as_published, self.retain_handling
+                prefix + filter, self.qos, False, self.retain_as_published, self.retain_handling
             )
             for filter in self.topics
         ]
+
+    def subscribe_properties(self) -> Properties:
+        """The properties of SUBSCRIBE."""
+        properties = dict(self.properties.get("subscribe") or {})
+        if self.until_us is not None:
+            wishes = [PLACE_ASKED, END_ASKED]
+            for pair in properties.get(USER_PROPERTY) or ():  # type: ignore[union-attr]
+                if isinstance(pair, tuple):
+                    wishes.append(pair)
+            properties[USER_PROPERTY] = wishes
+        return properties
+
+    def _set_start(self, text: str) -> None:
+        if self.start:
+            raise UsageError("Use '--since' or '--last' once.")
+        _read_start(text)
+        self.start = text
+
+    def _set_last(self, text: str) -> None:
+        self._set_start(f"last:{text}")
+
+    def _set_until(self, text: str) -> None:
+        start = _read_start(text) if text != "now" else None
+        if start is not None and start.since_us is None:
+            raise UsageError("'--until' takes a time or 'now'.")
+        self.until_us = time.time_ns() // 1000 if start is None else start.since_us
 
     def _add_filter_out(self, text: str) -> None:
         _check_filter(text, "filter")
@@ -126,6 +175,16 @@ class SubOptions(ClientOptions):
         if text not in RETAIN_HANDLING:
             raise UsageError(f"Invalid retain handling '{text}': always, new or never.")
         self.retain_handling = RETAIN_HANDLING[text]
+
+
+def _read_start(text: str) -> ReplayStart:
+    """The start. A '/' would end it, a '+' would be a wildcard."""
+    try:
+        if any(each in text for each in "/+#"):
+            raise InvalidStart("write the time with Z at its end")
+        return parse_start(text, time.time_ns() // 1000)
+    except InvalidStart as error:
+        raise UsageError(f"Invalid start: {error}.") from None
 
 
 def _check_filter(filter: str, what: str) -> None:
@@ -155,6 +214,8 @@ class Subscriber:
         self._printed = 0
         self._flush_scheduled = False
         self._removals: set[asyncio.Task[None]] = set()
+        # The filters whose past is over.
+        self._ended: set[bytes] = set()
         self._client: Client | None = None
         # Set once `_exit_code` is decided.
         self._stop = asyncio.Event()
@@ -220,7 +281,7 @@ class Subscriber:
     async def _subscribe(self, client: Client) -> None:
         options = self._options
         properties = options.properties
-        waiting = [client.subscribe(*options.requests(), properties=properties.get("subscribe"))]
+        waiting = [client.subscribe(*options.requests(), properties=options.subscribe_properties())]
         if options.unsubscribe:
             waiting.append(
                 client.unsubscribe(*options.unsubscribe, properties=properties.get("unsubscribe"))
@@ -248,6 +309,8 @@ class Subscriber:
         options = self._options
         if self._stop.is_set():
             return
+        if options.until_us is not None and self._is_after_end(message, options.until_us):
+            return
         if options.retained_only and not message.retain:
             self._finish(0)
             return
@@ -265,6 +328,18 @@ class Subscriber:
         self._printed += 1
         if self._printed == options.count:
             self._finish(0)
+
+    def _is_after_end(self, message: Message, until_us: int) -> bool:
+        """Whether the message is not to be printed because the span of time is over. The past ends
+        once for each filter."""
+        if message.topic.encode() == END_TOPIC:
+            self._ended.add(bytes(message.payload))
+            if len(self._ended) == len(set(self._options.topics)):
+                self._finish(0)
+            return True
+        pairs = message.properties.get(USER_PROPERTY)
+        told = dict(pairs) if isinstance(pairs, list) else {}  # type: ignore[arg-type]
+        return int(told.get("hf-time", 0)) > until_us
 
     async def _remove(self, topic: str) -> None:
         assert self._client is not None
