@@ -392,8 +392,8 @@ def simulated(schedule: ThreadSchedule, node_of: Callable[[Any], SimNode]) -> It
         current().end()
         raise Killed
 
-    async def to_thread(work: Callable[..., Any], *args: Any) -> Any:
-        return work(*args)
+    async def in_thread(_: Any, work: Callable[[], Any]) -> Any:
+        return work()
 
     async def pause(duration_s: float) -> None:
         schedule.sleep(duration_s)
@@ -414,11 +414,8 @@ def simulated(schedule: ThreadSchedule, node_of: Callable[[Any], SimNode]) -> It
             (disk, "threading", threading),
             (disk, "SimpleQueue", partial(SimQueue, schedule)),
             (disk, "GroupWriter", partial(GroupWriter, allocate_bytes=1024)),
-            (
-                maintenance,
-                "asyncio",
-                SimpleNamespace(Lock=asyncio.Lock, to_thread=to_thread, sleep=pause),
-            ),
+            (maintenance, "asyncio", SimpleNamespace(Lock=asyncio.Lock, sleep=pause)),
+            (maintenance.Maintenance, "_in_thread", in_thread),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

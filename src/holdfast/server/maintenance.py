@@ -6,23 +6,32 @@ Each kind is done in small pieces, so that no client waits for it.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from holdfast.broker.recovery.maintenance_plan import MaintenanceLimits, MaintenancePlan
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.config.schema import Config
+from holdfast.server.disk.journal_writer import Worker
 from holdfast.server.disk.storage import SNAPSHOTS_KEPT, Storage
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
+from holdfast.server.event_loop.threads import run_in, run_in_thread
 from holdfast.storage.files.filesystem import TemporaryFile
 from holdfast.storage.files.layout import snapshot_name
 from holdfast.storage.journal.retention import RetentionDecision, RetentionPolicy
 from holdfast.storage.snapshot import SnapshotEncoder
+
+T = TypeVar("T")
 
 logger = logging.getLogger("holdfast")
 
 SPACE_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 5.0
 RESERVE_BYTES_MAX = 256 << 20
+END_S = 2.0
+"""The longest wait in seconds at the end for a file operation, which a directory that hangs may
+never end."""
 SLICE_ENTRIES = 200
 """The snapshot entries made between two turns of the loop."""
 
@@ -31,6 +40,7 @@ class Maintenance:
     """Runs the periodic work of one node.
 
     A failure of this work never stops the node: it is logged, kept in `failing` and tried again.
+    Files are touched in threads only, so a directory that hangs stops this work and nothing else.
     """
 
     def __init__(self, broker: Broker, storage: Storage, config: Config) -> None:
@@ -44,6 +54,7 @@ class Maintenance:
         """The error of each kind of work that failed at its last attempt."""
         self._plan = MaintenancePlan(broker.runtime, storage.snapshots, _limits_of(config))
         self._held_back = False
+        self._files: Worker | None = None
 
     def reload(self, config: Config) -> None:
         """Use other rules of retention, from the next round on."""
@@ -67,6 +78,17 @@ class Maintenance:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        files, self._files = self._files, None
+        if files is not None:
+            await asyncio.wait([run_in_thread("maintenance-end", files.close)], timeout=END_S)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Work on the files of this class in one thread, in order. So a file that is discarded is
+        closed after its last write. Counter-example: another thread closes it during the write,
+        and the rest of the write goes to the file that gets its descriptor."""
+        if self._files is None:
+            self._files = Worker("maintenance", asyncio.get_running_loop().call_soon_threadsafe)
+        return await run_in(self._files, work)
 
     async def _repeat(self, work: Callable[[], object], interval_s: float) -> None:
         while True:
@@ -94,8 +116,10 @@ class Maintenance:
             if self.failing.pop(name, None) is not None:
                 logger.warning("maintenance_goes_on work=%s", name)
 
-    def _watch_space(self) -> None:
-        self._broker.runtime.check_space(self._storage.directory.files.free_bytes())
+    async def _watch_space(self) -> None:
+        # In a thread of its own: a snapshot on a slow disk must not delay it.
+        free_bytes = await run_in_thread("disk-space", self._broker.writer.measure_space)
+        self._broker.runtime.check_space(free_bytes)
 
     def _automatic_reserve(self) -> int:
         """Return a twentieth of the disk, at most RESERVE_BYTES_MAX.
@@ -124,15 +148,17 @@ class Maintenance:
                 return
             offsets, entries = broker.runtime.begin_snapshot()
             encoder = SnapshotEncoder(sequence, offsets, state.wall_us)
-            file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))
+            name = snapshot_name(sequence)
+            opening = partial(TemporaryFile, self._storage.directory.files, name)
+            file = await self._in_thread(opening)
             try:
                 for count, (kind, data) in enumerate(entries, 1):
                     pieces = encoder.add(kind, data)
                     if pieces:
-                        await asyncio.to_thread(file.write, pieces)
+                        await self._in_thread(partial(file.write, pieces))
                     elif count % SLICE_ENTRIES == 0:
                         await asyncio.sleep(0)
-                await asyncio.to_thread(file.write, encoder.finish())
+                await self._in_thread(partial(file.write, encoder.finish()))
                 if not journal.replicated:
                     # Groups are written after their sessions, so at a later moment. A record
                     # assigned in between must be inflight in the log. Otherwise neither the group
@@ -140,20 +166,27 @@ class Maintenance:
                     log_progress(state)
                 # The snapshot must not contain state whose records the journal could still lose.
                 await broker.drain_journal()
-                await asyncio.to_thread(file.finish)
+                await self._in_thread(file.finish)
             except BaseException:
-                file.discard()
+                self._discard(file)
                 raise
             self._plan.snapshot_written(sequence, grown_bytes)
             while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
                 old = self._storage.snapshots.pop(0)
-                await asyncio.to_thread(self._storage.directory.remove_snapshot, old)
+                await self._in_thread(partial(self._storage.directory.remove_snapshot, old))
             logger.info(
                 "snapshot sequence=%020d entries=%d bytes=%d",
                 sequence,
                 encoder.entries,
                 encoder.size_bytes,
             )
+
+    def _discard(self, file: TemporaryFile) -> None:
+        """Remove an incomplete file, after what is being written to it."""
+        if self._files is None:
+            file.discard()
+        else:
+            self._files.submit(file.discard)
 
     async def _retain(self) -> None:
         journal = self._storage.journal
@@ -198,7 +231,7 @@ class Maintenance:
             logger.warning("retention_overtook reader=%r records=%d", loss.name, loss.records)
         removed = self._storage.journal.remove_oldest(decision.remove)
         self._plan.removed(sum(segment.size_bytes for segment in removed))
-        await asyncio.to_thread(self._storage.remove_segments, removed)
+        await self._in_thread(partial(self._storage.remove_segments, removed))
         logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
 
 

@@ -232,8 +232,8 @@ class JournalWriter:
         self._confirm = confirm
         self._writer = GroupWriter(directory, durable=durable, shared=confirm is not None)
         self.synced = self._writer.synced
-        self.free_bytes = self.space()
-        """The free bytes after the last group, without those allocated in advance."""
+        self.free_bytes = self.measure_space()
+        """The free bytes when last measured, without those allocated in advance."""
         self._groups: SimpleQueue[WriteGroup | None] = SimpleQueue()
         self._closing = threading.Event()
         self.is_full = False
@@ -250,8 +250,13 @@ class JournalWriter:
         self._groups.put(group)
 
     def space(self) -> int:
-        """Return the bytes that may still be written now."""
-        return self._directory.files.free_bytes()
+        """Return the bytes that could still be written when they were last measured."""
+        return self.free_bytes
+
+    def measure_space(self) -> int:
+        """Return the bytes that may still be written now. A directory that hangs blocks it."""
+        self.free_bytes = self._directory.files.free_bytes()
+        return self.free_bytes
 
     def close(self) -> None:
         """Write all submitted groups durably and stop. Groups that wait for space are dropped."""
@@ -274,7 +279,7 @@ class JournalWriter:
                 if self._confirm is not None:
                     self._confirm()
                 # Checked after every group: at full speed a small disk is full within a moment.
-                self.free_bytes = self.space()
+                self.measure_space()
                 _report(self._call_soon, self._on_written, group)
                 if group.sealed is not None:
                     self.housekeeping.submit(partial(self._write_index, group.sealed))

@@ -10,6 +10,7 @@ from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.broker.runtime import Found
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.server.disk.journal_writer import LogReadPool
+from holdfast.server.event_loop.threads import run_in
 from holdfast.storage.files.filesystem import is_scarce
 from holdfast.storage.reading.cursor import LogReader, ReadResult
 from holdfast.storage.reading.starts import FoundStart
@@ -102,18 +103,7 @@ class LogReads:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread, so that no read runs at the same time."""
-        future: asyncio.Future[T] = self._loop.create_future()
-
-        def done(result: object, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(cast(T, result))
-
-        self._pool.submit(work, done)
-        return await future
+        return await run_in(self._pool, work)
 
     def close(self) -> None:
         """Finish the submitted reads and stop the thread."""

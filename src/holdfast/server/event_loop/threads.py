@@ -4,7 +4,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from holdfast.server.disk.journal_writer import Worker
 
 T = TypeVar("T")
 
@@ -39,3 +41,22 @@ def run_in_thread(name: str, work: Callable[[], T]) -> "asyncio.Future[T]":
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+async def run_in(worker: Worker, work: Callable[[], T]) -> T:
+    """Run `work` in the worker's thread, after all that was submitted before.
+
+    Cancellation of the caller does not end the work.
+    """
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: object, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    worker.submit(work, done)
+    return await future
