@@ -26,7 +26,12 @@ COMMANDS: Final = {
     "pub": "publish messages (options of mosquitto_pub)",
     "sub": "subscribe and print messages (options of mosquitto_sub)",
     "cluster": "make, look at and change a cluster; try one on this machine",
-    "log": "inspect, verify, dump or follow a data directory",
+    "log": "inspect, dump or follow a data directory; trace a message",
+    "clients": "list or disconnect the connected clients",
+    "sessions": "list, show, move or end sessions",
+    "subscriptions": "list subscriptions, or those that a topic reaches",
+    "groups": "list the shared groups, or show one",
+    "retained": "list, read, delete or restore retained messages",
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",
     "config": "check, show, explain or import a configuration",
@@ -42,6 +47,11 @@ _MODULES: Final = {
     "log": "log.command",
     "pipeline": "pipeline.command",
     "federation": "federation.command",
+    "clients": "resources.clients",
+    "sessions": "resources.sessions",
+    "subscriptions": "resources.subscriptions",
+    "groups": "resources.groups",
+    "retained": "resources.retained",
 }
 """The modules in holdfast.cli of commands with another name than their module."""
 
@@ -89,7 +99,7 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
         prog="holdfast",
         description="An MQTT broker that keeps what it has acknowledged.",
         epilog="commands:\n"
-        + "\n".join(f"  {name:12}{text}" for name, text in COMMANDS.items())
+        + "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
         + "\n\n`holdfast COMMAND --help` describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

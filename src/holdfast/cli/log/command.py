@@ -4,6 +4,8 @@
     verify    every checksum, index and offset; exit code 1 if something is wrong
     dump      records, oldest first
     tail      the newest records, and with -f those that arrive
+    trace     the way of one message, over the admin port of a broker
+    why       why a client has, or has not, received a message
 
 No subcommand writes. They show what the files contain: the last records may not be durable yet. For
 a cluster's replica, dump and tail show the records that were valid and committed at its last
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from holdfast.cli.log import trace
 from holdfast.cli.log.records import (
     KINDS,
     Bound,
@@ -79,6 +82,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help=f"records from before (default {TAIL_RECORDS})",
     )
+    trace.add_parsers(commands)
     parser.set_defaults(run=run)
 
 
@@ -109,6 +113,9 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run a subcommand. Returns 1 for damage, 2 for a directory that cannot be read."""
+    remote = trace.COMMANDS.get(args.log_command)
+    if remote is not None:
+        return remote(args)
     try:
         directory = open_to_read(args.directory)
         return _COMMANDS[args.log_command](directory, args)

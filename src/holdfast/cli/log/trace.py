@@ -1,0 +1,94 @@
+"""`holdfast log trace` and `holdfast log why`, over the admin port of any node."""
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.resources.command import path_of, time_us
+from holdfast.cli.resources.tables import escaped
+from holdfast.client.admin_connection import AdminError
+
+EXIT_ERROR: Final = 2
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the parsers of both commands."""
+    trace = commands.add_parser("trace", help="the way of one message, over the admin port")
+    trace.add_argument("message", metavar="PARTITION/OFFSET|TOPIC",
+                       help="its place in the log, or its topic")  # fmt: skip
+    why = commands.add_parser("why", help="why a client has, or has not, received a message")
+    why.add_argument("client", metavar="CLIENT", help="the client id")
+    why.add_argument("topic", metavar="TOPIC")
+    for each in (trace, why):
+        each.add_argument("--at", metavar="TIME",
+                          help="the message of the topic nearest to this time, as"
+                          " 2026-01-31T12:00:00Z (default: now)")  # fmt: skip
+        each.add_argument("--json", action="store_true", help="print JSON")
+        each.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN,
+                          help=f"admin port of any node (default {DEFAULT_ADMIN})")  # fmt: skip
+        add_access_options(each)
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    """Print the way of a message."""
+    partition, _, offset = args.message.partition("/")
+    try:
+        if partition.isdecimal() and offset.isdecimal():
+            path = path_of("trace", partition=partition, offset=offset)
+        else:
+            path = path_of("trace", topic=args.message, time_us=_time_us(args))
+        found = _port(args).get_json(path)
+    except (AdminError, ValueError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    print(json.dumps(found, ensure_ascii=False) if args.json else "\n".join(_lines(found)))
+    return 0
+
+
+def run_why(args: argparse.Namespace) -> int:
+    """Print one sentence."""
+    try:
+        path = path_of("trace/why", client=args.client, topic=args.topic, time_us=_time_us(args))
+        found = _port(args).get_json(path)
+    except (AdminError, ValueError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    print(json.dumps(found, ensure_ascii=False) if args.json else escaped(found["sentence"]))
+    return 0
+
+
+def _port(args: argparse.Namespace) -> AdminPort:
+    return AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+
+
+def _time_us(args: argparse.Namespace) -> int | None:
+    return None if args.at is None else time_us(args.at)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    record = found["record"]
+    lines = [f"{record['partition']}/{record['offset']}  {escaped(record['topic'])}"]
+    for step in found["steps"]:
+        when = f" {_text(step['at_us'])}" if step["at_us"] else ""
+        mark = "" if step["known"] else "not known: "
+        lines.append(f"{step['step']:12}{mark}{escaped(step['text'])}{when}")
+    for each in found["sessions"]:
+        name = f"{escaped(each['client'])} at {escaped(each['node'])}"
+        lines.append(f"{'session':12}{name}: {each['status']}: {escaped(each['text'])}")
+    for each in found["groups"]:
+        lines.append(f"{'group':12}{escaped(each['group'])}: {each['status']}")
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(found["counts"].items()))
+    lines.append(f"{'sessions':12}{counts or 'none subscribes to the topic now'}")
+    lines += [f"{'not in log':12}{text}" for text in found["unknown"]]
+    return lines
+
+
+def _text(timestamp_us: int) -> str:
+    return datetime.fromtimestamp(timestamp_us / 1e6, UTC).isoformat(timespec="milliseconds")
+
+
+COMMANDS: Final = {"trace": run_trace, "why": run_why}
+"""The subcommands of `holdfast log` that ask a broker."""

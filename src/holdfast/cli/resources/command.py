@@ -1,0 +1,269 @@
+"""`holdfast clients`, `sessions`, `subscriptions`, `groups` and `retained`.
+
+Each is a list over the admin port of any node, and what an operator does with one row::
+
+    holdfast clients list --search pump --sort queued --descending
+    holdfast clients disconnect CLIENT
+    holdfast sessions show|end CLIENT
+    holdfast sessions move CLIENT end --dry-run
+    holdfast subscriptions list --topic factory/1/state
+    holdfast groups list
+    holdfast retained list 'factory/#'
+    holdfast retained delete 'factory/old/#' > deleted.json
+    holdfast retained restore deleted.json
+
+`--json` prints what the port has sent. A list ends after `--most` rows and says so.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
+from holdfast.client.admin_connection import AdminError
+
+EXIT_ERROR: Final = 2
+PAGE: Final = 500
+MOST: Final = 1000
+"""The default of the most rows that a list prints."""
+
+
+def _time(name: str) -> Callable[[Row], object]:
+    def text(row: Row) -> object:
+        value = row.get(name, 0)
+        if not value:
+            return ""
+        return datetime.fromtimestamp(value / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    return text
+
+
+def _field(name: str) -> Callable[[Row], object]:
+    return lambda row: row.get(name, "")
+
+
+def _columns(*names: str) -> list[Column]:
+    return [(name.replace("_", "-"), _field(name)) for name in names]
+
+
+LISTS: Final[dict[str, tuple[str, list[Column]]]] = {
+    "clients": (
+        "sessions",
+        _columns("client", "user", "node", "address", "listener", "protocol", "queued",
+                 "inflight", "subscriptions"),
+    ),
+    "sessions": (
+        "sessions",
+        [*_columns("client", "user", "node", "connected", "subscriptions", "queued", "inflight",
+                   "log_lag"), ("away-since", _time("away_since_us"))],
+    ),
+    "subscriptions": (
+        "subscriptions",
+        _columns("filter", "qos", "client", "user", "node", "connected"),
+    ),
+    "groups": (
+        "groups",
+        _columns("group", "member_count", "connected_count", "coordinator", "log_lag"),
+    ),
+    "retained": (
+        "messages",
+        [*_columns("topic", "bytes", "qos", "publisher"), ("at", _time("at_us"))],
+    ),
+}  # fmt: skip
+"""Each list: the field of its reply with the rows, and its columns."""
+
+HELP: Final = {
+    "clients": "list or disconnect the connected clients",
+    "sessions": "list, show, move or end sessions",
+    "subscriptions": "list subscriptions, or those that a topic reaches",
+    "groups": "list the shared groups, or show one",
+    "retained": "list, read, delete or restore retained messages",
+}
+
+
+def add_parser_of(
+    name: str, subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
+) -> None:
+    """Add the parser of one of these commands."""
+    parser = subparsers.add_parser(name, help=HELP[name], description=HELP[name] + ".")
+    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = commands.add_parser("list", help="print them")
+    listing.add_argument("--most", type=int, default=MOST, metavar="N",
+                         help=f"the most rows (default {MOST})")  # fmt: skip
+    made = [listing, *_LIST_OPTIONS[name](listing, commands)]
+    for each in made:
+        each.add_argument("--json", action="store_true", help="print JSON")
+        each.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN,
+                          help=f"admin port of any node (default {DEFAULT_ADMIN})")  # fmt: skip
+        add_access_options(each)
+    parser.set_defaults(run=run, resource=name)
+
+
+Parsers = list[argparse.ArgumentParser]
+Commands = Any
+
+
+def _session_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
+    listing.add_argument("--search", metavar="TEXT", help="a part of client id, user or address")
+    listing.add_argument("--user", metavar="NAME", help="of this user only")
+    listing.add_argument("--sort", metavar="FIELD", help="order, as queued or log_lag")
+    listing.add_argument("--descending", action="store_true", help="the largest first")
+    disconnect = commands.add_parser("disconnect", help="disconnect a client; its session stays")
+    disconnect.add_argument("--reason", metavar="TEXT", help="a text for the client")
+    show = commands.add_parser("show", help="one in full")
+    end = commands.add_parser("end", help="end a session and forget its messages")
+    move = commands.add_parser("move", help="skip messages in the log, or send them again")
+    for each in (disconnect, show, end, move):
+        each.add_argument("client", metavar="CLIENT", help="the client id")
+    move.add_argument("to", choices=("start", "end", "time"), help="where it continues")
+    move.add_argument("--at", metavar="TIME", help="with time, as 2026-01-31T12:00:00Z")
+    move.add_argument("--dry-run", action="store_true", help="only count the messages")
+    return [disconnect, show, end, move]
+
+
+def _subscription_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
+    listing.add_argument("--search", metavar="TEXT", help="a part of the filter")
+    listing.add_argument("--topic", metavar="TOPIC", help="a topic that the filter matches")
+    listing.add_argument("--client", metavar="CLIENT", help="of this client only")
+    return []
+
+
+def _group_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
+    listing.add_argument("--search", metavar="TEXT", help="a part of the key")
+    show = commands.add_parser("show", help="members and the oldest unfinished message")
+    show.add_argument("group", metavar="GROUP", help="the key, $share/name/filter")
+    return [show]
+
+
+def _retained_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
+    listing.add_argument("filter", metavar="FILTER", nargs="?", default="#", help="default #")
+    show = commands.add_parser("show", help="one with its payload")
+    show.add_argument("topic", metavar="TOPIC")
+    delete = commands.add_parser("delete", help="delete those of a filter; prints what restores")
+    delete.add_argument("filter", metavar="FILTER")
+    delete.add_argument("--dry-run", action="store_true", help="only print what would go")
+    restore = commands.add_parser("restore", help="set deleted ones again, while the log has them")
+    restore.add_argument("file", type=Path, metavar="FILE", help="the output of delete")
+    return [show, delete, restore]
+
+
+_LIST_OPTIONS: Final = {
+    "clients": _session_options,
+    "sessions": _session_options,
+    "subscriptions": _subscription_options,
+    "groups": _group_options,
+    "retained": _retained_options,
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one of these commands."""
+    try:
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        if args.action == "list":
+            return _list(port, args)
+        print(json.dumps(_ACTIONS[args.action](port, args), indent=2, ensure_ascii=False))
+    except (AdminError, ValueError, OSError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    return 0
+
+
+def path_of(resource: str, **parameters: object) -> str:
+    """The path of a request with those parameters that are given."""
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in parameters.items()
+        if value not in (None, "", False)
+    }
+    query = urlencode(given, quote_via=quote)
+    return f"/api/v1/{resource}" + (f"?{query}" if query else "")
+
+
+def _list(port: AdminPort, args: argparse.Namespace) -> int:
+    name = args.resource
+    field, columns = LISTS[name]
+    wanted = {
+        key: getattr(args, key, None)
+        for key in ("search", "user", "sort", "descending", "topic", "client", "filter")
+    }
+    rows: list[Row] = []
+    after, missing = "", {}
+    while len(rows) < args.most:
+        limit = min(PAGE, args.most - len(rows))
+        page = port.get_json(path_of(name, limit=limit, after=after, **wanted))
+        rows += page[field]
+        missing = {each["node"]: each["reason"] for each in page.get("missing", [])}
+        after = page.get("next", "")
+        if not after:
+            break
+    if args.json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+    else:
+        print("\n".join(table_lines(rows, columns)))
+    if after:
+        print(f"there are more than {args.most}: --most N", file=sys.stderr)
+    for node, reason in missing.items():
+        print(f"holdfast: node {escaped(node)} is missing: {escaped(reason)}", file=sys.stderr)
+    return 0
+
+
+def _show(port: AdminPort, args: argparse.Namespace) -> object:
+    if args.resource == "groups":
+        return port.get_json(path_of("group", group=args.group))
+    if args.resource == "retained":
+        return port.get_json(path_of("retained/message", topic=args.topic))
+    return port.get_json(path_of("session", client=args.client))
+
+
+def _disconnect(port: AdminPort, args: argparse.Namespace) -> object:
+    path = path_of("session/disconnect", client=args.client, reason=args.reason)
+    return port.exchange("POST", path)
+
+
+def _end(port: AdminPort, args: argparse.Namespace) -> object:
+    return port.exchange("DELETE", path_of("session", client=args.client))
+
+
+def _move(port: AdminPort, args: argparse.Namespace) -> object:
+    plan = {"to": args.to, "dry_run": args.dry_run}
+    if args.to == "time":
+        if not args.at:
+            raise ValueError("move CLIENT time: give --at TIME")
+        plan["time_us"] = time_us(args.at)
+    return port.exchange("POST", path_of("session/move", client=args.client), plan)
+
+
+def _delete(port: AdminPort, args: argparse.Namespace) -> object:
+    path = path_of("retained", filter=args.filter, dry_run=args.dry_run)
+    return port.exchange("DELETE", path)
+
+
+def _restore(port: AdminPort, args: argparse.Namespace) -> object:
+    deleted = json.loads(args.file.read_text())
+    return port.exchange("POST", path_of("retained/restore"), {"deleted": deleted["deleted"]})
+
+
+def time_us(text: str) -> int:
+    """A time in ISO 8601, which is local without a zone. Raises `ValueError`."""
+    try:
+        return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1_000_000)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time like 2026-01-31T12:00:00Z") from None
+
+
+_ACTIONS: Final[dict[str, Callable[[AdminPort, argparse.Namespace], object]]] = {
+    "show": _show,
+    "disconnect": _disconnect,
+    "end": _end,
+    "move": _move,
+    "delete": _delete,
+    "restore": _restore,
+}

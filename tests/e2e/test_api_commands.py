@@ -1,0 +1,63 @@
+"""The commands about clients, sessions and messages, with a real broker."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+from tests.e2e.brokers import Holdfast
+from tests.e2e.cluster_processes import until
+from tests.e2e.wire import DISCONNECT, Wire
+from tests.support.api_client import Api
+
+
+@pytest.fixture
+def admin(broker: Holdfast) -> list[str]:
+    return ["--admin", f"127.0.0.1:{broker.admin_port}"]
+
+
+def test_lists_and_operations(
+    broker: Holdfast, admin: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def lines(*arguments: str, code: int = 0) -> list[str]:
+        assert main([*arguments, *admin]) == code
+        return capsys.readouterr().out.splitlines()
+
+    with Wire(broker.port) as client:
+        client.connect("bad\tname", expiry_s=100)
+        client.subscribe(("in/#", 1), ("$share/g/in/#", 1))
+        client.publish("kept/1", b"x", qos=1, retain=True)
+        heading, row = lines("clients", "list", "--search", "BAD", "--sort", "queued")
+        assert heading.startswith("client")
+        assert row.startswith("bad\\tname")
+        assert len(lines("subscriptions", "list", "--topic", "in/1")) == 3
+        [_, group] = lines("groups", "list")
+        assert group.startswith("$share/g/in/#")
+        assert json.loads("\n".join(lines("groups", "show", "$share/g/in/#")))["members"]
+        assert [line.split()[0] for line in lines("retained", "list", "kept/#")[1:]] == ["kept/1"]
+        deleted = tmp_path / "deleted.json"
+        deleted.write_text("\n".join(lines("retained", "delete", "kept/#")))
+        assert len(lines("retained", "list", "kept/#")) == 1
+        restored = json.loads("\n".join(lines("retained", "restore", str(deleted))))
+        assert restored["restored"] == 1
+
+        client.publish("in/1", b"hello", qos=1)
+        api = Api(broker.admin_port)
+        record = api.get("trace", topic="in/1")["record"]
+        shown = lines("log", "trace", f"{record['partition']}/{record['offset']}")
+        assert any("published it at QoS 1" in line for line in shown)
+        assert any(line.startswith("session") and "bad\\tname" in line for line in shown)
+        [sentence] = lines("log", "why", "bad\tname", "in/1")
+        assert "packet id" in sentence
+
+        lines("clients", "disconnect", "bad\tname", "--reason", "maintenance")
+        client.expect(DISCONNECT)
+    until(lambda: not api.get("clients")["sessions"], "the client is gone")
+    assert "no" in lines("sessions", "list")[1].split()
+    moved = json.loads("\n".join(lines("sessions", "move", "bad\tname", "end", "--dry-run")))
+    assert moved["dry_run"]
+    lines("sessions", "end", "bad\tname")
+    assert len(lines("sessions", "list")) == 1
+    lines("sessions", "show", "bad\tname", code=2)
+    lines("sessions", "move", "x", "time", "--at", "noon", code=2)
