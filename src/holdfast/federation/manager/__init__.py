@@ -1,18 +1,18 @@
-"""The topology manager of a federation: who is a member, and who is linked to whom.
+"""The manager of a federation: it decides which brokers are members and which members are linked.
 
-Members ask once to join, are told their neighbours, and reconcile with what is desired from then
-on; no message of theirs goes through the manager, and while it is down only joins and repairs wait.
+A member joins once and receives its neighbours. From then on it reports its links and follows the
+desired ones. No message of a client passes through the manager. While it is down, joins and repairs
+wait and everything else continues.
 
 Invariants of the desired links, after every change:
 
-1. With three members or more they are connected, and stay so when any one member fails: every
-   member has two neighbours or more, and there is no articulation point.
-2. No member has more neighbours than its limit. A pinned link is there, a forbidden one is not.
+1. Three or more members stay connected when any one of them fails: each has at least two
+   neighbours, and there is no articulation point.
+2. No member has more neighbours than its limit. A pinned link exists, a forbidden one does not.
 3. An id is given once, and a member keeps its id for as long as it is a member.
-4. A change is stored as a whole, with a revision of its own, before anybody is told of it.
+4. A change is stored as a whole, with a revision of its own, before any member receives it.
 
-`graph`, `placement`, `repair`, `rebalance`, `health`, `reports` and `desired` are pure. `store`
-keeps the state in a database, and `changes` has one change after another stored and then seen.
-`manager` puts them together for who asks, `rounds` for what is done unasked. `api` is the HTTP
-form, `access` says who may ask what.
+`graph` and `state.federation_state` are pure. `state.store` keeps the state in a database, and
+`state.changes` stores one change after the other. `manager` handles requests, `maintenance` works
+without one. `api` is the HTTP form, and `access` checks the rights of callers.
 """

@@ -1,8 +1,8 @@
 """Identity and rights of callers, by a bearer token, a certificate, or both.
 
-A certificate is known by its name (`certificate_identity`). A member that has joined with one is
-bound to that name: whatever token comes, only who shows a certificate of this name speaks for it.
-Several members may share a name; then each of them may speak for the others.
+A certificate is identified by its name (`certificate_identity`). A member that has joined with one
+is bound to that name: a caller with any token speaks for the member only if it shows a certificate
+of this name. Members that share a name may speak for each other.
 """
 
 import hmac
@@ -22,6 +22,8 @@ BEARER: Final = "bearer "
 
 
 class Role(Enum):
+    """The rights of a caller."""
+
     OPERATOR = "operator"
     """The role with all rights. Every caller has it while no credentials are configured."""
     MEMBER = "member"
@@ -33,32 +35,34 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class ManagerCaller:
+    """An authenticated caller of the REST interface."""
+
     role: Role
     name: str
-    """For the audit log."""
+    """The name in the audit log."""
     member: int | None = None
-    """Whose token it has."""
+    """The id of the member whose token it presented."""
     join_token: str = ""
-    """The hash of a joiner's."""
+    """The hash of its join token."""
     certificate: str = ""
-    """Name of the one that counts; empty: none does."""
+    """The name of its certificate; empty if none counts."""
     needs_token: bool = False
-    """A certificate alone does not make it a member."""
+    """True if a certificate alone does not make it a member."""
     is_anonymous: bool = False
-    """An operator because nobody is asked for anything."""
+    """True for an operator without credentials, because none are configured."""
 
     @property
     def gives_token(self) -> bool:
-        """Whether a join gives it a token of its own, for everything from then on."""
+        """True if a join gives the caller a token for all later requests."""
         return self.needs_token and self.role is not Role.MEMBER
 
 
 class Unauthorized(Exception):
-    """401: it is not known who asks."""
+    """The caller is unknown: status 401."""
 
 
 class Forbidden(Exception):
-    """403: it is, and they may not."""
+    """The caller is known and lacks the right: status 403."""
 
 
 def caller_of(
@@ -68,8 +72,11 @@ def caller_of(
     state: FederationState,
     now_s: float,
 ) -> ManagerCaller:
-    """`authorization`: the header, or empty; `certificate`: the name of the one that was shown and
-    verified, or empty. Raises Unauthorized, Forbidden."""
+    """Returns the caller of a request. Raises Unauthorized or Forbidden.
+
+    `authorization`: the header, or empty. `certificate`: the name of the verified certificate, or
+    empty.
+    """
     match settings.access:
         case "certificate":
             return _by_certificate(authorization, certificate, settings, state)
@@ -91,14 +98,15 @@ def caller_of(
 
 
 def _is_operator(certificate: str, settings: ManagerSettings) -> bool:
-    """Beside a token any certificate will do, if none is named."""
+    """True if the certificate belongs to an operator. Beside a token any certificate does, unless
+    names are configured."""
     return certificate in settings.operators or not settings.operators
 
 
 def _by_certificate(
     authorization: str, certificate: str, settings: ManagerSettings, state: FederationState
 ) -> ManagerCaller:
-    """Raises Unauthorized."""
+    """Returns the caller that the certificate identifies. Raises Unauthorized."""
     if not certificate:
         raise Unauthorized("show a certificate that has a common name, or another name")
     name = f"certificate {certificate}"
@@ -118,7 +126,7 @@ def _by_certificate(
 def _by_token(
     authorization: str, token: str, state: FederationState, now_s: float
 ) -> ManagerCaller:
-    """Raises Unauthorized."""
+    """Returns the caller that the token identifies. Raises Unauthorized."""
     if not authorization.lower().startswith(BEARER):
         raise Unauthorized("send a token: Authorization: Bearer TOKEN")
     given = _given(authorization)
@@ -153,13 +161,13 @@ def _member_of_token(authorization: str, state: FederationState) -> Member | Non
 
 
 def require_operator(caller: ManagerCaller) -> None:
-    """Raises Forbidden."""
+    """Raises Forbidden unless the caller is an operator."""
     if caller.role is not Role.OPERATOR:
         raise Forbidden("this takes the operator's token or certificate")
 
 
 def require_member(caller: ManagerCaller, member: Member) -> None:
-    """Raises Forbidden for anybody but this member and the operator."""
+    """Raises Forbidden unless the caller is this member or an operator."""
     if caller.role is Role.OPERATOR:
         return
     if member.certificate and caller.certificate != member.certificate:
@@ -172,8 +180,8 @@ def require_member(caller: ManagerCaller, member: Member) -> None:
 
 
 def require_join(caller: ManagerCaller, uuid: str, ip: str, state: FederationState) -> None:
-    """A member comes back as itself only, and takes nobody's address. `ip` is in the form in which
-    members have it. Raises Forbidden."""
+    """Raises Forbidden if the caller may not join so: a member returns as itself only and takes no
+    other member's address. `ip` has the form in which members have it."""
     if caller.role is Role.OPERATOR:
         return
     known = state.by_uuid(uuid)
@@ -203,8 +211,8 @@ def _require_to_be(caller: ManagerCaller, member: Member) -> None:
 def require_broker(
     caller: ManagerCaller, ip: str, remote: str, patterns: Sequence[str], has_password: bool
 ) -> bool:
-    """Whether the operator vouches for it. `remote`: where the caller is. Raises Forbidden for an
-    address that the manager does not connect to."""
+    """Returns whether the operator vouches for the address. Raises Forbidden for one that the
+    manager does not connect to. `remote`: the caller's address."""
     if is_named(ip, patterns):
         return True
     if caller.role is Role.OPERATOR and (not caller.is_anonymous or _is_loopback(remote)):

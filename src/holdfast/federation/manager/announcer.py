@@ -1,9 +1,10 @@
 """Announcements of neighbours to members of the published protocol, repeated until received.
 
-A member that reports knows when its report says so. Of others nothing can be heard but that their
-broker takes the announcement, and with QoS 2 many brokers cannot say whether there is a subscriber:
-they are told a few times, and one that was away asks by joining again. Tried again with growing
-pauses; a member that is gone is not told.
+A member that reports has received one when its report contains the link. For any other member the
+manager sees only that its broker accepts the announcement. With QoS 2 many brokers cannot say
+whether there is a subscriber, so the announcement is sent TELLINGS times. A member that was away
+then joins again and receives its neighbours. The pauses between attempts grow. A removed member
+receives nothing.
 """
 
 import asyncio
@@ -16,19 +17,25 @@ from holdfast.federation.manager.messages import Report
 from holdfast.federation.manager.state.federation_state import Member, PendingAnnouncement
 
 PAUSE_FIRST_S: Final = 1.0
+"""The seconds before the second attempt."""
 PAUSE_MAX_S: Final = 60.0
+"""The most seconds between two attempts."""
 TELLINGS: Final = 3
 """The number of times that the broker of a member without reports must accept an announcement."""
 AT_ONCE_MAX: Final = 16
+"""The most members that receive announcements at the same time."""
 
 
 def is_confirmed(announcement: PendingAnnouncement, report: Report) -> bool:
+    """True if the member's report shows that it has received the announcement."""
     is_linked = any(link.peer == announcement.about for link in report.links)
     return is_linked == (announcement.action == "NEW")
 
 
 @dataclass
 class _Entry:
+    """The attempts of one announcement so far."""
+
     announcement: PendingAnnouncement
     due: float
     pause_s: float

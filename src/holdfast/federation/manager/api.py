@@ -1,7 +1,8 @@
-"""The REST interface. Every answer of /api/v1 is the published envelope; refusals, too.
+"""The REST interface. Every response of /api/v1 is the published envelope, that of a refusal
+included.
 
-A body is looked at whatever content type it says to have, since the published federator says none.
-Web pages are turned away: a browser on the operator's machine reaches the loopback address, too.
+The body is read whatever its content type is, because the published federator sends none. Requests
+of web pages are refused, because a browser on the operator's machine reaches the loopback address.
 """
 
 import time
@@ -56,9 +57,13 @@ from holdfast.security.http.requests import page_refusal
 T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 262_144
+"""The most bytes of a request's body."""
 NUMBER_MAX: Final = 10**18 - 1
+"""The greatest number in a path or query."""
 WATCH_S_MAX: Final = 60.0
+"""The most seconds that a watch waits."""
 WATCH_S: Final = 25.0
+"""The seconds that a watch waits, unless the caller says so."""
 AUDIT_LINES: Final = 100
 AUDIT_LINES_MAX: Final = 1_000
 
@@ -73,25 +78,29 @@ _CODES: Final[dict[type[Exception], int]] = {
 }
 
 CERTIFICATE_NAME: Final = "certificate_name"
-"""Of a request's state: the name of the client's certificate, which was verified."""
+"""The field of a request's state with the name of the client's verified certificate."""
 
 _ID: Final = ManagerParameter("id", "integer", "of the member", "path")
 
 Handler = Callable[[Request, ManagerCaller], Awaitable[object]]
-"""Returns the envelope's data, or a whole response."""
+"""The function of an endpoint. It returns the envelope's data, or a complete response."""
 
 
 class TooLarge(Exception):
-    pass
+    """The body has more than BODY_BYTES_MAX bytes: status 413."""
 
 
 @dataclass(frozen=True)
 class ManagerEndpoint:
+    """An endpoint: its description and its function."""
+
     described: Described
     handler: Handler
 
 
 class Api:
+    """The endpoints of the manager, as an ASGI application."""
+
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._registry = registry_for(manager)
@@ -170,7 +179,7 @@ class Api:
         return "; ".join(self._manager.problems)
 
     def _caller(self, request: Request, described: Described) -> ManagerCaller:
-        """Raises Unauthorized, Forbidden."""
+        """Returns the caller of a request. Raises Unauthorized or Forbidden."""
         headers = request.headers
         text = page_refusal(headers.getlist("origin"), headers.getlist("sec-fetch-site"))
         if text:
@@ -205,7 +214,7 @@ class Api:
         )
 
     def _require_broker(self, request: Request, caller: ManagerCaller, wanted: JoinRequest) -> bool:
-        """Raises Forbidden."""
+        """Returns whether the operator vouches for the address. Raises Forbidden."""
         ip = broker_url(wanted.ip)
         known = self._manager.state.by_ip(ip)
         if known is not None and caller.role is Role.MEMBER and self._is(caller, known):
@@ -243,8 +252,8 @@ class Api:
         return await self._manager.report(node, await _body(request, Report))
 
     def _require_member(self, caller: ManagerCaller, node: int) -> None:
-        """One that was taken for dead hears that it is no member, not that it may not do this.
-        Raises NoSuchMember, Forbidden."""
+        """Checks that the caller is the member. A member that was removed as dead receives 404 and
+        not 403, so that it joins again. Raises NoSuchMember or Forbidden."""
         require_member(caller, self._manager.member(node))
 
     async def _topology(self, request: Request, caller: ManagerCaller) -> object:
@@ -328,7 +337,7 @@ def _refusal(code: int, text: str) -> Response:
 
 
 def envelope_of_refusal(text: str) -> object:
-    """Of a request that does not come to a route."""
+    """Returns the envelope for a request that reaches no endpoint."""
     return msgspec.to_builtins(Envelope("error", 403, None, text))
 
 
@@ -340,7 +349,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _body(request: Request, kind: type[T]) -> T:
-    """Raises ValueError, TooLarge."""
+    """Returns the decoded body. Raises ValueError or TooLarge."""
     data = bytearray()
     try:
         async for piece in request.stream():

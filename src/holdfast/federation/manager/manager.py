@@ -37,6 +37,7 @@ from holdfast.federation.manager.state.federation_state import (
 from holdfast.federation.manager.state.store import StateStore
 
 MEMBERS_MAX: Final = 10_000
+"""The most members of a federation."""
 REPORT_FRESH_INTERVALS: Final = 3
 WATCHERS_MAX: Final = 2_000
 TOKENS_MAX: Final = 10_000
@@ -46,7 +47,7 @@ member."""
 
 
 class NoSuchMember(Exception):
-    pass
+    """There is no member with this id: status 404."""
 
 
 def hash_of(token: str) -> str:
@@ -54,6 +55,8 @@ def hash_of(token: str) -> str:
 
 
 class Manager:
+    """The manager's core: it decides the changes that requests and probes cause."""
+
     def __init__(
         self,
         settings: ManagerSettings,
@@ -227,6 +230,7 @@ class Manager:
         )
 
     def neighbors(self, node: int) -> list[Neighbor]:
+        """Returns the desired neighbours of a member."""
         members = [self.state.members[each] for each in self.state.neighbours(node)]
         return [Neighbor(each.id, each.ip, each.advertise or UNSET) for each in members]
 
@@ -286,7 +290,7 @@ class Manager:
             self.reports.forget(node)
 
     async def set_rules(self, rules: dict[Link, Rule], actor: str) -> None:
-        """Raises Refused, StoreError."""
+        """Sets rules of links. Raises ChangeRefused or StateStoreError."""
         text = " ".join(f"{low}-{high}:{rule}" for (low, high), rule in rules.items())
 
         def decide() -> StoredChange[None]:
@@ -296,7 +300,7 @@ class Manager:
         await self.changes.apply(decide)
 
     async def rebalance(self, actor: str) -> None:
-        """Raises StoreError."""
+        """Exchanges expensive links for cheap ones. Raises StateStoreError."""
 
         def decide() -> StoredChange[None]:
             changed = desired.rebalanced(self.state, self._policy, self.round_trips.cost)

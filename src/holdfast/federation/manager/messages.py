@@ -1,4 +1,4 @@
-"""The bodies of the REST interface. Names as published where they were; the rest in snake case."""
+"""The bodies of the REST interface. Published names are kept; the others are in snake case."""
 
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -24,21 +24,22 @@ class Envelope(Struct, Generic[T]):
 
 
 class JoinRequest(Struct, kw_only=True):
-    """The published body is `ip` alone. Unknown fields are passed over, as the published manager
-    does."""
+    """The body of a join. The published body is `ip` alone. Unknown fields are ignored, as in the
+    published manager."""
 
     ip: Annotated[str, Meta(min_length=1, max_length=300)]
-    """Of the member's broker: `tcp://host:1883`; also ssl, ws, wss."""
+    """The URL of the member's broker: `tcp://host:1883`; also ssl, ws, wss."""
     uuid: Annotated[str, Meta(pattern=r"^([0-9A-Za-z-]{8,64})?$")] = ""
-    """What makes it the same member again. A member with one follows `watch` and reports."""
+    """The identity that makes it the same member again. A member with one reports and follows
+    `watch`."""
     epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     advertise: Short = ""
-    """Where other members dial it."""
+    """The address at which other members connect to it."""
     labels: Annotated[dict[Short, Short], Meta(max_length=32)] = {}
     capacity: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Neighbours it can bear, 2 or more; 0: as the federation's limit says."""
+    """The most neighbours that it accepts, 2 or more; 0: the federation's limit."""
     rtts: Annotated[dict[Id, Finite], Meta(max_length=1000)] = {}
-    """Round trips to members, in milliseconds, by id."""
+    """The measured round trips to members, in milliseconds, by id."""
 
 
 class Neighbor(Struct):
@@ -72,7 +73,7 @@ class LinkReport(Struct, kw_only=True):
 
 
 class Report(Struct, kw_only=True):
-    """How a member finds its links; every 5 s."""
+    """The report of a member about its links, every 5 s."""
 
     links: Annotated[list[LinkReport], Meta(max_length=1000)] = []
     epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the manager, made when they are asked for."""
+"""The Prometheus metrics of the manager, computed on request."""
 
 from collections.abc import Iterable
 
@@ -70,6 +70,6 @@ def registry_for(manager: Manager) -> CollectorRegistry:
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """In the OpenMetrics text format."""
+    """Returns the metrics in the OpenMetrics text format."""
     text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
     return text

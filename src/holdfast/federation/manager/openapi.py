@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of endpoints and the types of their bodies."""
+"""The OpenAPI document, generated from the endpoints and the types of their bodies."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -55,7 +55,7 @@ _SCHEMES: Final = {
 
 
 def schemes_of(access: str, has_token: bool) -> list[list[str]]:
-    """Any of them will do, and of each all parts are needed."""
+    """Returns the security schemes. A caller needs all parts of any one of them."""
     match access:
         case "certificate":
             return [["certificate"]]
@@ -67,7 +67,7 @@ def schemes_of(access: str, has_token: bool) -> list[list[str]]:
 
 
 def document(endpoints: list[Described], schemes: list[list[str]]) -> dict[str, Any]:
-    """`schemes`: see `schemes_of`."""
+    """Returns the document. `schemes`: see `schemes_of`."""
     security: list[dict[str, list[str]]] = [{name: [] for name in names} for names in schemes]
     answers = [Envelope[each.answer] for each in endpoints]  # type: ignore[name-defined]
     bodies = [each.body for each in endpoints if each.body is not None]

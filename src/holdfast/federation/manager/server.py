@@ -1,4 +1,4 @@
-"""The manager as a process: its file, its HTTP server, its end."""
+"""The manager's process: its settings file, its HTTP server and its end."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ SHUTDOWN_S: Final = 2
 
 
 class _CertifiedProtocol(BoundedConnection):
-    """Tells each request whose certificate its connection has."""
+    """An HTTP connection that adds the name of the client's certificate to its requests."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         name = certificate_identity(transport.get_extra_info("peercert"))
@@ -45,7 +45,7 @@ def _connections_max() -> int:
 
 
 def _tls(settings: ManagerSettings) -> ssl.SSLContext | None:
-    """Raises TlsError."""
+    """Returns the TLS context. Raises TlsError."""
     if not settings.certificate:
         return None
     return server_context(
@@ -57,8 +57,8 @@ def _tls(settings: ManagerSettings) -> ssl.SSLContext | None:
 
 
 async def serve(settings: ManagerSettings) -> None:
-    """Until SIGTERM or SIGINT. Raises StoreError, TlsError, and OSError if the address cannot be
-    had."""
+    """Runs the manager until SIGTERM or SIGINT. Raises StateStoreError, TlsError, or OSError if the
+    address cannot be used."""
     tls = _tls(settings)
     brokers = MqttBrokers(
         settings.probe_timeout_s, settings.broker_username or None, settings.broker_password()

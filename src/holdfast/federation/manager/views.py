@@ -1,4 +1,4 @@
-"""What the REST interface shows of the manager."""
+"""The views of the manager in the REST interface."""
 
 from collections import Counter
 
@@ -80,7 +80,7 @@ def health_view(manager: Manager) -> HealthView:
 
 
 def dot(manager: Manager) -> str:
-    """For Graphviz: filled by health, bold where pinned, dotted where reported down."""
+    """Returns the graph for Graphviz: filled by health, bold if pinned, dotted if down."""
     verdict = manager.verdict()
     colours = {
         MemberState.HEALTHY: "palegreen",

@@ -1,1 +1,1 @@
-"""The graph that the manager wants: placement, repair, rebalancing, health. Pure."""
+"""The desired graph of members: placement, repair, rebalancing and health. Pure."""

@@ -1,7 +1,7 @@
-"""Graphs of members: components, blocks, articulation points, distances.
+"""Graphs of members: components, blocks, articulation points and distances.
 
-A graph is a mapping from each node to the set of its neighbours, both ways. Linear in the size of
-the graph but for `diameter`.
+A graph maps each node to the set of its neighbours, in both directions. All functions are linear in
+the size of the graph, except `diameter`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -11,7 +11,7 @@ from typing import TypeAlias
 Graph: TypeAlias = dict[int, set[int]]
 GraphView: TypeAlias = Mapping[int, Set[int]]
 Link: TypeAlias = tuple[int, int]
-"""The smaller id first."""
+"""A link between two members, the smaller id first."""
 
 
 def link_of(one: int, other: int) -> Link:
@@ -35,19 +35,24 @@ def links_of(graph: GraphView) -> set[Link]:
 
 @dataclass
 class Structure:
+    """The components, blocks and articulation points of a graph."""
+
     components: list[list[int]] = field(default_factory=list)
     blocks: list[set[int]] = field(default_factory=list)
-    """Maximal sets that no single failure within them cuts; a node without links is one, too."""
+    """The maximal sets of nodes that no single failure within them separates. A node without links
+    is one, too."""
     articulation_points: set[int] = field(default_factory=set)
 
     @property
     def is_two_connected(self) -> bool:
-        """Connected, and still so without any one node. One or two linked nodes count as such."""
+        """True if the graph is connected and stays so without any one node. One node, or two linked
+        nodes, count as such."""
         return len(self.components) <= 1 and not self.articulation_points
 
 
 def structure_of(graph: GraphView) -> Structure:
-    """Tarjan's search for blocks, without recursion: a chain of members may be long."""
+    """Returns the structure of a graph, by Tarjan's search for blocks. It does not recurse, because
+    a chain of members may be long."""
     found = Structure()
     index: dict[int, int] = {}
     low: dict[int, int] = {}
@@ -97,7 +102,7 @@ def _search(
 
 
 def distances(graph: GraphView, start: int) -> dict[int, int]:
-    """Hops from one node to every node that can be reached, itself included."""
+    """Returns the hops from one node to every node that it reaches, itself included."""
     hops = {start: 0}
     border = [start]
     while border:
@@ -112,7 +117,8 @@ def distances(graph: GraphView, start: int) -> dict[int, int]:
 
 
 def diameter(graph: GraphView) -> int | None:
-    """Hops between the two nodes that are farthest apart; None if some cannot be reached."""
+    """Returns the hops between the two nodes that are farthest apart; None if the graph is not
+    connected."""
     widest = 0
     for node in graph:
         hops = distances(graph, node)

@@ -1,8 +1,8 @@
-"""Who is alive, from the manager's probes and from what the neighbours report.
+"""The health of members, from the manager's probes and the reports of neighbours.
 
-A member is dead when two probes in a row have failed and no neighbour reports its link up. When
-more than half of the members fail at once, it is rather the manager that is cut off: nobody is
-declared dead then. Nothing of this outlives the manager, so its own downtime kills nobody.
+A member is dead when two probes in a row have failed and no neighbour reports its link as up. When
+more than half of the members fail at once, the manager is probably cut off itself, so no member
+counts as dead. Nothing of this is stored: a restart of the manager removes no member.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,6 +27,8 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True)
 class HealthVerdict:
+    """The state of each member, and the members that count as dead."""
+
     states: dict[int, MemberState]
     dead: tuple[int, ...]
     is_frozen: bool
@@ -34,6 +36,8 @@ class HealthVerdict:
 
 @dataclass
 class MemberHealth:
+    """The failed probes of each member."""
+
     failures: dict[int, int] = field(default_factory=dict)
     """In a row."""
 
@@ -44,7 +48,8 @@ class MemberHealth:
         self.failures.pop(node, None)
 
     def judge(self, nodes: Iterable[int], is_reported_up: Callable[[int], bool]) -> HealthVerdict:
-        """`is_reported_up`: whether a neighbour says so, and not too long ago."""
+        """Returns the verdict on all members. `is_reported_up`: returns whether a neighbour has
+        recently reported its link to the member as up."""
         members = list(nodes)
         failing = [node for node in members if self.failures.get(node, 0)]
         is_frozen = 2 * len(failing) > len(members)

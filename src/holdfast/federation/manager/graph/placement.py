@@ -1,11 +1,13 @@
-"""Where a newcomer is linked: two members that have room, so that no single failure cuts it off.
+"""The placement of a newcomer: links to two members that have room, so that no single failure cuts
+it off.
 
-- `paper`: the member of the lowest latency, and of the others the one with the fewest neighbours.
-- `default`: the lowest round trips from the newcomer, and a price for each hop to the farthest
-  member.
+- `paper`: the member with the lowest latency, and of the others the one with the fewest neighbours.
+- `default`: the members with the lowest round trips from the newcomer, plus a cost for each hop to
+  the farthest member.
 
-Where fewer than two members have room, the newcomer is put between two linked ones: their link is
-given up for one from each to the newcomer. That keeps the invariants and everybody's degree.
+If fewer than two members have room, the newcomer is placed between two linked ones. Their link is
+replaced by one from each to the newcomer. That keeps the invariants and the number of neighbours of
+both.
 """
 
 from collections.abc import Callable
@@ -17,16 +19,19 @@ from holdfast.federation.manager.graph.repair import Cost, GraphRules
 
 Strategy: TypeAlias = Literal["default", "paper"]
 Latency: TypeAlias = Callable[[int], float]
-"""Of a member, in milliseconds; finite."""
+"""Returns the latency of a member in milliseconds; finite."""
 
 NEIGHBOURS: Final = 2
+"""The number of neighbours of a newcomer."""
 HOP_COST_MS: Final = 5.0
-"""What a hop more to the farthest member may cost in round trip time: about what a broker takes
-to hand a message on."""
+"""The cost in milliseconds of one more hop to the farthest member: approximately the time that a
+broker needs to forward a message."""
 
 
 @dataclass(frozen=True)
 class Placement:
+    """The neighbours of a newcomer, and the links that it replaces."""
+
     neighbours: tuple[int, ...]
     removed: frozenset[Link] = frozenset()
 
@@ -34,9 +39,12 @@ class Placement:
 def place(
     graph: GraphView, rules: GraphRules, strategy: Strategy, latency: Latency, cost: Cost
 ) -> Placement:
-    """`latency` is that of the newcomer to each member (strategy `paper`: of each member to the
-    manager), `cost` that of the links there are. There may be no member with room, if they were
-    all given lower limits; repair then makes some."""
+    """Returns the placement of a newcomer.
+
+    `latency` is that from the newcomer to each member (strategy `paper`: from the manager), and
+    `cost` that of a link. It may name fewer than two neighbours, if all members have got lower
+    limits. `repair` then makes room.
+    """
     free = [node for node in sorted(graph) if len(graph[node]) < rules.limit(node)]
     if len(free) < min(NEIGHBOURS, len(graph)):
         between = _between(graph, rules, latency, cost)
@@ -47,7 +55,7 @@ def place(
 
 
 def _between(graph: GraphView, rules: GraphRules, latency: Latency, cost: Cost) -> Link | None:
-    """The link that is the least loss."""
+    """Returns the link whose replacement costs least."""
     return min(
         links_of(graph) - rules.pinned,
         key=lambda link: (latency(link[0]) + latency(link[1]) - cost(*link), link),

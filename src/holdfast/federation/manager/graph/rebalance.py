@@ -1,4 +1,5 @@
-"""Links that suit the rules and the round trips better, without a moment of less safety."""
+"""The exchange of links for better ones, by the rules and the round trips. The graph is never less
+safe in between."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -24,8 +25,11 @@ DIAMETER_NODES_MAX: Final = 100
 
 
 def within_rules(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
-    """The links after a change of rules or limits: pinned ones made, forbidden ones removed,
-    those beyond a limit given up, the dearest first; then repaired."""
+    """Returns the links after a change of rules or limits.
+
+    Pinned links are added, forbidden ones removed, and the most expensive links beyond a limit
+    removed. Then the graph is repaired.
+    """
     before = links_of(graph)
     work: Graph = {node: set(neighbours) for node, neighbours in graph.items()}
     for one, other in rules.pinned:
@@ -50,7 +54,8 @@ def within_rules(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
 
 
 def rebalance(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
-    """Exchange dear links for cheap ones, one end at a time, as long as that lowers the price."""
+    """Returns the links after exchanges of expensive links for cheap ones, one end at a time, as
+    long as that lowers the cost."""
     before = links_of(graph)
     start = within_rules(graph, rules, cost)
     if start.problems:
@@ -88,7 +93,7 @@ def _swap(graph: Graph, rules: GraphRules, cost: Cost) -> bool:
 
 
 def _replacements(graph: Graph, link: Link, rules: GraphRules, cost: Cost) -> Iterator[Link]:
-    """Links from either end to a node that has room, the cheapest first."""
+    """Returns the links from either end to a node that has room, the cheapest first."""
     others = [
         link_of(end, node)
         for end in link

@@ -1,8 +1,9 @@
-"""The fewest links that make the members survive the loss of any one of them.
+"""The repair of the graph: the fewest links with which the members survive the loss of any one of
+them.
 
-The bound of Eswaran and Tarjan (Augmentation Problems, 1976) says how many links a graph lacks;
-each link that is added is one that lowers it most, the cheapest of those. Where the limits of
-neighbours leave no such link, the graph is built anew around a ring that uses the links there are.
+The bound of Eswaran and Tarjan (Augmentation Problems, 1976) gives the number of links that a graph
+lacks. Each added link is the cheapest of those that lower the bound most. If the limits of
+neighbours permit no such link, the graph is built again around a ring that uses existing links.
 """
 
 from collections.abc import Callable, Iterator, Set
@@ -21,17 +22,21 @@ from holdfast.federation.manager.graph.graph import (
 )
 
 Cost: TypeAlias = Callable[[int, int], float]
-"""Of a link, in milliseconds of round trip; finite."""
+"""Returns the cost of a link: its round trip in milliseconds; finite."""
 Limit: TypeAlias = Callable[[int], int]
-"""How many neighbours a node may have, at least 2."""
+"""Returns the most neighbours of a node, at least 2."""
 
 LEAVES_COMPARED: Final = 10
-"""Of a graph that lacks many links not every pair of ends is tried."""
+"""The number of end blocks whose pairs are compared. A graph that lacks many links has too many for
+all pairs."""
 RING_STARTS: Final = 16
+"""The number of nodes from which a ring is tried."""
 
 
 @dataclass(frozen=True)
 class GraphRules:
+    """The limits of neighbours, and the links that must or must not exist."""
+
     limit: Limit
     pinned: Set[Link] = frozenset()
     forbidden: Set[Link] = frozenset()
@@ -39,15 +44,17 @@ class GraphRules:
 
 @dataclass(frozen=True)
 class Repaired:
+    """The links after a repair, and the changes."""
+
     links: frozenset[Link]
     added: frozenset[Link]
     removed: frozenset[Link]
     problems: tuple[str, ...] = field(default=())
-    """Why the members cannot survive a loss; empty if they can."""
+    """The reasons why the members cannot survive a loss; empty if they can."""
 
 
 def repair(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
-    """The links to have. Links are removed only where limits leave no other way."""
+    """Returns the desired links. A link is removed only if the limits permit no other way."""
     before = links_of(graph)
     if len(graph) < 3:
         return _repair_few(graph, before, rules)
@@ -93,7 +100,8 @@ def _no_way(found: Structure) -> str:
 
 
 def links_lacking(found: Structure) -> int:
-    """A lower bound of the links to add until no single node cuts the graph."""
+    """Returns a lower bound of the number of links that are missing until no single node separates
+    the graph."""
     if found.is_two_connected:
         return 0
     ends, alone = 0, 0
@@ -127,8 +135,8 @@ def _best_link(graph: Graph, found: Structure, rules: GraphRules, cost: Cost) ->
 
 
 def _pairs_of_ends(found: Structure) -> Iterator[tuple[set[int], set[int]]]:
-    """What a new link may join: the nodes of two end blocks but their articulation points, in
-    different components as long as there are several."""
+    """Returns the pairs of nodes that a new link may join: nodes of two end blocks except
+    articulation points, in different components as long as there are several."""
     component_of = {node: number for number, nodes in enumerate(found.components) for node in nodes}
     ends = [
         (component_of[next(iter(block))], block - found.articulation_points)
@@ -163,7 +171,8 @@ def _cheapest(
 
 
 def _around_a_ring(graph: GraphView, rules: GraphRules, cost: Cost) -> set[Link] | None:
-    """A ring through all nodes, and of the other links those the limits have room for."""
+    """Returns a ring through all nodes, and those of the other links for which the limits have
+    room."""
     best: tuple[int, float, set[Link]] | None = None
     before = links_of(graph)
     for start in sorted(graph)[:RING_STARTS]:
@@ -177,7 +186,8 @@ def _around_a_ring(graph: GraphView, rules: GraphRules, cost: Cost) -> set[Link]
 
 
 def _ring(graph: GraphView, start: int, rules: GraphRules, cost: Cost) -> set[Link] | None:
-    """Each node followed by one it is linked to, if any is left, the cheapest of them."""
+    """Returns the nodes in the order of a ring: after each node the cheapest one that is linked to
+    it and still free."""
     left = set(graph) - {start}
     ring: set[Link] = set()
     here = start
@@ -204,7 +214,7 @@ def _ring(graph: GraphView, start: int, rules: GraphRules, cost: Cost) -> set[Li
 def _with_room(
     graph: GraphView, ring: set[Link], rules: GraphRules, cost: Cost
 ) -> set[Link] | None:
-    """None if the pinned links do not all fit."""
+    """Returns the links within the limits, or None if the pinned links do not all fit."""
     chosen = ring | rules.pinned
     degree = dict.fromkeys(graph, 0)
     for link in chosen:

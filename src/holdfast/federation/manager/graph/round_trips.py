@@ -1,4 +1,4 @@
-"""Round trips as they were measured, and what stands for those that were not."""
+"""The measured round trips, and estimates for links that are not measured."""
 
 from dataclasses import dataclass, field
 from math import isfinite
@@ -7,16 +7,19 @@ from typing import Final
 from holdfast.federation.manager.graph.graph import Link, link_of
 
 UNKNOWN_MS: Final = 10_000.0
-"""A member that could not be measured is taken last, never first."""
+"""The round trip of a member that could not be measured. It is chosen last."""
 
 
 def measured_ms(value: float | None) -> float | None:
-    """None for what is no measurement: absent, negative, infinite, or the mean of nothing."""
+    """Returns the value, or None if it is no measurement: absent, negative, infinite, or the mean
+    of nothing."""
     return value if value is not None and isfinite(value) and value >= 0 else None
 
 
 @dataclass
 class RoundTrips:
+    """The newest round trips, in milliseconds."""
+
     of_members: dict[int, float] = field(default_factory=dict)
     """From the manager through the member's broker and back."""
     of_links: dict[Link, float] = field(default_factory=dict)
@@ -26,7 +29,8 @@ class RoundTrips:
         return self.of_members.get(node, UNKNOWN_MS)
 
     def cost(self, one: int, other: int) -> float:
-        """What a link costs that nobody has measured: the way by the manager, an upper bound."""
+        """Returns the cost of a link. Without a measurement it is the way over the manager, an
+        upper bound."""
         known = self.of_links.get(link_of(one, other))
         return self.latency(one) + self.latency(other) if known is None else known
 

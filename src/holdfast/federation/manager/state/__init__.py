@@ -1,1 +1,1 @@
-"""The manager's state, its changes, and the databases that keep it."""
+"""The manager's state, its changes, and the databases that store it."""

@@ -1,11 +1,12 @@
-"""The state as it is stored, and the changes of it, one after another.
+"""The stored state, and its changes, one after another.
 
-1. A change is decided on the state that the change before it has left, stored, and only then seen
-   by anybody: no two are ever decided on the same state.
-2. Where it is not known whether a change was stored, nothing more is changed, and nobody is told
-   what to do, until the state has been read again. What was read takes the place of what was known,
-   unless it is older than what members have been told.
-3. Who asked for a change may go away: the change goes on to its end, and the state follows.
+1. A change is decided on the state that the change before it has left. It is stored before any
+   caller or member sees it. So no two changes are decided on the same state.
+2. While it is unknown whether a change was stored, no further change is made and no member receives
+   links, until the state has been read again. The read state replaces the known one, unless it is
+   older than what members have received.
+3. A caller that disconnects does not cancel its change. Counter-example: the change is stored, the
+   state in memory does not follow, and the next change is decided on the old state.
 """
 
 import asyncio
@@ -30,36 +31,40 @@ T = TypeVar("T")
 logger = logging.getLogger("holdfast.topology")
 
 WAITING_MAX: Final = 1_000
-"""Changes, for the one before them."""
+"""The most changes that wait for the one before them."""
 CHECK_S: Final = 5.0
-"""Between looks whether the database is still there."""
+"""The seconds between two checks of the database connection."""
 RETRY_S: Final = 0.2
-"""Doubled up to RETRY_S_MAX."""
+"""The seconds before the first retry. They double up to RETRY_S_MAX."""
 RETRY_S_MAX: Final = 5.0
 
 
 class TooMany(Exception):
-    """A bound of the manager's is reached; the text names it."""
+    """A limit of the manager is reached. The text names it."""
 
 
 @dataclass(frozen=True)
 class StoredChange(Generic[T]):
+    """A decided change: the next state, its line of the audit log, and what follows."""
+
     after: FederationState
     actor: str
     action: str
     detail: str
     then: Callable[[], T]
-    """What else goes with it, once it is stored; what it returns is what was asked for."""
+    """Called once the change is stored. It returns the caller's result."""
 
 
 class Changes:
+    """The state, and the queue of its changes."""
+
     def __init__(self, store: StateStore) -> None:
-        """Reads the state; blocks until it has. Raises StoreError."""
+        """Reads the state, and blocks meanwhile. Raises StateStoreError."""
         self.state: FederationState = store.load()
         self.unknown_because = ""
-        """Why it is not known whether `state` is what is stored; empty: it is."""
+        """The reason why it is unknown whether `state` is stored; empty if it is known."""
         self.losses = 0
-        """So far."""
+        """The number of lost connections since the start."""
         self._thread = StoreThread(store)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -68,15 +73,19 @@ class Changes:
         self._is_ending = False
 
     def check_current(self) -> None:
-        """Raises StoreError where members must not be told what is known."""
+        """Raises StateStoreError while members must not receive what is known here."""
         if self.unknown_because:
             raise StateStoreError(
                 f"the database is away, and is tried again: {self.unknown_because}"
             )
 
     async def apply(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
-        """What `decide` says when its turn comes; None: nothing. Raises what `decide` raises,
-        TooMany, StoreError: then nothing has changed, unless the database was lost meanwhile."""
+        """Calls `decide` when its turn comes and stores its change; None for no change. Returns the
+        result of the change.
+
+        Raises what `decide` raises, TooMany or StateStoreError. Nothing has changed then, unless
+        the database was lost meanwhile.
+        """
         if len(self._tasks) >= WAITING_MAX:
             raise TooMany(f"{WAITING_MAX} changes wait already: ask again later")
         making = self._apply(decide)
@@ -124,24 +133,25 @@ class Changes:
             raise
 
     async def audit(self, lines: int) -> list[AuditLine]:
-        """The newest ones, the newest first. Raises StoreError."""
+        """Returns the newest lines of the audit log, the newest first. Raises StateStoreError."""
         async with self._turn:
             self.check_current()
             return await self._run(lambda: self._thread.store.audit(lines))
 
     def wake(self) -> None:
-        """Who waits, once: an event that stayed set would be one that nobody can wait for."""
+        """Wakes the waiting callers once. The event is replaced, because nothing could wait for one
+        that stays set."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set at the next change, for good: ask for a new one after it."""
+        """The event of the next change. It stays set, so a caller takes a new one after it."""
         return self._changed
 
     async def maintain(self, adopted: Callable[[FederationState], None]) -> None:
-        """Until it is cancelled: look after the connection, and read the state again when it was
-        lost; `adopted` is called with what was known before."""
+        """Watches the connection until it is cancelled, and reads the state again after a loss.
+        `adopted` is called with the state before."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S):
@@ -194,7 +204,7 @@ class Changes:
             self.wake()
 
     async def stop(self) -> None:
-        """After the change that is under way; those behind it are refused."""
+        """Stops after the change in progress. The waiting ones are refused."""
         self._is_ending = True
         if self._tasks:
             await asyncio.wait(self._tasks)

@@ -1,4 +1,4 @@
-"""Which database a manager keeps its state in, by URL."""
+"""The choice of a database by its URL."""
 
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ POSTGRESQL: Final = ("postgresql://", "postgres://")
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError, without what may be secret."""
+    """Raises ValueError for an invalid URL. The text contains nothing that may be secret."""
     if url.startswith(POSTGRESQL) or (url.startswith(SQLITE) and url != SQLITE):
         return
     scheme, separator, _ = url.partition("://")
@@ -22,7 +22,7 @@ def check_url(url: str) -> None:
 
 
 def open_store(url: str) -> StateStore:
-    """`url` has been checked. Raises StoreError."""
+    """Opens the database of a checked URL. Raises StateStoreError."""
     if url.startswith(SQLITE):
         return SqliteStateStore(Path(url.removeprefix(SQLITE)))
     try:

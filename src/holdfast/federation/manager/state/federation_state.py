@@ -1,5 +1,5 @@
-"""The state of a federation as the manager wants it, and the changes of it. Pure: a change takes
-a state and returns the next one, with the next revision."""
+"""The desired state of a federation, and its changes. Pure: a change takes a state and returns the
+next one, with the next revision."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
@@ -22,28 +22,33 @@ class ChangeRefused(Exception):
 
 
 class Member(Struct, frozen=True, kw_only=True):
+    """A member of the federation."""
+
     id: int
     ip: str
-    """URL of its broker, unique: `tcp://host:port` in the published form."""
+    """The URL of its broker, unique: `tcp://host:port` in the published form."""
     uuid: str = ""
-    """Unique; empty: a member that knows only the published protocol."""
+    """Its unique identity; empty for a member that supports only the published protocol."""
     epoch: int = 0
-    """Grows with each start of the member."""
+    """A number that grows with each start of the member."""
     advertise: str = ""
-    """Where other members dial it."""
+    """The address at which other members connect to it."""
     labels: dict[str, str] = {}
     capacity: int = 0
-    """Neighbours it can bear; 0: as the federation's limit says."""
+    """The most neighbours that it accepts; 0: the federation's limit."""
     token_hash: str = ""
     certificate: str = ""
-    """Name of the one it showed when it joined; only who shows one of this name speaks for it."""
+    """The name of the certificate with which it joined. Only a caller with this name speaks for it.
+    """
     joined_at_s: float = 0.0
-    """Seconds since 1970."""
+    """The time of its join, in seconds since 1970."""
     is_vouched: bool = True
-    """The operator vouches for `ip`: the manager logs in there."""
+    """True if the operator vouches for `ip`. The manager logs in there."""
 
 
 class JoinToken(Struct, frozen=True, kw_only=True):
+    """A token that admits one member once."""
+
     expires_at_s: float
     used_by: int | None = None
     vouched_ip: str = ""
@@ -51,7 +56,7 @@ class JoinToken(Struct, frozen=True, kw_only=True):
 
 
 class PendingAnnouncement(Struct, frozen=True, kw_only=True):
-    """What a member of the published protocol must still be told about a neighbour."""
+    """An announcement of a neighbour that a member of the published protocol still needs."""
 
     receiver: int
     about: int
@@ -61,6 +66,8 @@ class PendingAnnouncement(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class FederationState:
+    """The members, links, rules and tokens, with their revision."""
+
     revision: int = 0
     next_id: int = 0
     members: dict[int, Member] = field(default_factory=dict)
@@ -68,9 +75,9 @@ class FederationState:
     pinned: frozenset[Link] = frozenset()
     forbidden: frozenset[Link] = frozenset()
     tokens: dict[str, JoinToken] = field(default_factory=dict)
-    """By hash."""
+    """The join tokens by hash."""
     announcements: dict[Link, PendingAnnouncement] = field(default_factory=dict)
-    """By receiver and the neighbour it is about: the newest is all that counts."""
+    """The newest announcement by receiver and neighbour."""
 
     def graph(self) -> Graph:
         return graph_of(self.members, self.links)
@@ -87,6 +94,8 @@ class FederationState:
 
 @dataclass(frozen=True)
 class Policy:
+    """The limits and the strategy of the settings."""
+
     degree_max: int
     strategy: Strategy = "default"
 
@@ -100,6 +109,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Joined:
+    """The result of a join."""
+
     state: FederationState
     member: Member
     is_new: bool
@@ -109,8 +120,11 @@ class Joined:
 def join(
     state: FederationState, wanted: Member, policy: Policy, latency: Latency, cost: Cost
 ) -> Joined:
-    """Take a member in, or find it again by its uuid, then by its broker's address: it keeps its
-    id and its links. `wanted.id` is not looked at. Raises Refused for an epoch of the past."""
+    """Adds a member, or finds it again by its uuid, then by its broker's address. It then keeps its
+    id and its links. `wanted.id` is ignored.
+
+    Raises ChangeRefused for an epoch before the known one.
+    """
     known = state.by_uuid(wanted.uuid)
     ghost = state.by_ip(wanted.ip)
     if known is None:
@@ -162,6 +176,8 @@ def _admit(
 
 @dataclass(frozen=True)
 class StateChange:
+    """The next state, and the reasons why its graph falls short of its redundancy."""
+
     state: FederationState
     problems: tuple[str, ...]
 
@@ -169,8 +185,8 @@ class StateChange:
 def leave(
     state: FederationState, nodes: list[int], policy: Policy, cost: Cost, readmit_until_s: float = 0
 ) -> StateChange:
-    """Remove members, dead or leaving, and repair once for all of them. Ids that are unknown are
-    passed over. Until `readmit_until_s` their tokens let them join anew, once."""
+    """Removes members, and repairs once for all of them. Unknown ids are ignored. Until
+    `readmit_until_s` their tokens admit them once more."""
     for node in nodes:
         if node in state.members:
             member = state.members[node]
@@ -184,7 +200,8 @@ def leave(
 
 
 def rules_of(rules: list[tuple[int, int, Rule]]) -> dict[Link, Rule]:
-    """Raises ValueError for a link of a member with itself, or two rules for one link."""
+    """Returns the rules by link. Raises ValueError for a link of a member with itself, or for two
+    rules of one link."""
     found: dict[Link, Rule] = {}
     for one, other, rule in rules:
         if one == other:
@@ -198,7 +215,7 @@ def rules_of(rules: list[tuple[int, int, Rule]]) -> dict[Link, Rule]:
 def set_rules(
     state: FederationState, rules: dict[Link, Rule], policy: Policy, cost: Cost
 ) -> StateChange:
-    """Raises Refused when no links satisfy them and keep the members safe."""
+    """Sets rules of links. Raises ChangeRefused if no safe links satisfy them."""
     for link in rules:
         unknown = [str(node) for node in link if node not in state.members]
         if unknown:
@@ -215,11 +232,12 @@ def set_rules(
 
 
 def rebalanced(state: FederationState, policy: Policy, cost: Cost) -> StateChange:
+    """Exchanges expensive links for cheap ones."""
     return _relinked(state, rebalance(state.graph(), policy.rules(state), cost))
 
 
 def repaired(state: FederationState, policy: Policy, cost: Cost) -> StateChange:
-    """After a change of the limits. The same state, with its revision, if nothing is to do."""
+    """Repairs the links after a change of limits. Returns the same state without one."""
     found = within_rules(state.graph(), policy.rules(state), cost)
     if found.links == state.links:
         return StateChange(state, found.problems)
@@ -227,7 +245,7 @@ def repaired(state: FederationState, policy: Policy, cost: Cost) -> StateChange:
 
 
 def announced(state: FederationState, done: PendingAnnouncement) -> FederationState:
-    """A member has been told. What was decided in the meantime stays."""
+    """Removes an announcement that the member has received, unless a newer one replaced it."""
     key = (done.receiver, done.about)
     if state.announcements.get(key) != done:
         return state
@@ -238,13 +256,13 @@ def announced(state: FederationState, done: PendingAnnouncement) -> FederationSt
 def with_token(
     state: FederationState, token_hash: str, token: JoinToken, now_s: float
 ) -> FederationState:
-    """Also forgets the tokens that have expired."""
+    """Adds a join token, and removes the expired ones."""
     tokens = {each: value for each, value in state.tokens.items() if value.expires_at_s > now_s}
     return _next(replace(state, tokens=tokens | {token_hash: token}))
 
 
 def with_token_used(state: FederationState, token_hash: str, by: int) -> FederationState:
-    """Within the change that it allowed: no revision of its own."""
+    """Marks a token as used. It has no revision of its own, because it is part of the join."""
     token = state.tokens[token_hash]
     used = JoinToken(expires_at_s=token.expires_at_s, used_by=by)
     return replace(state, tokens=state.tokens | {token_hash: used})
@@ -276,7 +294,8 @@ def _without(state: FederationState, node: int) -> FederationState:
 def _linked(
     state: FederationState, links: frozenset[Link], told: frozenset[int]
 ) -> FederationState:
-    """With these links. `told` learn theirs in the answer to what they asked."""
+    """Returns the state with these links. The members `told` receive theirs in the response to
+    their request."""
     members = state.members
     changes: list[tuple[frozenset[Link], Action]] = [
         (state.links - links, "REMOVE"), (links - state.links, "NEW")
@@ -290,7 +309,8 @@ def _linked(
 
 
 def _announce_move(state: FederationState, known: Member, member: Member) -> FederationState:
-    """The published announcement has no change of address: a neighbour hears it as a new one."""
+    """Announces a member's new address to its neighbours as a new neighbour, because the published
+    protocol has no change of address."""
     for neighbour in state.neighbours(known.id):
         state = _announce(state, neighbour, member, "NEW")
     return state

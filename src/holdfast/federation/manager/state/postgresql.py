@@ -1,12 +1,11 @@
 """The manager's state in a PostgreSQL database, in the schema `holdfast_topology`.
 
-One manager at a time: its connection holds an advisory lock, so whoever has lost the connection has
-lost the lock, and cannot write any more. The revision guards each change besides, for where a
-pooler stands between, which may give a connection to several.
+One manager runs at a time. Its connection has an advisory lock, so a manager that has lost the
+connection has lost the lock and cannot write. The revision protects each change in addition,
+because a pooler may give one connection to several clients.
 
-A server that stands still is told from one that is slow by the caller's patience (`interrupt`), not
-by a `statement_timeout`: that would also end the wait of a COMMIT for a standby, and call it a
-success.
+The caller's time limit (`interrupt`) ends a call to a server that hangs. A `statement_timeout`
+would not do: it would also end the wait of a COMMIT for a standby, and report success.
 """
 
 import os
@@ -24,10 +23,10 @@ T = TypeVar("T")
 
 SCHEMA: Final = "holdfast_topology"
 LOCK: Final = 0x486F6C6466617374
-"""The advisory lock's number, of the database: `Holdfast` in ASCII."""
+"""The number of the advisory lock: `Holdfast` in ASCII."""
 LOCK_WAIT_S: Final = 5
-"""How long to wait for a lock, the advisory one too: the server may not have noticed yet that the
-manager before is dead."""
+"""The seconds to wait for a lock, the advisory one included. The server may not have noticed yet
+that the previous manager is down."""
 CONNECT_TIMEOUT_S: Final = 5
 DEAD_PEER_S: Final = 11
 """After so long either side notices that the other's machine is gone."""
@@ -83,8 +82,10 @@ _LOST_CLASSES: Final = ("08", "57")
 
 
 class PostgresqlStore(StateStore):
+    """A state store in a PostgreSQL database."""
+
     def __init__(self, url: str) -> None:
-        """Connects, and makes the tables if there are none. Raises StoreError."""
+        """Connects, and creates missing tables. Raises StateStoreError."""
         self._parameters = _CONNECTION | _parsed(url)
         self.name = _name(self._parameters)
         self._connection: psycopg.Connection | None = None
@@ -212,8 +213,8 @@ class PostgresqlStore(StateStore):
 
 
 def _parsed(url: str) -> dict[str, Any]:
-    """Raises StoreError, which has nothing of the URL: a part of the password may have been taken
-    for a host, a port or a database."""
+    """Returns the parsed URL. Raises StateStoreError without any text of the URL, because a part of
+    the password may have been parsed as a host, a port or a database."""
     try:
         found = conninfo_to_dict(url)
     except psycopg.ProgrammingError:

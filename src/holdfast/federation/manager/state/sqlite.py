@@ -46,10 +46,11 @@ _HINTS: Final = {
 
 
 class SqliteStateStore(StateStore):
-    """A second manager on the same file is noticed by the revision, when it writes."""
+    """A state store in an SQLite file. A second manager on the same file is detected by the
+    revision when it writes."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it, or makes it. Raises StoreError."""
+        """Opens or creates the file. Raises StateStoreError."""
         self.name = str(path)
         self._connection: sqlite3.Connection | None = None
         self._connect()
@@ -104,7 +105,7 @@ class SqliteStateStore(StateStore):
             raise StateStoreError(f"{self.name}: {error.strerror}") from error
 
     def check(self) -> None:
-        """A file is not lost by itself."""
+        """Does nothing: a file has no connection that can be lost."""
 
     def interrupt(self) -> None:
         connection = self._connection

@@ -1,12 +1,12 @@
-"""The manager's state in an SQL database: one transaction per change, and a line of the audit log
-in each. What is written is the difference of two states.
+"""The manager's state in an SQL database: one transaction per change, each with a line of the audit
+log. The difference of two states is written.
 
-What holds for every database:
+For every database:
 
-1. A change is stored as a whole or not at all, and only on top of the revision it was decided on:
-   so revisions grow by one manager's changes at a time.
-2. After `StoreLost` it is not known whether the last change was stored. Nothing more is, until
-   `load` has told.
+1. A change is stored as a whole or not at all, and only on the revision on which it was decided. So
+   revisions grow by the changes of one manager at a time.
+2. After `StoreLost` it is unknown whether the last change was stored. Nothing further is stored
+   until `load` has read the state.
 """
 
 from abc import ABC, abstractmethod
@@ -27,22 +27,24 @@ from holdfast.federation.manager.state.federation_state import (
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""Of the tables; a database of another version is left alone."""
+"""The version of the tables. A database of another version is not changed."""
 AUDIT_LINES_MAX: Final = 100_000
-"""Older ones are forgotten."""
+"""The most lines of the audit log. Older ones are removed."""
 
 
 class StateStoreError(Exception):
-    """The database cannot be used or written; nothing has changed."""
+    """The database cannot be used or written. Nothing has changed."""
 
 
 class StoreLost(StateStoreError):
-    """There is no connection to it any more, and the last change may have been stored or not."""
+    """The connection is lost, and the last change may or may not be stored."""
 
 
 class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the audit log."""
+
     at_s: float
-    """Seconds since 1970."""
+    """The time in seconds since 1970."""
     revision: int
     actor: str
     action: str
@@ -50,47 +52,50 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateStore(ABC):
-    """Not thread-safe but for `interrupt`: one call at a time, from whichever thread. All of them
-    block. A subclass opens its database when it is made; its SQL has `?` for parameters."""
+    """A database with the state. All calls block.
+
+    Only `interrupt` is thread-safe; the other calls come one at a time, from any thread. A subclass
+    opens its database in its constructor. Its SQL has `?` for parameters.
+    """
 
     name: str
-    """For people, without secrets."""
+    """The name for log lines, without secrets."""
 
     @abstractmethod
     def _all(self, sql: str) -> Sequence[tuple[Any, ...]]: ...
 
     @abstractmethod
     def _run(self, sql: str, values: Sequence[object]) -> int:
-        """Of how many rows."""
+        """Runs a statement. Returns the number of changed rows."""
 
     @abstractmethod
     def _run_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
     @abstractmethod
     def _transaction(self, work: Callable[[], T]) -> T:
-        """`work` sees one state of the database; rolled back if it raises."""
+        """Runs `work` in one transaction, which is rolled back when it raises."""
 
     @abstractmethod
     def _explained(self) -> AbstractContextManager[object]:
-        """Turns the database's errors into StoreError and StoreLost."""
+        """Turns errors of the database into StateStoreError and StoreLost."""
 
     @abstractmethod
     def _connect(self) -> None:
-        """If it is not connected. Raises StoreError."""
+        """Connects if there is no connection. Raises StateStoreError."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises StoreLost."""
+        """Raises StoreLost when the connection is lost."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Makes the call that another thread is in end soon, with an exception."""
+        """Ends the call of another thread soon, with an exception there."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     def load(self) -> FederationState:
-        """Connects anew if need be. Raises StoreError."""
+        """Returns the stored state. It connects again if necessary. Raises StateStoreError."""
         self._connect()
         try:
             with self._explained():
@@ -121,8 +126,8 @@ class StateStore(ABC):
         )
 
     def save(self, before: FederationState, after: FederationState, line: AuditLine) -> None:
-        """All or nothing. Raises StoreError, also when another manager has changed the state since
-        `before` was loaded."""
+        """Stores a change as a whole. Raises StateStoreError, also when another manager has changed
+        the state since `before` was loaded."""
         with self._explained():
             self._transaction(lambda: self._write(before, after, line))
 
@@ -159,7 +164,7 @@ class StateStore(ABC):
         before: Mapping[tuple[object, ...], tuple[object, ...]],
         after: Mapping[tuple[object, ...], tuple[object, ...]],
     ) -> None:
-        """Rows by their keys, which are their first columns."""
+        """Returns the rows to write and to remove, by their keys, which are the first columns."""
         condition = " AND ".join(f"{name} = ?" for name in key)
         stale = [each for each, row in before.items() if after.get(each) != row]
         if stale:
@@ -170,7 +175,7 @@ class StateStore(ABC):
             self._run_many(f"INSERT INTO {table} VALUES ({places})", rows)
 
     def audit(self, lines: int) -> list[AuditLine]:
-        """The newest ones, the newest first. Raises StoreError."""
+        """Returns the newest lines of the audit log, the newest first. Raises StateStoreError."""
         with self._explained():
             found = self._all(
                 "SELECT at_s, revision, actor, action, detail FROM audit ORDER BY at DESC"
@@ -182,7 +187,7 @@ class StateStore(ABC):
         ]
 
     def _check_version(self, version: int) -> None:
-        """Raises StoreError."""
+        """Raises StateStoreError for tables of another version."""
         if version != VERSION:
             raise StateStoreError(
                 f"{self.name}: written by another version of the manager (format {version}, this"

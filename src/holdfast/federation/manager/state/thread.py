@@ -1,4 +1,4 @@
-"""A store in a thread of its own, for the event loop to wait for, but not for ever."""
+"""A state store in a thread of its own, with a time limit for the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,21 +10,24 @@ from holdfast.federation.manager.state.store import StateStore, StoreLost
 T = TypeVar("T")
 
 ANSWER_S: Final = 15.0
-"""For a change, or a connection with its lock. A store's own bounds are shorter where it has any:
-this one is for a server that stands still."""
+"""The most seconds of a change, or of a connection with its lock. The limits of a store itself are
+shorter; this one is for a server that hangs."""
 INTERRUPT_S: Final = 5.0
+"""The most seconds of a call after its interrupt."""
 
 
 class StoreThread:
+    """The thread of a store. It runs one call at a time."""
+
     def __init__(self, store: StateStore) -> None:
         self.store = store
         self._executor = ThreadPoolExecutor(1, "topology-store")
-        # Of which nobody could say how it ends: nothing is put behind it.
+        # A call whose result is unknown. No other call follows it.
         self._stuck: asyncio.Future[Any] | None = None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """One at a time, and not to be cancelled: what a change does to the state has to follow
-        it. Raises StoreError, StoreLost also when there is no answer in time."""
+        """Runs a call, which cannot be cancelled: the state in memory must follow what it stores.
+        Raises StateStoreError, or StoreLost also without a response in time."""
         if self._stuck is not None and not self._stuck.done():
             raise StoreLost(f"{self.store.name}: still gives no answer")
         self._stuck = None
@@ -45,7 +48,7 @@ class StoreThread:
             raise StoreLost(f"{self.store.name}: no answer in {ANSWER_S:g} s") from error
 
     async def stop(self) -> None:
-        """Nothing runs in it any more, or it is left behind."""
+        """Stops the thread, or leaves it behind if its call hangs."""
         if self._stuck is None or self._stuck.done():
             await asyncio.get_running_loop().run_in_executor(self._executor, self.store.close)
         self._executor.shutdown(wait=False)
