@@ -191,6 +191,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = tmp_path / "report.html"
     command = ["pipeline", "report", "--lake", str(tmp_path / "lake"), "-o"]
     write(tmp_path / "lake", "topics")
+    (tmp_path / "lake" / "lake.json").write_text('{"format": 1}')
     assert main([*command, str(page)]) == 0
     assert "Run one" not in page.read_text()
     assert main([*command, str(page), "--run", "one"]) == 2

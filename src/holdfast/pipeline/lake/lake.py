@@ -10,13 +10,11 @@
 A Spark session is made when the first method needs one.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.pipeline.lake.catalog import load_catalog
@@ -31,13 +29,14 @@ from holdfast.pipeline.lake.files.declarations import (
     kept_sources,
 )
 from holdfast.pipeline.lake.files.encodings import encodings_of
-from holdfast.pipeline.lake.files.files import LakeError, write_atomically
+from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.settings import (
     LAKE_FORMAT,
     SETTINGS,
-    kept_declarations,
+    LakeSettings,
     read_settings,
     store_name,
+    write_settings,
 )
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.schema import (
@@ -91,7 +90,7 @@ class Lake:
         self.store_name = store_name(self.path, self.settings, store)
         given = [each for each in tables if isinstance(each, Table)]
         self._files = [each for each in tables if not isinstance(each, Table)]
-        self._kept = kept_declarations(self.settings)
+        self._kept = (self.settings.tables if self.settings is not None else None) or []
         self.catalog = load_catalog(self._files or kept_sources(self.path, self._kept), given)
         self._declarations = [declaration_of(each) for each in self._files] or self._kept
         self._master = master
@@ -215,7 +214,7 @@ class Lake:
         Others are allowed for tables that are not stored, or that are `rebuilt`.
         Raises LakeError, which says what differs and what to do.
         """
-        if "tables" not in self.settings or not self._files:
+        if self.settings is None or self.settings.tables is None or not self._files:
             return  # a lake of an older version, or the kept declarations
         stored = {name for name in self.catalog.names() if CommitLog(self.path, name).last()}
         before = load_catalog(kept_sources(self.path, self._kept)).tables
@@ -305,7 +304,7 @@ class Lake:
 
     def source(self) -> dict[str, str]:
         """Return the last given source of the records, or an empty dict."""
-        return dict(self.settings.get("source") or {})
+        return dict(self.settings.source) if self.settings is not None else {}
 
     def engine(self) -> Engine:
         """Return an engine that can read and write the tables."""
@@ -346,16 +345,10 @@ class Lake:
     def remember(self, source: Mapping[str, str]) -> None:
         """Store the source of the records, which the lake is made from, with its settings."""
         kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
-        settings = {
-            "format": LAKE_FORMAT,
-            "store": self.store_name,
-            "source": kept,
-            "tables": msgspec.to_builtins(self._declarations),
-        }
+        settings = LakeSettings(LAKE_FORMAT, self.store_name, kept, self._declarations)
         if settings != self.settings:
-            self.path.mkdir(parents=True, exist_ok=True)
             keep(self.path, self._files, self._declarations if self._files else [])
-            write_atomically(self.path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
+            write_settings(self.path, settings)
             self.settings = settings
             self._kept = self._declarations
 

@@ -1,54 +1,67 @@
 """The settings of a lake, in its file lake.json."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from holdfast.pipeline.lake.files.declarations import Declaration
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.files import LakeError, write_atomically
 
 SETTINGS: Final = "lake.json"
 LAKE_FORMAT: Final = 1
 STORES: Final = ("parquet", "delta", "iceberg")
 
 
-def read_settings(lake: Path) -> dict[str, Any]:
-    """Read the settings of a lake. They are empty for one that is not made yet. Raises
-    LakeError."""
+class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The file lake.json."""
+
+    format: int
+    store: str | None = None
+    source: dict[str, str] = {}
+    """The options of the last given source of the records."""
+    tables: list[Declaration] | None = None
+    """The kept declarations. None in a lake of an older version."""
+
+
+def read_settings(lake: Path) -> LakeSettings | None:
+    """Read the settings of a lake. None for one that is not made yet. Raises LakeError."""
     path = lake / SETTINGS
     try:
-        settings = json.loads(path.read_bytes())
+        text = path.read_bytes()
     except FileNotFoundError:
         if lake.exists() and any(lake.iterdir()):
             raise LakeError(
                 f"{lake} is no lake: it has files, but no {SETTINGS}. Choose an empty directory"
             ) from None
-        return {}
+        return None
     except NotADirectoryError:
         raise LakeError(f"{lake} is no directory") from None
-    except ValueError as error:
-        raise LakeError(f"{path} is damaged: {error}") from None
-    if not isinstance(settings, dict) or settings.get("format") != LAKE_FORMAT:
-        raise LakeError(f"{path} is of another version of the pipeline: use that one")
-    return settings
-
-
-def kept_declarations(settings: Mapping[str, Any]) -> list[Declaration]:
-    """Return the declarations that a lake keeps. Raises LakeError."""
     try:
-        return msgspec.convert(settings.get("tables", []), list[Declaration])
-    except msgspec.ValidationError as error:
-        raise LakeError(f"{SETTINGS} is damaged: tables: {error}") from None
+        # Another version may have other fields.
+        if msgspec.json.decode(text, type=_Version).format == LAKE_FORMAT:
+            return msgspec.json.decode(text, type=LakeSettings)
+    except msgspec.DecodeError as error:
+        raise LakeError(f"{path} is damaged: {error}") from None
+    raise LakeError(f"{path} is of another version of the pipeline: use that one")
 
 
-def store_name(lake: Path, settings: Mapping[str, Any], wanted: str | None) -> str:
+class _Version(msgspec.Struct):
+    format: int = 0
+
+
+def write_settings(lake: Path, settings: LakeSettings) -> None:
+    """Write the settings of a lake, and make its directory if needed."""
+    lake.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(settings), indent=2)
+    write_atomically(lake / SETTINGS, text + b"\n")
+
+
+def store_name(lake: Path, settings: LakeSettings | None, wanted: str | None) -> str:
     """Return the store of a lake: its own, else the wanted one. Raises LakeError if they differ."""
     if wanted is not None and wanted not in STORES:
         raise LakeError(f"there is no store {wanted!r}; there are {', '.join(STORES)}")
-    there = settings.get("store")
+    there = settings.store if settings is not None else None
     if there is not None and wanted is not None and there != wanted:
         raise LakeError(f"{lake} is kept as {there}, not {wanted}: choose another directory")
-    return str(there or wanted or "parquet")
+    return there or wanted or "parquet"
