@@ -48,6 +48,7 @@ from holdfast.federation.paper.topic_table import TableFull, TopicTable
 
 NUMBER_BYTES: Final = 8
 TIDY_S: Final = 60.0
+"""The seconds between two removals of old publication ids."""
 
 
 class PaperMember:
@@ -106,9 +107,11 @@ class PaperMember:
             self._duplicates.expire(now)
 
     def timer(self) -> float:
+        """Return the time of the next `handle_timers`."""
         return min(self._topics.timer(), self._tidy_at if len(self._duplicates) else inf)
 
     def take_effects(self) -> list[Effect]:
+        """Return the effects since the last call, in order."""
         effects = self._effects[:]
         self._effects.clear()
         return effects
@@ -121,10 +124,11 @@ class PaperMember:
 
     @property
     def topics(self) -> Iterable[str]:
-        """Those that are known."""
+        """The known topics."""
         return [topic.name for topic in self._topics]
 
     def view(self, name: str, now: float) -> TopicView:
+        """Return the state of a topic as this member sees it."""
         topic = self._topics.peek(name)
         if topic is None:
             return TopicView(name, None, None, False, False, (), ())
@@ -151,7 +155,7 @@ class PaperMember:
 
     @contextmanager
     def _refusing(self, topic: str) -> Iterator[None]:
-        """What cannot be taken is counted and told."""
+        """Count and report a message that is refused."""
         try:
             yield
         except BadMessage as error:
@@ -197,7 +201,7 @@ class PaperMember:
         self._topics.schedule(topic)
 
     def _publish(self, name: str, payload: bytes, now: float) -> None:
-        """By a client here; subscribers here have it from their broker."""
+        """Route a client's publication. Subscribers here have it from their broker."""
         if len(payload) > self.config.payload_bytes_max:
             raise BadMessage(
                 "publication too large",
@@ -235,6 +239,11 @@ class PaperMember:
             self.counts[reason] += 1
 
     def _handle_routed(self, name: str, payload: bytes, now: float) -> None:
+        """Deliver a publication here and route it on, except to where it came from.
+
+        The duplicate check comes first. Counter-example without it: three members in a triangle
+        route a publication around until its hop limit, and deliver it with each round.
+        """
         message = decode(payload, RoutedPublication, self._routed_bytes_max)
         self._require_neighbour(message.sender)
         if message.id.origin == self.id:
@@ -266,7 +275,8 @@ class PaperMember:
             self._outbox.send(hop, ROUTING + name, payload)
 
     def _require_neighbour(self, sender: int) -> None:
-        """Nothing can be sent to others, so their announcements are of no use."""
+        """Refuse an announcement of another member than a neighbour. Nothing can be routed to that
+        member, so the announcement is useless."""
         if sender not in self._outbox.neighbours:
             raise BadMessage("no neighbour", f"{sender} is no neighbour of {self.id}")
 
@@ -283,6 +293,7 @@ class PaperMember:
 
 
 def _window_id(topic: str, id: PublicationId) -> MessageId:
-    """Whose window it is in. Published federators count from 0 in each topic, and in each life."""
+    """Return the id of the publication's window of duplicates. Published federators count from 0 in
+    each topic and after each start, so their windows are per topic."""
     origin = id.origin.to_bytes(NUMBER_BYTES, "big")
     return MessageId(origin if id.epoch else origin + topic.encode(), id.epoch, id.number)

@@ -13,10 +13,12 @@ LOOKS_MAX: Final = 16
 """The number of least recently used topics to search for one that may be forgotten."""
 
 TIMES_MAX: Final = 8
-"""For each topic that there is room for."""
+"""The most timer entries, per topic that there is room for."""
 
 
 class TopicTable:
+    """The topics of a member, in order of their last use."""
+
     def __init__(self, topics_max: int) -> None:
         self._topics_max = topics_max
         # The order of the dict is the order of use.
@@ -92,4 +94,4 @@ class TopicTable:
 
 
 class TableFull(Exception):
-    pass
+    """Every topic that may be searched has a subscriber here."""

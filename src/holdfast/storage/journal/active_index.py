@@ -16,12 +16,17 @@ from holdfast.storage.sorting import sorted_in_pieces
 
 
 class ActiveIndex(SegmentIndex):
-    """An index that grows with its segment. Another thread may read while one adds. Everything that
-    it asks for below the journal's `written` offsets is complete."""
+    """An index that grows with its segment. One thread adds, and others may read at the same time.
+
+    Invariant: everything about offsets below the journal's `written` is complete when a reader
+    looks for it. Lists only grow, or are replaced as a whole. Within a batch the entry by which
+    readers find it is added last.
+    """
 
     def __init__(self, sequence: int, start_offsets: Sequence[int]) -> None:
         super().__init__(IndexHead(sequence, start_offsets))
-        # The topics in order of arrival. A topic's postings are one int, or an array of several.
+        # The topics in order of arrival. A topic's postings are one int, or an array of several: an
+        # array for each of a million topics with one record would more than double the memory.
         self._topics: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self._postings: list[object] = []
@@ -49,6 +54,8 @@ class ActiveIndex(SegmentIndex):
         elif base_offset > head.end_offsets[partition]:
             self.add_gap(partition, base_offset)
         elif base_offset < head.end_offsets[partition]:
+            # The log was truncated at this offset, and another leader's records follow. The file is
+            # append-only, so the truncated records stay in it and only lose their index entries.
             self._override(partition, base_offset)
         head.end_offsets[partition] = base_offset + count
         if epoch != self._last_epochs[partition] and count:
@@ -86,11 +93,13 @@ class ActiveIndex(SegmentIndex):
                         assert isinstance(postings, int)
                         all_postings[known] = array("Q", (postings, posting))
             posting += 1
-        # Last: a reader that finds the batch's number then finds all its entries.
+        # Last: a reader that finds the batch's number then finds all its entries. If the number was
+        # first, a reader in between would look up a position that is not in the list yet.
         if count:
             self.by_partition[partition].append(number)
 
     def add_built(self, position: int, length: int, builder: BatchBuilder) -> None:
+        """Add a batch that this node has built."""
         self.add_batch(
             position,
             length,
@@ -104,6 +113,7 @@ class ActiveIndex(SegmentIndex):
         )
 
     def add_parsed(self, position: int, batch: Batch) -> None:
+        """Add a batch that was received or read."""
         topics, last_delta_us = batch.topics()
         self.add_batch(
             position,
@@ -151,6 +161,8 @@ class ActiveIndex(SegmentIndex):
         head.epochs = kept_epochs
 
     def _reset(self, partition: int, offset: int) -> None:
+        """Void all records of the partition so far: its log begins again at `offset`, because the
+        records before it are unknown here."""
         start = self.head.start_offsets[partition]
         self._override(partition, 0)
         self.head.start_offsets[partition] = min(start, offset)
@@ -175,6 +187,7 @@ class ActiveIndex(SegmentIndex):
         return self._numbers.get(topic, -1)
 
     def topic_range(self, prefix: bytes) -> tuple[int, int]:
+        """All topics, because they are not sorted before the segment is finished."""
         return 0, len(self._topics)
 
     def postings(self, number: int) -> "array[int]":
@@ -207,6 +220,7 @@ class ActiveIndex(SegmentIndex):
         by_partition = array("I")
         for numbers in self.by_partition:
             by_partition.extend(numbers)
+        # Overridden batches are in no list any more, but the file has one entry per batch.
         by_partition.extend([0] * (len(self.positions) - len(by_partition)))
         body = b"".join(
             [

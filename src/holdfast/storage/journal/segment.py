@@ -21,9 +21,11 @@ class Segment:
         self._ends: list[int] | None = None
 
     def start_offsets(self) -> list[int]:
+        """Per partition, the offset below which the segment has no valid record."""
         return self.head.start_offsets if self._starts is None else self._starts
 
     def end_offsets(self) -> list[int]:
+        """Per partition, the offset after the last valid record."""
         return self.head.end_offsets if self._ends is None else self._ends
 
     def end_sequence(self) -> int:
@@ -32,7 +34,10 @@ class Segment:
         return self.sequence + self.head.records + self.head.missing
 
     def override(self, partition: int, offset: int) -> None:
-        """Note that a later segment has the partition's records from `offset` on."""
+        """Note that a later segment has the partition's records from `offset` on.
+
+        The lists are replaced and not changed, because readers in other threads use the old ones.
+        """
         starts = list(self.start_offsets())
         starts[partition] = min(starts[partition], offset)
         ends = list(self.end_offsets())
@@ -45,9 +50,11 @@ class Segment:
         return self.head.void > 0 or self._ends is not None
 
     def last_timestamp_us(self) -> int:
+        """The newest timestamp of its records."""
         return self.head.last_timestamp_us
 
     def gaps(self) -> list[DamagedOffsets]:
+        """The offsets in it whose records are damaged or missing."""
         return self.head.gaps
 
 

@@ -21,6 +21,7 @@ def add_batches(
     for number, item in enumerate(pending):
         length = len(data[number])
         if item.base_offset < ends[item.partition]:
+            # Truncated records may lie in earlier segments, too. The active one voids its own.
             override(segments[:-1], item.partition, item.base_offset)
         if isinstance(item, BatchBuilder):
             active.add_built(at, length, item)
@@ -40,6 +41,7 @@ def cut_starts(
     `ends`, or the lower offset at which it was cut. A cut overrides the segments before at once,
     whatever the new segment receives."""
     starts = list(next_offset)
+    # Backwards, so that the first pending batch of a partition decides.
     for item in reversed(pending):
         starts[item.partition] = item.base_offset
     for partition, end in enumerate(ends):
@@ -75,6 +77,7 @@ def removable(segments: list[Segment], count: int, committed: Sequence[int]) -> 
 
 
 def size_bytes(segments: list[Segment]) -> int:
+    """The bytes of all segments."""
     total = 0
     for segment in segments:
         total += segment.size_bytes
@@ -82,4 +85,5 @@ def size_bytes(segments: list[Segment]) -> int:
 
 
 def _is_at_most(starts: Sequence[int], offsets: Sequence[int]) -> bool:
+    """True if no start is behind its offset."""
     return all(start <= offset for start, offset in zip(starts, offsets, strict=True))

@@ -61,6 +61,7 @@ class Plan:
         self.size_bytes += length
 
     def note_passed(self, partition: int, start: int, end: int) -> None:
+        """Note offsets without a match. Adjacent ranges are joined."""
         if start >= end:
             return
         at = self._passed_last.get(partition, -1)
@@ -150,6 +151,8 @@ class _Stretch:
         elif not total:
             stop = -1
         elif self.segment.has_void() or not self._is_dense(total):
+            # The receiver takes every batch in an extent as valid. So an extent of a segment with
+            # overridden batches has no gap: the old leader's records could lie in it.
             gap = 0 if self.segment.has_void() else GAP_BYTES
             stop = self._scattered(self._numbers(), bytes_max, gap_bytes=gap)
         else:
@@ -162,6 +165,7 @@ class _Stretch:
         return stop < 0
 
     def _is_dense(self, total: int) -> bool:
+        """True if more than half of the batches in between are wanted."""
         first, last = self._ends()
         return total * 2 > last - first
 
@@ -180,6 +184,7 @@ class _Stretch:
         positions = self.index.positions
         start = positions[first]
         budget = bytes_max - self.plan.size_bytes
+        # At least one batch, even above the budget, or a large batch would stop a reader for good.
         stop = max(first + 1, bisect_right(positions, start + budget, first + 1, last + 1) - 1)
         if stop >= last:
             stop = last + 1
@@ -236,6 +241,7 @@ class _Stretch:
         self.plan.note_passed(partition, start, end)
 
     def _numbers(self) -> Iterator[int]:
+        """The wanted batches of all partitions, in the order of the file."""
         by_partition = self.index.by_partition
         parts = [by_partition[p][low:high] for p, (low, high) in self.spans.items() if low < high]
         return heapq.merge(*parts)

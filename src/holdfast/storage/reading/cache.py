@@ -1,7 +1,11 @@
 """The memory that readers of the journal share: open files, indexes, and verified batches.
 
 Each kind is bounded, and the least recently used goes first. Accesses take `lock`; reads of the
-disk do not.
+disk do not, so a slow disk delays only the reader that needs it. Two readers may therefore load the
+same index at once. The first one stays.
+
+The newest entry stays even if it alone exceeds the bound. Counter-example without that: an index
+above the bound would be loaded again for every record that is read through it.
 """
 
 from collections import OrderedDict
@@ -15,8 +19,11 @@ from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import Batch, CorruptBatch
 
 OPEN_FILES_MAX: Final = 32
+"""The most open segment files."""
 INDEX_CACHE_BYTES: Final = 64 << 20
+"""The most bytes of loaded indexes."""
 BATCH_CACHE_BYTES: Final = 16 << 20
+"""The most bytes of verified batches."""
 DAMAGE_KNOWN_MAX: Final = 10_000
 """The number of unreadable batches that are remembered, so that each is reported once."""
 
@@ -38,6 +45,7 @@ class SegmentCache:
         self._damaged: set[tuple[int, int]] = set()
 
     def index(self, segment: Segment) -> SegmentIndex:
+        """The index of a segment: its own while it is written, else the loaded one."""
         index = segment.index
         if index is not None:
             return index
@@ -57,6 +65,7 @@ class SegmentCache:
         return index
 
     def file(self, sequence: int) -> ReadFile:
+        """The open file of a segment."""
         with self._lock:
             file = self._files.get(sequence)
             if file is not None:
@@ -70,6 +79,7 @@ class SegmentCache:
         return file
 
     def cached(self, segment: Segment, number: int) -> Batch | None:
+        """A verified batch, if it is in memory."""
         key = (segment.sequence, number)
         with self._lock:
             batch = self._batches.get(key)
@@ -99,6 +109,7 @@ class SegmentCache:
         return batch
 
     def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
+        """Report an unreadable batch, once."""
         with self._lock:
             place = (segment.sequence, position)
             if place in self._damaged or len(self._damaged) >= DAMAGE_KNOWN_MAX:
@@ -107,7 +118,8 @@ class SegmentCache:
         self._store.note_damage(segment, position, length, reason)
 
     def forget_segment(self, sequence: int) -> None:
-        """Forget a segment whose file was removed or rewritten."""
+        """Forget a segment whose file was removed or rewritten. The positions of its old index
+        would point into the middle of batches of the new file."""
         with self._lock:
             self._files.pop(sequence, None)
             index = self._indexes.pop(sequence, None)

@@ -5,6 +5,10 @@ finds the topics that its filters match. If these are few it goes from posting t
 it reads every batch. Both ways give the same records in the same order. Both stop at a posting (see
 `index`), from which the position in every partition follows.
 
+Invariant: every record below the resulting positions was returned, did not match, or counts as
+lost. Positions of all partitions move together. Otherwise a session with one rare filter would scan
+the segments again for the other partitions.
+
 Methods may be called in any thread while the event loop appends. Written data is only ever added
 to, and a lock protects what readers share.
 """

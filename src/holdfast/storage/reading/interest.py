@@ -17,10 +17,12 @@ TOPICS_MERGED_MAX: Final = 512
 """The most matching topics of a segment that are merged; beyond it, its batches are read one after
 the other."""
 WILD_MAX: Final = 64
+"""The most filters with wildcards that are matched one by one."""
 EXACT_MAX: Final = 1000
 """The most filters without wildcards, as WILD_MAX is of those with. Beyond either, a segment's
 topics are matched with all filters at once."""
 KNOWN_TOPICS_MAX: Final = 10_000
+"""The most topics whose interests a matcher keeps."""
 
 
 class ReadInterest:
@@ -90,7 +92,8 @@ class Matcher:
         return False
 
     def topics_of(self, index: SegmentIndex) -> FilterMatch:
-        """The topics of the index that any filter matches, like _match_filter for one."""
+        """The topics of the index that any filter matches, like _match_filter for one. A growing
+        index has further topics later, so the search continues where it stopped."""
         if self._index is not index:
             self._index = index
             self._match = FilterMatch()
@@ -149,6 +152,8 @@ def topics_of_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> l
 
 
 def _match_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> FilterMatch:
+    """The topics of the index that a filter matches, kept with the index: every reader with this
+    filter uses them. With too many of them it stops, and the caller reads the batches instead."""
     match = index.matched.get(filter)
     start, end = index.topic_range(_literal_prefix(filter))
     if match is None:
@@ -168,7 +173,8 @@ def _match_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> Filt
 
 
 def _literal_prefix(filter: str) -> bytes:
-    """The common beginning of all topics that the filter matches."""
+    """The common beginning of all topics that the filter matches. In a finished segment the topics
+    are sorted, so only those with this beginning are compared."""
     end = len(filter)
     plus = filter.find("+")
     if plus >= 0:

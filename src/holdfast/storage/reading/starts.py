@@ -49,7 +49,12 @@ class FoundStart:
 
 class LastRecords:
     """The search for the last records of the topics that a filter matches, from the newest segment
-    to the oldest."""
+    to the oldest.
+
+    For a topic without wildcards it ends at the segment with the first of these records. A filter
+    with wildcards may match a further topic in any older segment, so the search then reads the
+    index of every segment.
+    """
 
     def __init__(self, filter: str, count: int, limits: Sequence[int]) -> None:
         """`count`: the records of each topic. `limits`: the end of the log per partition."""
@@ -76,6 +81,7 @@ class LastRecords:
                 return FoundStart(error=f"the filter has more than {TOPICS_MAX} topics")
             if self._is_complete():
                 break
+        # A partition without such a topic begins at its end: it has nothing of the past to read.
         offsets = list(self.limits)
         for topic, floor in self.floors.items():
             partition = partition_of(topic, len(offsets))
@@ -89,6 +95,7 @@ class LastRecords:
     def _search_topic(
         self, segment: Segment, index: SegmentIndex, number: int, starts: Sequence[int]
     ) -> None:
+        """Count the topic's records in one segment, from the newest to the oldest."""
         topic = index.topic(number)
         left = self.left.get(topic, self.count)
         if left == 0:
@@ -101,9 +108,11 @@ class LastRecords:
             at = posting & INDEX_MASK
             partition = index.partitions[batch]
             offset = index.base_offsets[batch] + at
+            # Overridden records keep their postings. Their batch counts fewer records, or none.
             if at >= index.counts[batch] or offset >= min(ends[partition], self.limits[partition]):
                 continue
             if offset < starts[partition]:
+                # Retention has removed this record and all older ones.
                 break
             self.floors[topic] = offset
             left -= 1
@@ -132,7 +141,12 @@ class StartFinder:
 
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
         """The first offset in the file with a record not older; the end without one. Raises
-        `OSError`."""
+        `OSError`.
+
+        It does not bisect: timestamps are not in order, because the clock of a new leader may be
+        behind that of the one before. Whole segments and batches are passed by their newest
+        timestamp.
+        """
         start = self._journal.start_offsets[partition]
         end = self._journal.written[partition]
         for segment in self._journal.segments:

@@ -13,7 +13,9 @@ TOPICS_MAX: Final = 512
 POSTINGS_MAX: Final = 20_000
 """The most messages of those topics. With more, most batches have one."""
 SEGMENTS_KNOWN_MAX: Final = 64
+"""The most finished segments whose result is kept."""
 TOPICS_BETWEEN_PAUSES: Final = 200
+"""The topics that are compared between two pauses."""
 
 
 class TopicChoice:
@@ -36,6 +38,7 @@ class TopicChoice:
         much."""
         if segment.index is not None:
             return self.find(index)  # it still grows
+        # With the size, because compaction rewrites a segment under the same sequence.
         key = (segment.sequence, segment.size_bytes)
         if key not in self._cache:
             self._cache[key] = self.find(index)
@@ -77,6 +80,7 @@ class TopicChoice:
         return found
 
     def _range(self, index: SegmentIndex, prefix: bytes) -> Iterator[int]:
+        """The topics that may begin with the prefix, with pauses."""
         start, end = index.topic_range(prefix)
         for number in range(start, end):
             if number % TOPICS_BETWEEN_PAUSES == 0:
