@@ -64,17 +64,15 @@ def _send_past_qos0(state: NodeState, session: Session, delivery: Delivery) -> N
     full socket."""
     connection = session.connection
     assert connection is not None
-    frame = special_frame(
-        state,
-        connection,
-        delivery.message,
-        0,
-        delivery.retain,
-        False,
-        0,
-        delivery.subscription_ids,
-        True,
-    )
+    message = delivery.message
+    ids = delivery.subscription_ids
+    if not connection.mount and (
+        connection.version < 5
+        or (message.expiry_s < 0 and not ids and connection.aliases_out is None)
+    ):
+        frame = message.frame_qos0(connection.version, delivery.retain)
+    else:
+        frame = special_frame(state, connection, message, 0, delivery.retain, False, 0, ids, True)
     if not 0 < len(frame) <= connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
         return
