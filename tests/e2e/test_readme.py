@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.cluster.layout import is_free
-from tests.e2e.brokers import SOURCE
+from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import wait_until
 from tests.support.ports import free_port
@@ -116,6 +117,35 @@ def test_the_five_minutes(tmp_path: Path) -> None:
     finally:
         broker.kill()
         broker.wait()
+
+
+@pytest.mark.parametrize("text", [section("The past"), page("docs/replay.md")])
+def test_the_past(text: str, tmp_path: Path) -> None:
+    """Each line begins in the past, and is run once something was published there."""
+    lines = [
+        line
+        for block in blocks("sh", text)
+        for line in block.replace("1764000000", "1700000000").splitlines()
+    ]
+    broker = Holdfast(tmp_path)
+    broker.start()
+    try:
+        for topic in ("greetings/world", "plant/line1"):
+            publish = command_of("holdfast pub -q 1 -m hello -t " + topic, broker.port, 0, tmp_path)
+            assert run(publish, tmp_path).returncode == 0
+        for line in lines:
+            if line.startswith("holdfast "):
+                command = command_of(line, broker.port, broker.admin_port, tmp_path)
+            elif shutil.which("mosquitto_sub") is None:
+                continue
+            else:
+                command = [*shlex.split(line), "-p", str(broker.port)]
+            done = run(command, tmp_path)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            if " -t" in line and "_pub" not in line:
+                assert "hello" in done.stdout, line
+    finally:
+        broker.stop()
 
 
 def test_the_commands_that_end_by_themselves(tmp_path: Path) -> None:
