@@ -18,6 +18,7 @@ import os
 import re
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,6 +96,8 @@ class AccessFile:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.path = directory / FILE
+        # The lock of the file excludes other processes only.
+        self._changing = threading.Lock()
 
     def read(self) -> AccessData:
         """The users and tokens; none if there is no file. Raises `AccessError`."""
@@ -119,7 +122,7 @@ class AccessFile:
 
     def change(self, make: Callable[[AccessData], tuple[AccessData, T]]) -> T:
         """Replace the file by what `make` returns for its content. Raises `AccessError`."""
-        with self._locked():
+        with self._changing, self._locked():
             made, result = make(self.read())
             self._replace(FILE, msgspec.json.format(msgspec.json.encode(made), indent=1))
         return result
