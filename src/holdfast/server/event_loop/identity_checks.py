@@ -69,7 +69,7 @@ class IdentityChecks:
             task.cancel()
         for source in self._sources:
             # The loop may end before the source does; its threads and sockets end with the process.
-            self._loop.create_task(source.close())
+            watched(source.close())
         self._sources = ()
 
     def _begin(self) -> None:
