@@ -41,6 +41,7 @@ from holdfast.api.readiness import obstacles
 from holdfast.api.routes.everywhere import Everywhere
 from holdfast.api.routes.own_node import OwnNode
 from holdfast.api.routes.resources import resource_endpoints
+from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config
 from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
@@ -67,6 +68,7 @@ class AdminRoutes:
         self._access = access
         self.census = Census(server)
         self._registry = registry_for(server, self.census)
+        self._top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
         self._resources = resource_endpoints(OwnNode(server), everywhere)
         everywhere.connect()
@@ -92,6 +94,7 @@ class AdminRoutes:
             *LogRoutes(self._server).endpoints(),
             *ClusterRoutes(self._server).endpoints(),
             *FederationRoutes(self._server).endpoints(),
+            *self._top.endpoints(),
             *([] if self._access is None else self._access.endpoints()),
         ]  # fmt: skip
 

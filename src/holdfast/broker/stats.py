@@ -1,10 +1,14 @@
 """Counters of one node, as plain integers: the hot path increments them and others read them."""
 
 from holdfast.broker.durations import SampledDurations
+from holdfast.broker.publish.topic_samples import TopicSamples
 
 
 class Stats:
     """The counters of one node since its start. A counter never decreases."""
+
+    topics: TopicSamples | None = None
+    """Samples of publishes, only while an operator looks at the busiest topics."""
 
     def __init__(self) -> None:
         self.durations = SampledDurations()

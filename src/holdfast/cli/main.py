@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "subscriptions": "list subscriptions, or those that a topic reaches",
     "groups": "list the shared groups, or show one",
     "retained": "list, read, delete or restore retained messages",
+    "top": "rates, slow sessions and busy topics of a node",
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",
     "config": "check, show, explain or import a configuration",

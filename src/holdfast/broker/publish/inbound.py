@@ -51,6 +51,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state, connection, reader.end - reader.begin, publish.qos
     ):
         return
+    if state.stats.topics is not None:
+        state.stats.topics.add(route.raw, len(publish.payload))
     if not may_write(connection, route):
         _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return

@@ -1,0 +1,109 @@
+"""The topics with the most publishes, from samples, in sketches of a fixed size.
+
+A sketch (datasketches, "frequent items") has room for some thousand topics however many there are,
+and knows the error of its counts. It is in an extra: without it the reply says how to install it.
+"""
+
+import asyncio
+import time
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from holdfast.broker.publish.topic_samples import TopicSamples
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.failures import watched
+
+TAKE_S: Final = 0.2
+"""The time in seconds between two collections of samples."""
+WINDOW_S: Final = 10.0
+"""The time in seconds that one pair of sketches covers. The reply has one and the one before."""
+IDLE_S: Final = 30.0
+"""The time in seconds without a request after which the sampling ends."""
+LG_ENTRIES: Final = 12
+"""The logarithm to base 2 of the entries of a sketch."""
+TOPIC_BYTES_MAX: Final = 1024
+"""The most bytes of a topic in a sketch. Longer ones count as one, by their beginning."""
+MISSING: Final = "top topics need the package datasketches: pip install 'holdfast[top]'"
+
+
+class TopicRate(NamedTuple):
+    """The estimated rates of a topic."""
+
+    topic: str
+    messages_per_s: float
+    bytes_per_s: float
+    error_per_s: float
+    """The most messages a second by which the sketch may be wrong. Sampling adds its own error."""
+
+
+class _Window:
+    """The sketches of some seconds."""
+
+    def __init__(self, sketches: Any) -> None:
+        self.since = time.monotonic()
+        self.messages = sketches.frequent_strings_sketch(LG_ENTRIES)
+        self.bytes = sketches.frequent_strings_sketch(LG_ENTRIES)
+
+
+class TopTopics:
+    """Samples the publishes of a broker while somebody asks."""
+
+    def __init__(self) -> None:
+        self._sketches: Any = None
+        self._windows: list[_Window] = []
+        self._asked_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, broker: Broker, limit: int) -> list[TopicRate] | None:
+        """Return the topics with the most messages. The first call begins the sampling, and has
+        none. None: the package is missing."""
+        self._asked_at = time.monotonic()
+        if self._sketches is None:
+            try:
+                # The import takes 200 ms.
+                self._sketches = await asyncio.to_thread(import_module, "datasketches")
+            except ImportError:
+                return None
+        if self._task is None or self._task.done():
+            self._windows = [_Window(self._sketches)]
+            self._task = watched(self._run(broker))
+        return self._rates(limit)
+
+    async def _run(self, broker: Broker) -> None:
+        stats = broker.node.state.stats
+        samples = stats.topics = TopicSamples()
+        try:
+            while time.monotonic() < self._asked_at + IDLE_S:
+                await asyncio.sleep(TAKE_S)
+                self._count(*samples.take())
+        finally:
+            stats.topics = None
+
+    def _count(self, samples: list[tuple[bytes, int]], weight: float) -> None:
+        if time.monotonic() >= self._windows[-1].since + WINDOW_S:
+            self._windows = [self._windows[-1], _Window(self._sketches)]
+        window = self._windows[-1]
+        whole = round(weight)
+        for topic, size_bytes in samples:
+            name = topic[:TOPIC_BYTES_MAX].decode(errors="replace")
+            window.messages.update(name, whole)
+            window.bytes.update(name, whole * (size_bytes + len(topic)))
+
+    def _rates(self, limit: int) -> list[TopicRate]:
+        seconds = max(TAKE_S, time.monotonic() - self._windows[0].since)
+        messages = self._sketches.frequent_strings_sketch(LG_ENTRIES)
+        size = self._sketches.frequent_strings_sketch(LG_ENTRIES)
+        for window in self._windows:
+            messages.merge(window.messages)
+            size.merge(window.bytes)
+        kind = self._sketches.frequent_items_error_type.NO_FALSE_NEGATIVES
+        found = messages.get_frequent_items(kind)[:limit]
+        return [
+            TopicRate(
+                topic,
+                round(estimate / seconds, 3),
+                round(size.get_estimate(topic) / seconds, 1),
+                round((most - least) / seconds, 3),
+            )
+            for topic, estimate, least, most in found
+        ]

@@ -1,0 +1,221 @@
+"""`holdfast top`: the rates, slow sessions and busy topics of a node, updated in place.
+
+Exit codes: 0 success; 1 the node does not reply, or serves no clients; 2 wrong usage.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.api.views.top import TopDurations, TopReply
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.log_rate import cut, one_line
+from holdfast.cli.text import table
+from holdfast.client.admin_connection import AdminError
+
+EXIT_FAILED: Final = 1
+FIRST_S: Final = 1.0
+"""The time in seconds between the two requests of the first rates."""
+TOPIC_CHARACTERS_MAX: Final = 60
+HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"
+NUMBERS: Final = ("messages/s", "bytes/s", "+-", "backlog", "inflight", "dropped")
+UNITS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "top",
+        help="rates, slow sessions and busy topics of a node",
+        description="Show the rates, slow sessions and busy topics of a node until Ctrl-C.",
+    )
+    parser.add_argument(
+        "--admin",
+        metavar="ADDR:PORT",
+        default=DEFAULT_ADMIN,
+        help=f"of the node (default {DEFAULT_ADMIN})",
+    )
+    parser.add_argument("--once", action="store_true", help="print once and exit")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line at a time")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="S", help="seconds between updates (2)"
+    )
+    parser.add_argument(
+        "-n", "--lines", type=int, default=10, metavar="N", help="sessions and topics (10)"
+    )
+    add_access_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0.1 <= args.interval <= 3600 or not 1 <= args.lines <= 100:
+        print("holdfast: --interval is 0.1 to 3600, --lines 1 to 100", file=sys.stderr)
+        return 2
+    try:
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        _show(port, args)
+    except AdminError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _show(port: AdminPort, args: argparse.Namespace) -> None:
+    before = _ask(port, args.lines)
+    pause_s = FIRST_S
+    in_place = sys.stdout.isatty() and not args.json and not args.once
+    while True:
+        time.sleep(pause_s)
+        now = _ask(port, args.lines)
+        shown = with_rates(before, now)
+        if args.json:
+            print(msgspec.json.encode(shown).decode(), flush=True)
+        else:
+            lines = list(screen(shown))
+            if in_place:
+                size = shutil.get_terminal_size()
+                lines = [cut(line, size.columns - 4) for line in lines[: size.lines - 1]]
+            print((HOME_AND_CLEAR if in_place else "") + "\n".join(lines), flush=True)
+        if args.once:
+            return
+        before, pause_s = now, args.interval
+
+
+def _ask(port: AdminPort, lines: int) -> TopReply:
+    try:
+        return msgspec.convert(port.get_json(f"/api/v1/top?limit={lines}"), TopReply)
+    except msgspec.ValidationError as error:
+        raise AdminError(f"{port.address} replies in another form: {error}") from None
+
+
+class Quantiles(Struct, frozen=True):
+    """Bounds of durations in seconds. None: there were none, or they exceed the last bucket."""
+
+    p50: float | None
+    p99: float | None
+
+
+class TopView(Struct, frozen=True):
+    """A reply, and what has changed since the one before."""
+
+    now: TopReply
+    rates: dict[str, float]
+    """The counters per second."""
+    acknowledge_s: Quantiles
+    deliver_s: Quantiles
+    fdatasync_s: Quantiles
+
+
+def with_rates(before: TopReply, now: TopReply) -> TopView:
+    """Return the later reply with the changes between the two.
+
+    The counters of a node that has started again begin at 0, so they are the change themselves.
+    """
+    is_same = before.node == now.node and before.uptime_s <= now.uptime_s
+    seconds = max(1e-3, now.time_s - before.time_s if is_same else now.uptime_s)
+    old = before.counters if is_same else {}
+    rates = {
+        name: round((count - old.get(name, 0)) / seconds, 3) for name, count in now.counters.items()
+    }
+    return TopView(
+        now,
+        rates,
+        *(
+            Quantiles(*(_quantile(was if is_same else None, new, share) for share in (0.5, 0.99)))
+            for was, new in (
+                (before.acknowledge, now.acknowledge),
+                (before.deliver, now.deliver),
+                (before.fdatasync, now.fdatasync),
+            )
+        ),
+    )
+
+
+def _quantile(before: TopDurations | None, now: TopDurations, share: float) -> float | None:
+    """Return the bound of the bucket below which this share of the new durations is."""
+    old = [0.0] * len(now.counts) if before is None else before.counts
+    counts = [new - was for new, was in zip(now.counts, old, strict=True)]
+    if not counts or counts[-1] <= 0:
+        return None
+    for bound, count in zip(now.bounds, counts, strict=True):
+        if count >= share * counts[-1]:
+            return None if bound == "+Inf" else float(bound)
+    return None
+
+
+def screen(shown: TopView) -> Iterator[str]:
+    """Yield the lines for a person."""
+    now, rates = shown.now, shown.rates
+    yield (
+        f"{now.node}  up {_time(now.uptime_s)}  connections {now.connections}"
+        f"  sessions {now.sessions} (away {now.sessions_away}, behind {now.sessions_behind})"
+        f"  backlog {_short(now.backlog_records)}"
+    )
+    yield (
+        f"in {_short(rates['publish_received'])} msg/s {_short(rates['bytes_received'])}B/s"
+        f"  out {_short(rates['publish_sent'])} msg/s {_short(rates['bytes_sent'])}B/s"
+        f"  connects {_short(rates['connections_opened'])}/s"
+        f" refused {_short(rates['connections_refused'])}/s"
+    )
+    yield "  ".join(
+        f"{name} p50 {_bound(each.p50)} p99 {_bound(each.p99)}"
+        for name, each in (
+            ("acknowledge", shown.acknowledge_s),
+            ("deliver", shown.deliver_s),
+            ("fdatasync", shown.fdatasync_s),
+        )
+    )
+    yield ""
+    rows = [
+        {
+            "slow session": _name(each.client),
+            "user": _name(each.user) or "-",
+            "from": each.remote or "away",
+            "backlog": _short(each.backlog),
+            "inflight": str(each.inflight),
+            "dropped": _short(each.dropped),
+        }
+        for each in now.slow_sessions
+    ]
+    yield from table(rows, NUMBERS) if rows else ("no slow sessions",)
+    yield ""
+    topics = [
+        {
+            "topic": _name(each.topic),
+            "messages/s": _short(each.messages_per_s),
+            "bytes/s": _short(each.bytes_per_s),
+            "+-": _short(each.error_per_s),
+        }
+        for each in now.topics
+    ]
+    yield from table(topics, NUMBERS) if topics else (now.topics_problem or "no publishes",)
+
+
+def _name(text: str) -> str:
+    """Return a name of a client or topic, which a stranger may have chosen, for a terminal."""
+    return cut(one_line(text), TOPIC_CHARACTERS_MAX)
+
+
+def _short(value: float) -> str:
+    for size, unit in UNITS:
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def _bound(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:g} ms"
+
+
+def _time(seconds: float) -> str:
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days} d " if days else "") + f"{hours:02}:{minutes:02}:{whole:02}"

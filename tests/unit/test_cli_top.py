@@ -1,0 +1,130 @@
+"""`holdfast top`: rates from two replies, the screen, and the sampling of topics behind it."""
+
+import msgspec
+import pytest
+
+from holdfast.api.routes import top_topics
+from holdfast.api.routes.top_routes import COUNTERS
+from holdfast.api.routes.top_topics import TopTopics
+from holdfast.api.views.top import TopDurations, TopReply, TopSession, TopTopic
+from holdfast.broker.publish.topic_samples import SAMPLES_MAX, SAMPLES_WANTED, TopicSamples
+from holdfast.cli.main import main
+from holdfast.cli.top import TopView, screen, with_rates
+
+BOUNDS = ["0.001", "0.01", "+Inf"]
+
+
+def reply(**changes: object) -> TopReply:
+    empty = TopDurations(BOUNDS, [0, 0, 0])
+    values: dict[str, object] = {
+        "node": "n1",
+        "time_s": 100.0,
+        "uptime_s": 3700.0,
+        "connections": 3,
+        "sessions": 5,
+        "sessions_away": 2,
+        "sessions_behind": 1,
+        "backlog_records": 1234,
+        "counters": dict.fromkeys(COUNTERS, 10),
+        "acknowledge": empty,
+        "deliver": empty,
+        "fdatasync": empty,
+        "slow_sessions": [],
+        "topics": [],
+        "topics_problem": "",
+    }
+    return msgspec.convert(msgspec.to_builtins(values | changes), TopReply)
+
+
+def test_rates_are_changes_per_second() -> None:
+    later = reply(
+        time_s=102.0,
+        uptime_s=3702.0,
+        counters=dict.fromkeys(COUNTERS, 110),
+        acknowledge=TopDurations(BOUNDS, [50, 100, 100]),
+        fdatasync=TopDurations(BOUNDS, [0, 0, 7]),
+    )
+    view = with_rates(reply(), later)
+    assert set(view.rates.values()) == {50.0}
+    assert (view.acknowledge_s.p50, view.acknowledge_s.p99) == (0.001, 0.01)
+    # Above the last bound nothing is known, and without durations neither.
+    assert view.fdatasync_s.p50 is None
+    assert view.deliver_s.p50 is None
+
+
+def test_a_node_that_has_started_again_has_no_negative_rates() -> None:
+    view = with_rates(reply(), reply(time_s=3.0, uptime_s=2.0, counters=dict.fromkeys(COUNTERS, 4)))
+    assert set(view.rates.values()) == {2.0}
+
+
+def test_the_screen_is_safe_and_short() -> None:
+    hostile = "\x1b[2J" + "x" * 500
+    slow = TopSession(hostile, "alice", "", False, True, 5_000_000, 3, 0)
+    topic = TopTopic("a\nb", 1200.0, 5e6, 0.5)
+    view = with_rates(reply(), reply(time_s=101.0, slow_sessions=[slow], topics=[topic]))
+    lines = list(screen(view))
+    text = "\n".join(lines)
+    assert text.replace("\n", "").isprintable()
+    assert "5.0M" in text
+    assert "a\\nb" in text
+    assert "1.2k" in text
+    assert "up 01:01:40" in lines[0]
+    assert max(len(line) for line in lines) < 160
+    assert msgspec.json.decode(msgspec.json.encode(view), type=TopView) == view
+
+
+def test_what_is_missing_is_said() -> None:
+    lines = list(screen(with_rates(reply(), reply(time_s=101.0))))
+    assert "no slow sessions" in lines
+    assert lines[-1] == "no publishes"
+    problem = list(screen(with_rates(reply(), reply(time_s=101.0, topics_problem="install it"))))
+    assert problem[-1] == "install it"
+
+
+@pytest.mark.parametrize("arguments", [["--interval", "0"], ["--lines", "0"], ["-n", "101"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", *arguments]) == 2
+    assert "--interval is" in capsys.readouterr().err
+
+
+def test_samples_are_bounded_and_stand_for_all() -> None:
+    samples = TopicSamples()
+    for _ in range(10 * SAMPLES_MAX):
+        samples.add(b"t", 1)
+    found, weight = samples.take()
+    assert len(found) == SAMPLES_MAX
+    assert weight * len(found) == pytest.approx(10 * SAMPLES_MAX)
+    # From now on the stride fits the rate.
+    for _ in range(10 * SAMPLES_MAX):
+        samples.add(b"t", 1)
+    found, weight = samples.take()
+    assert SAMPLES_WANTED / 2 < len(found) < 2 * SAMPLES_WANTED
+    assert samples.take() == ([], 0.0)
+
+
+def test_publishers_that_take_turns_are_all_sampled() -> None:
+    """A fixed stride would always meet the same one."""
+    samples = TopicSamples()
+    for _ in range(2):
+        samples.take()
+        for number in range(100 * SAMPLES_WANTED):
+            samples.add(b"%d" % (number % 100), 1)
+    found, _ = samples.take()
+    counts = [sum(topic == b"%d" % number for topic, _ in found) for number in range(100)]
+    assert min(counts) > 0
+    assert max(counts) < 5 * len(found) / 100
+
+
+def test_the_busiest_topics_among_very_many_are_found() -> None:
+    pytest.importorskip("datasketches")
+    top = TopTopics()
+    top._sketches = __import__("datasketches")
+    top._windows = [top_topics._Window(top._sketches)]
+    for number in range(50_000):
+        samples = [(b"rare/%d" % number, 10), (b"hot/%d" % (number % 3), 100)]
+        top._count(samples, 2.0)
+    rates = top._rates(3)
+    assert {each.topic for each in rates} == {"hot/0", "hot/1", "hot/2"}
+    hottest = rates[0]
+    assert hottest.bytes_per_s > 50 * hottest.messages_per_s
+    assert hottest.error_per_s < hottest.messages_per_s
