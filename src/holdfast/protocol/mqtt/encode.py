@@ -22,6 +22,7 @@ from holdfast.protocol.mqtt.reasons import connack_return_code, suback_return_co
 
 PINGREQ_BYTES: Final = b"\xc0\x00"
 PINGRESP_BYTES: Final = b"\xd0\x00"
+"""Both are complete packets, which have no variable part."""
 
 # PUBREL, SUBSCRIBE and UNSUBSCRIBE have reserved flags of 0010, the others of 0000.
 # [MQTT-2.1.3-1] [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1] [MQTT-3.14.1-1] [MQTT-3.15.1-1]
@@ -76,6 +77,7 @@ def encode_within(packet: m.Answer, version: int, bytes_max: int) -> bytes:
         data = _try_encode(packet, version)
         if data and len(data) <= bytes_max:
             return data
+        # A new dict, because the caller's may be shared with other packets.
         if key in properties:
             properties = {each: value for each, value in properties.items() if each != key}
             packet.properties = properties
@@ -96,6 +98,7 @@ def encode_ack(packet_type: int, packet_id: int, reason: int, version: int) -> b
     if not 0 < packet_id < 65_536:
         raise ValueError(f"packet id {packet_id}")
     first = packet_type << 4 | (2 if packet_type == m.PUBREL else 0)
+    # The whole packet is one integer, so the most frequent one needs no list of parts.
     # [MQTT-2.2.1-5]
     if reason == 0 or version < 5:
         return (first << 24 | 2 << 16 | packet_id).to_bytes(4, "big")
@@ -105,6 +108,7 @@ def encode_ack(packet_type: int, packet_id: int, reason: int, version: int) -> b
 
 
 def _encode_publish(packet: m.Publish, version: int) -> bytes:
+    """A PUBLISH as a packet object. The broker's hot path calls `encode_publish` itself."""
     properties = packet.properties
     if packet.topic_alias or packet.subscription_ids:
         ids = packet.subscription_ids
@@ -124,6 +128,7 @@ def _encode_publish(packet: m.Publish, version: int) -> bytes:
 
 
 def _encode_ack(packet: m.Ack, version: int) -> bytes:
+    """An acknowledgement with properties, or else `encode_ack`."""
     if not packet.properties or version < 5:
         return encode_ack(packet.kind, packet.packet_id, packet.reason, version)
     body = (
@@ -181,6 +186,7 @@ def _encode_connect(packet: m.Connect) -> bytes:
 
 
 def _encode_connack(packet: m.Connack, version: int) -> bytes:
+    """A CONNACK. An error never comes with session present."""
     # [MQTT-3.2.2-1] [MQTT-3.2.2-6] [MQTT3-3.2.2-4]; in MQTT 3.1 the byte is reserved
     present = 1 if packet.session_present and packet.reason == 0 and version > 3 else 0
     if version < 5:
@@ -213,6 +219,7 @@ def _encode_subscribe(packet: m.Subscribe, version: int) -> bytes:
 
 
 def _encode_suback(packet: m.Suback, version: int) -> bytes:
+    """A SUBACK. MQTT 3 has one code for all refusals."""
     parts = _head(packet.packet_id, packet.properties, version)
     # [MQTT-3.9.3-1]
     codes = packet.reasons
@@ -234,6 +241,7 @@ def _encode_unsubscribe(packet: m.Unsubscribe, version: int) -> bytes:
 
 
 def _encode_unsuback(packet: m.Unsuback, version: int) -> bytes:
+    """An UNSUBACK. In MQTT 3 it has no codes."""
     parts = _head(packet.packet_id, packet.properties, version)
     if version >= 5:
         # [MQTT-3.11.3-1]
@@ -257,12 +265,14 @@ def _encode_ending(packet_type: int, reason: int, properties: Properties, versio
 
 
 def _head(packet_id: int, properties: Properties, version: int) -> list[bytes]:
+    """The packet id, and the properties that MQTT 5 has behind it."""
     if version < 5:
         return [_packet_id(packet_id)]
     return [_packet_id(packet_id), encode_properties(properties)]
 
 
 def _packet_id(packet_id: int) -> bytes:
+    """A packet id, which is never 0."""
     # [MQTT-2.2.1-3] [MQTT-2.2.1-4]
     if not 0 < packet_id < 65_536:
         raise ValueError(f"packet id {packet_id}")

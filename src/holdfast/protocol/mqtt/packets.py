@@ -53,6 +53,7 @@ class Will:
     """The will in a CONNECT. `properties` include the will delay interval."""
 
     topic: str
+    """The topic name. The decoder has checked its UTF-8 and not its form."""
     payload: bytes
     qos: int
     retain: bool
@@ -67,10 +68,14 @@ class Connect:
     protocol_level: int
     clean_start: bool
     keep_alive_s: int
+    """The seconds of the keep alive; 0 turns it off."""
     client_id: str
+    """The client id, which may be empty: the caller decides what that means."""
     will: Will | None = None
+    """The will, or None without one."""
     username: str | None = None
     password: bytes | None = None
+    """The password as bytes. In MQTT 3 a user name precedes it, in MQTT 5 not always."""
     properties: Properties = field(default_factory=dict)
     is_bridge: bool = False
 
@@ -156,8 +161,12 @@ class SubscriptionRequest:
     filter: str
     qos: int
     no_local: bool = False
+    """The client does not get its own messages by this filter."""
     retain_as_published: bool = False
+    """Forwarded messages keep RETAIN. Otherwise it is set only on those that a new subscription
+    gets from the retained store."""
     retain_handling: int = 0
+    """0: retained messages with each SUBSCRIBE; 1: only for a new subscription; 2: never."""
 
 
 @dataclass
@@ -198,12 +207,12 @@ class Unsuback:
 
 @dataclass
 class Pingreq:
-    pass
+    """A PINGREQ, which has no fields."""
 
 
 @dataclass
 class Pingresp:
-    pass
+    """A PINGRESP, which has no fields."""
 
 
 @dataclass
@@ -236,6 +245,7 @@ Packet: TypeAlias = (
     | Disconnect
     | Auth
 )
+"""Every packet."""
 
 Answer: TypeAlias = Connack | Ack | Suback | Unsuback | Disconnect | Auth
 """The packets in which a broker sends properties of its own."""

@@ -74,6 +74,7 @@ BYTE: Final = 1
 TWO_BYTES: Final = 2
 FOUR_BYTES: Final = 3
 VARIABLE: Final = 4
+"""A variable byte integer of one to four bytes."""
 STRING: Final = 5
 BINARY: Final = 6
 STRING_PAIR: Final = 7
@@ -265,6 +266,7 @@ def _encode(identifier: int, info: PropertyInfo, value: PropertyValue) -> list[b
 
 
 def _encode_number(info: PropertyInfo, encoding: int, value: int) -> bytes:
+    """An encoded number; out of range it raises `ValueError`."""
     if encoding == VARIABLE:
         return varint(value)
     size = 4 if encoding == FOUR_BYTES else 2 if encoding == TWO_BYTES else 1
@@ -287,6 +289,7 @@ def expiry_position(block: bytes) -> int:
     position = 0
     end = len(block)
     while position < end:
+        # The id alone does not suffice: the same byte may be part of a user property before it.
         if block[position] == MESSAGE_EXPIRY_INTERVAL:
             return position + 1
         position = _skip(block, position, end)
@@ -334,6 +337,7 @@ def _skip(block: bytes, position: int, end: int) -> int:
 
 
 def _info(identifier: int, packet_type: int) -> PropertyInfo:
+    """The property's entry in TABLE. Raises `MalformedPacket` if it may not be in this packet."""
     info = TABLE.get(identifier)
     if info is None:
         raise MalformedPacket(f"unknown property {identifier:#04x}")
@@ -386,5 +390,6 @@ def check_repeats(count: int) -> None:
 
 
 def _refuse_second(properties: Properties, identifier: int, info: PropertyInfo) -> None:
+    """Raise `ProtocolViolation` if the packet has the property already."""
     if identifier in properties:
         raise ProtocolViolation(PROTOCOL_ERROR, f"property {info.name} twice in a packet")

@@ -75,6 +75,7 @@ def decode_publish(
         # MQTT 3.1 gives DUP no meaning without acknowledgement, and does not forbid it.
         first &= 0xF7
     if version >= 5:
+        # Most messages have no properties. They take this way, without another call.
         if position < end and buf[position] == 0:
             position += 1
         else:
@@ -93,6 +94,8 @@ def _decode_with_properties(
     end: int,
     from_client: bool,
 ) -> Publish:
+    """A PUBLISH with properties. The payload is known before they are read, so they are checked and
+    stored as one slice."""
     length, position = read_varint(buf, position, end)
     payload_start = position + length
     if payload_start > end:
@@ -115,7 +118,11 @@ def _decode_with_properties(
 def _read_properties(
     publish: Publish, buf: bytes, position: int, end: int, from_client: bool
 ) -> bytes:
-    """Check each property, set the fields of a Publish, and return the other properties."""
+    """Check each property, set the fields of a Publish, and return the other properties.
+
+    They are not decoded into a dict: the broker forwards them unchanged and in order
+    [MQTT-3.3.2-17] [MQTT-3.3.2-18], and needs only those with a field of their own.
+    """
     kept: list[bytes] = []
     kept_start = position
     seen = 0
@@ -186,6 +193,7 @@ def _read_property(publish: Publish, identifier: int, buf: bytes, position: int,
 
 
 def _add_subscription_id(publish: Publish, number: int, from_client: bool) -> None:
+    """Add a subscription identifier, which only a server may send."""
     if from_client:
         # [MQTT-3.3.4-6]
         raise ProtocolViolation(PROTOCOL_ERROR, "a subscription identifier from a client")
@@ -197,6 +205,8 @@ def _add_subscription_id(publish: Publish, number: int, from_client: bool) -> No
 
 
 def _refuse_second(identifier: int) -> None:
+    """Refuse a second property of a kind. An unknown id may share a bit of `seen` with a known one;
+    `_read_property` refuses it with a better text."""
     info = TABLE.get(identifier)
     if info is not None:
         raise ProtocolViolation(PROTOCOL_ERROR, f"property {info.name} twice in PUBLISH")
@@ -239,6 +249,7 @@ def encode_publish(
         parts.append(varint(len(properties)))
         parts.append(properties)
     parts.append(payload)
+    # The body is joined before the header, because the header contains its length.
     body = b"".join(parts)
     first = FIRST_BYTE | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
     return b"".join((first.to_bytes(1, "big"), varint(len(body)), body))
@@ -248,7 +259,11 @@ def splice_properties(
     properties: bytes, expiry_s: int, subscription_ids: tuple[int, ...], topic_alias: int
 ) -> bytes:
     """The block to send for a received one. It has `expiry_s` as message expiry interval (unless
-    -1), the subscription identifiers, and the topic alias (unless 0)."""
+    -1), the subscription identifiers, and the topic alias (unless 0).
+
+    The expiry is replaced where it is, so that one slice on each side is copied, whatever their
+    number.
+    """
     parts: list[bytes] = []
     if expiry_s >= 0:
         # [MQTT-3.3.2-6]

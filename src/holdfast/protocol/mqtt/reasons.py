@@ -108,9 +108,12 @@ NAMES: Final[dict[int, str]] = {
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "Subscription Identifiers not supported",
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "Wildcard Subscriptions not supported",
 }
+"""The names of the reason codes in the specification. Log lines and metrics have them."""
 
 _RECEIVED: Final = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
+"""The codes that answer a PUBLISH."""
 _RELEASED: Final = frozenset({0x00, 0x92})
+"""The codes that answer a PUBREC or a PUBREL."""
 
 ALLOWED: Final[dict[int, frozenset[int]]] = {
     # [MQTT-3.2.2-8]
@@ -137,6 +140,7 @@ ALLOWED: Final[dict[int, frozenset[int]]] = {
 """The reason codes of each packet type, for both directions."""
 
 _UNAVAILABLE_CODE: Final = 3
+"""The return code that asks the client to try again later."""
 _CONNACK_CODES: Final[dict[int, int]] = {
     SUCCESS: 0,
     UNSUPPORTED_PROTOCOL_VERSION: 1,
@@ -150,6 +154,8 @@ _CONNACK_CODES: Final[dict[int, int]] = {
     QOS_NOT_SUPPORTED: 5,
     TOPIC_NAME_INVALID: 5,
 }
+"""The MQTT 3 return codes. A client that may not connect, or asks for what the broker does not
+have, gets 5. With 3 it would try again for ever, with the same result."""
 _CONNACK_REASONS: Final = (
     SUCCESS,
     UNSUPPORTED_PROTOCOL_VERSION,

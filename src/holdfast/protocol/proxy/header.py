@@ -65,6 +65,7 @@ class ProxyHeader:
         return used
 
     def _is_text(self, piece: bytes) -> bool:
+        """True if the header is of version 1, by its first byte."""
         return (self._data or piece)[:1] == TEXT[:1]
 
     def _end(self) -> int:
@@ -74,6 +75,8 @@ class ProxyHeader:
         return FIXED_BYTES + int.from_bytes(self._data[14:16], "big")
 
     def _check(self) -> None:
+        """Check what has arrived. A wrong byte is refused as soon as it is there, so a client that
+        sends something else does not wait for the rest of a header."""
         data = self._data
         if self._is_text(b""):
             if data[: len(TEXT)] != TEXT[: len(data)]:
@@ -105,6 +108,7 @@ class ProxyHeader:
             self._read_binary(data)
 
     def _read_text(self, data: bytes) -> None:
+        """Read a complete header of version 1."""
         if not data.endswith(b"\r\n"):
             raise ProxyError("a header of version 1 ends with CR LF")
         try:
@@ -130,6 +134,7 @@ class ProxyHeader:
         self._finish(address, port)
 
     def _read_binary(self, data: bytes) -> None:
+        """Read a complete header of version 2. Values behind the addresses are skipped."""
         family = data[13]
         if data[12] == _PROXY and family == 0x11:
             self._finish(IPv4Address(data[16:20]), int.from_bytes(data[24:26], "big"))
@@ -144,6 +149,8 @@ class ProxyHeader:
 
 
 def _port(text: str) -> int:
+    """The port in a header of version 1. Signs, blanks and leading zeros are refused, because other
+    readers of the header might take them for another port."""
     is_number = text.isascii() and text.isdecimal() and (text == "0" or not text.startswith("0"))
     if not is_number or int(text[:6]) > 65535 or len(text) > 5:
         raise ProxyError(f"a port is a number up to 65535, found {text!r}")

@@ -5,6 +5,8 @@ wildcards is also in the trie: a dict per branching point, from a level to its c
 another dict or, if only one filter continues there, its TrieEntry. So a lone `a/+/b/+/c` costs one
 slot, not five nodes, and the trie has fewer nodes than filters unless these share long prefixes.
 
+For example, the filters `a/+/b`, `a/+/c` and `d/#` are `{a: {+: {b: entry, c: entry}}, d: entry}`.
+
 Match walks the trie level by level without recursion. Each node is reached by one path only, and
 below each are at least two filters whose levels so far match. So the number of such filters bounds
 the cost of a match, however many `+` they contain.
@@ -93,6 +95,7 @@ class SubscriptionTrie:
             if key not in many:
                 return None
             removed = many.pop(key)
+            # Most filters have one subscriber, which needs no dict.
             if len(many) == 1:
                 entry.key, entry.value = many.popitem()
                 entry.many = None
@@ -124,6 +127,7 @@ class SubscriptionTrie:
         return found
 
     def _matching(self, topic: str) -> list[TrieEntry]:
+        """The entries of all filters that match."""
         found: list[TrieEntry] = []
         entry = self._entries.get(topic)
         if entry is not None:
@@ -146,13 +150,18 @@ class SubscriptionTrie:
         return list(self._entries)
 
     def _match_wildcards(self, topic: str, found: list[TrieEntry]) -> None:
+        """Add the entries of the filters with wildcards that match.
+
+        `nodes` are the nodes whose path matches the levels so far. A single filter leaves the walk
+        as soon as it is alone below a node: its remaining levels are compared at once (`_step`).
+        """
         levels = topic.split("/")
         nodes: list[dict[str, object]] = []
         root = self._root
         child = root.get(levels[0])
         if child is not None:
             _step(child, levels, 1, nodes, found)
-        # [MQTT-4.7.2-1]
+        # [MQTT-4.7.2-1] Wildcards in the first level do not match `$SYS` and the like.
         if not topic.startswith("$"):
             _collect_below(root, "#", found)
             child = root.get("+")
@@ -178,6 +187,8 @@ class SubscriptionTrie:
             _collect_below(node, _END, found)
 
     def _insert(self, entry: TrieEntry) -> None:
+        """Add a filter to the trie. Where it meets a lone filter, both are moved one level down
+        until their levels differ."""
         node = self._root
         levels = entry.filter.split("/")
         for depth in range(len(levels)):
@@ -213,6 +224,7 @@ class SubscriptionTrie:
             path.append(node)
         del node[keys[-1]]
         # A node with a single filter below becomes that filter's entry (the invariant of `_root`).
+        # That may leave the node above with a single filter, too, so the loop goes on upwards.
         for depth in range(len(path) - 1, 0, -1):
             node = path[depth]
             if len(node) > 1:
@@ -246,6 +258,7 @@ def _step(
 
 
 def _collect_below(node: dict[str, object], key: str, found: list[TrieEntry]) -> None:
+    """Add the filter that ends here with this key, if there is one."""
     entry = node.get(key)
     if entry is not None:
         assert isinstance(entry, TrieEntry)

@@ -34,6 +34,7 @@ NO_STATUS: Final = 1005
 INVALID_DATA: Final = 1007
 
 CONTROL_BYTES_MAX: Final = 125
+"""The most bytes of a control frame's payload: RFC 6455, section 5.5."""
 FRAME_BYTES_MAX: Final = 16_384
 """The most bytes of a message that is sent: the work of some clients for a frame grows with its
 size times the packets in it."""
@@ -45,6 +46,9 @@ class FrameDecoder:
 
     `ping` is the last ping without reply: the caller replies and clears it. When `ended`, `code`
     and `reason` are those of the peer's close frame, or, if `failed`, those to send.
+
+    Invariant: between two calls it has at most 13 bytes of a header and 125 of a control frame, so
+    a peer cannot make it use memory.
     """
 
     def __init__(self, masked: bool) -> None:
@@ -85,6 +89,8 @@ class FrameDecoder:
                 position += size
                 if self._left:
                     continue
+                # A frame without payload is complete. The loop would not look at it again, and a
+                # ping or close without payload would stay without a reply.
                 piece = b""
             else:
                 piece = data[position : position + self._left]
@@ -103,6 +109,7 @@ class FrameDecoder:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _unmask(self, piece: bytes) -> bytes:
+        """Unmask a part of a payload, and turn the key to where the next part begins."""
         key = self._key
         turn = len(piece) & 3
         if turn and self._left:
@@ -125,6 +132,8 @@ class FrameDecoder:
             if end - position < size:
                 return 0
             length = int.from_bytes(data[position + 2 : position + size], "big")
+            # The length is not bounded otherwise: nothing is allocated for it, and the MQTT decoder
+            # bounds the packets inside.
             if length >> 63:
                 self._fail(PROTOCOL_ERROR, "a frame length with the highest bit set")
                 return 0
@@ -135,6 +144,7 @@ class FrameDecoder:
             self._key = data[position + size - 4 : position + size]
         self._opcode = opcode
         self._left = length
+        # Control frames may come between the frames of a message, so they do not change this.
         if opcode < CLOSE:
             self._in_message = first < 0x80
         else:
@@ -168,6 +178,7 @@ class FrameDecoder:
         return True
 
     def _handle_control(self) -> None:
+        """Handle a complete control frame."""
         if self._opcode == PING:
             # A reply to the last one is enough: RFC 6455, section 5.5.3.
             self.ping = self._control
@@ -184,6 +195,7 @@ class FrameDecoder:
                 self.reason = close.reason
 
     def _fail(self, code: int, text: str) -> bool:
+        """End the decoder with a violation. Always False, for `_check`."""
         self.ended = True
         self.failed = True
         self.code = code
@@ -211,5 +223,7 @@ def close_payload(code: int, reason: str) -> bytes:
     """The payload of a close frame; NO_STATUS has none. A reason too long for a frame is cut."""
     if code == NO_STATUS:
         return b""
+    # The cut may be within a character. The rest of it is dropped, because a close frame with
+    # invalid UTF-8 is a violation itself.
     text = reason.encode()[: CONTROL_BYTES_MAX - 2]
     return code.to_bytes(2, "big") + text.decode(errors="ignore").encode()

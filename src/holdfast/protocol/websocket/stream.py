@@ -47,8 +47,13 @@ class WebSocketError(ConnectionError):
 
 
 class WebSocketStream(asyncio.Transport, asyncio.Protocol):
-    """The base of both sides. A subclass has `read_upgrade`, which calls `opened` when it is
-    done."""
+    """The base of both sides. A subclass has `read_upgrade`, which calls `opened` when it is done.
+
+    The inner protocol sees an ordinary transport. It notices neither frames nor pings, and it is
+    told of the end once, after the socket's. Invariant: after `_state` has left OPEN no byte
+    reaches the inner protocol. Counter-example without that: it closes because of a violation, and
+    processes the rest of the same read.
+    """
 
     def __init__(self, inner: asyncio.Protocol, is_client: bool) -> None:
         super().__init__()
@@ -83,25 +88,30 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         self._socket = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Pass input on. What arrives after the end is read and discarded, see OVER."""
         if self._state == OPENING:
             self._gather_head(data)
         elif self._state != OVER:
             self._feed(data)
 
     def eof_received(self) -> bool:
+        """Let the socket close itself. A WebSocket has no half-closed state."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Report the end to the inner protocol, with our own reason if there is one."""
         self._stop_timer()
         self._state = OVER
         self._inner.connection_lost(self._error if self._error is not None else error)
 
     def pause_writing(self) -> None:
+        """Pass congestion on while the WebSocket is open."""
         self._congested = True
         if self._state == OPEN:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        """Pass the end of congestion on. A ping may have come meanwhile."""
         self._congested = False
         if self._state == OPEN:
             self._inner.resume_writing()
@@ -118,6 +128,8 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         if len(payload) <= FRAME_BYTES_MAX:
             self.socket.write(self._frame(BINARY, payload))
             return
+        # Each part is a message of its own: packets need not end with messages [MQTT-6.0.0-2], and
+        # some clients collect a fragmented message before they process its first packet.
         self.socket.write(
             b"".join(
                 self._frame(BINARY, payload[start : start + FRAME_BYTES_MAX])
@@ -126,12 +138,15 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         )
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Send one message for all data, because each frame has a header and a client's a key."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
+        """False: the close frame ends both directions."""
         return False
 
     def close(self) -> None:
+        """Begin the closing handshake. The peer's close frame, or ANSWER_S, ends it."""
         if self._state == OPEN:
             self._send_close(NORMAL, "")
             self._state = CLOSING
@@ -140,9 +155,11 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self._close_socket()
 
     def abort(self) -> None:
+        """Close the socket at once, without a close frame."""
         self.socket.abort()
 
     def is_closing(self) -> bool:
+        """True from `close` on, although the socket is still open."""
         return self._state > OPEN or self.socket.is_closing()
 
     def pause_reading(self) -> None:
@@ -193,10 +210,16 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
     # Helpers
 
     def _gather_head(self, data: bytes) -> None:
+        """Collect the HTTP head.
+
+        A method begins with a letter. So a TLS or MQTT client at the wrong port is refused with its
+        first byte, and does not wait until HEAD_BYTES_MAX have arrived.
+        """
         head = self._head + data
         if not head[:1].isalpha():
             self.refuse_upgrade("what arrived is no HTTP", False)
             return
+        # The empty line may be divided between two reads, so the search goes back three bytes.
         end = head.find(b"\r\n\r\n", max(len(self._head) - 3, 0)) + 4
         if (end if end >= 4 else len(head)) > HEAD_BYTES_MAX:
             self.refuse_upgrade(f"an HTTP head of more than {HEAD_BYTES_MAX} bytes", True)
@@ -208,6 +231,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         self._head = b""
 
     def _feed(self, data: bytes) -> None:
+        """Decode input, and pass its payload on."""
         payload = self._frames.feed(data)
         if payload and self._state == OPEN:
             self._inner.data_received(payload)
@@ -235,6 +259,8 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self._close_socket()
 
     def _fail(self) -> None:
+        """End after an error. A server waits for the client to read the reason; a client has nobody
+        to inform."""
         self._state = OVER
         if self._is_client:
             self._close_socket()
@@ -249,6 +275,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self.socket.write(self._frame(PONG, ping))
 
     def _frame(self, opcode: int, payload: bytes) -> bytes:
+        """A frame. A client masks each with a new random key: RFC 6455, section 5.3."""
         return frame(opcode, payload, token_bytes(4) if self._is_client else b"")
 
     def _send_close(self, code: int, reason: str) -> None:
@@ -268,6 +295,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         self._start_timer(ANSWER_S, self._close_socket)
 
     def _close_socket(self) -> None:
+        """Close the socket after its last bytes, or abort it after CLOSE_TIMEOUT_S."""
         self.socket.close()
         self._start_timer(CLOSE_TIMEOUT_S, self.socket.abort)
 
