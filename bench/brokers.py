@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import trustme
+
 from bench.scenarios import Figure, Scenario
 
 START_TIMEOUT_S = 20.0
@@ -110,32 +112,57 @@ def _start(name: str, port: int, directory: Path, command: list[str]) -> Broker:
     return broker
 
 
-def start_mosquitto(parent: Path, nodelay: bool) -> Broker:
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """A new certificate for 127.0.0.1 with its key: elliptic curve P-256, the same for both."""
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    paths = directory / "server.pem", directory / "server.key"
+    issued.cert_chain_pems[0].write_to_path(str(paths[0]))
+    issued.private_key_pem.write_to_path(str(paths[1]))
+    return paths
+
+
+def start_mosquitto(parent: Path, nodelay: bool, transport: str = "tcp") -> Broker:
     path = mosquitto_path()
     if path is None:
         raise BrokerFailed("mosquitto is not installed (on Debian: apt install mosquitto)")
     directory = Path(tempfile.mkdtemp(prefix="mosquitto-", dir=parent))
     port = free_port()
-    (directory / "mosquitto.conf").write_text(
-        MOSQUITTO_CONF.format(port=port, nodelay=str(nodelay).lower())
-    )
+    text = MOSQUITTO_CONF.format(port=port, nodelay=str(nodelay).lower())
+    if transport == "websocket":
+        # It ends if all of its listeners are for WebSocket.
+        text += f"protocol websockets\nlistener {free_port()} 127.0.0.1\n"
+    elif transport == "tls":
+        files = certificate(directory)
+        # It drops its rights before it reads the files.
+        text += f"certfile {files[0]}\nkeyfile {files[1]}\nuser root\n"
+    (directory / "mosquitto.conf").write_text(text)
     return _start("mosquitto", port, directory, [path, "-c", str(directory / "mosquitto.conf")])
 
 
-def start_holdfast(parent: Path, durability: str, python: str = sys.executable) -> Broker:
+def start_holdfast(
+    parent: Path, durability: str, python: str = sys.executable, transport: str = "tcp"
+) -> Broker:
     directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=parent))
     port = free_port()
     command = [python, "-m", "holdfast.cli.main", "serve", "--durability", durability]
     command += ["-p", str(port), "--bind", "127.0.0.1", "--admin", "off"]
     command += ["--data", str(directory / "data")]
+    if transport != "tcp":
+        text = '[[listeners]]\ntransport = "websocket"\n'
+        if transport == "tls":
+            files = certificate(directory)
+            text = f'[[listeners]]\ncertificate = "{files[0]}"\nkey = "{files[1]}"\n'
+        (directory / "holdfast.toml").write_text(text)
+        command += ["-c", str(directory / "holdfast.toml")]
     return _start("holdfast", port, directory, command)
 
 
 def start(name: str, scenario: Scenario, parent: Path, python: str) -> Broker:
     if name == "mosquitto":
         # Without TCP_NODELAY it spends less CPU, with it answers sooner: each where it helps it.
-        return start_mosquitto(parent, nodelay=scenario.figure is Figure.LATENCY)
-    return start_holdfast(parent, scenario.durability, python)
+        nodelay = scenario.figure is Figure.LATENCY
+        return start_mosquitto(parent, nodelay, scenario.transport)
+    return start_holdfast(parent, scenario.durability, python, scenario.transport)
 
 
 def version(name: str, python: str) -> str:

@@ -1,16 +1,11 @@
 """One client connection of the generator, and the loop that serves all of them."""
 
 import select
-import socket
 import time
 from collections.abc import Callable
 
 from bench import wire
-
-HANDSHAKE_TIMEOUT_S = 10.0
-READ_BYTES = 262_144
-_buffer = bytearray(READ_BYTES)
-_view = memoryview(_buffer)
+from bench.channel import CHANNELS
 
 
 class ConnectionLost(Exception):
@@ -20,10 +15,10 @@ class ConnectionLost(Exception):
 class Connection:
     """A connected client. Created blocking for the handshake, then served by a Loop."""
 
-    def __init__(self, port: int, client_id: str) -> None:
+    def __init__(self, port: int, client_id: str, transport: str = "tcp") -> None:
         self.client_id = client_id
-        self.socket = socket.create_connection(("127.0.0.1", port), HANDSHAKE_TIMEOUT_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.channel = CHANNELS[transport](port)
+        self.socket = self.channel.socket
         self.rest = b""
         """The start of a packet whose end has not been read yet."""
         self.unsent = bytearray()
@@ -39,10 +34,10 @@ class Connection:
         self._exchange(wire.subscribe_all(topic_filters, qos), wire.suback_all(count, qos))
 
     def _exchange(self, request: bytes, expected: bytes) -> None:
-        self.socket.sendall(request)
+        self.socket.sendall(self.channel.framed(request))
         answer = b""
         while len(answer) < len(expected):
-            data = self.socket.recv(len(expected) - len(answer))
+            data = self.channel.read()
             if not data:
                 raise ConnectionLost(f"{self.client_id}: closed after {answer!r}")
             answer += data
@@ -52,19 +47,20 @@ class Connection:
     def receive(self) -> bytes:
         """What has arrived, behind the unfinished packet of the last read."""
         try:
-            count = self.socket.recv_into(_buffer)
+            data = self.channel.read()
         except BlockingIOError:
             return self.rest
-        if count == 0:
+        if not data:
             raise ConnectionLost(f"{self.client_id}: closed by the broker")
-        return self.rest + bytes(_view[:count])
+        return self.rest + data
 
     def send(self, data: bytes | bytearray) -> None:
+        data = self.channel.framed(data)
         if self.unsent:
             self.unsent += data
             return
         try:
-            sent = self.socket.send(data)
+            sent = self.channel.write(data)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
@@ -74,7 +70,7 @@ class Connection:
 
     def flush(self) -> None:
         try:
-            del self.unsent[: self.socket.send(self.unsent)]
+            del self.unsent[: self.channel.write(self.unsent)]
         except BlockingIOError:
             return
         if not self.unsent and self.loop is not None:

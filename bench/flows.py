@@ -8,7 +8,8 @@ publisher has a free packet id in its window. So the broker is kept busy, never 
 from collections.abc import Sequence
 
 from bench import wire
-from bench.connection import READ_BYTES, Connection
+from bench.channel import READ_BYTES
+from bench.connection import Connection
 from bench.wire import Frame, Ids
 
 NO_IDS = Ids(b"", b"")

@@ -25,12 +25,12 @@ def open_flows(scenario: Scenario, port: int, loop: Loop) -> list[flows.Flow]:
         frame = Frame(f"bench/{topic:04}", scenario.qos, PAYLOAD_BYTES)
         sinks = []
         for index in range(scenario.subscribers):
-            connection = Connection(port, f"sub-{topic:04}-{index:03}")
+            connection = Connection(port, f"sub-{topic:04}-{index:03}", scenario.transport)
             connection.subscribe(f"bench/{topic:04}", scenario.qos)
             sink = flows.SUBSCRIBERS[scenario.qos](connection, frame)
             loop.add(connection, sink.handle)
             sinks.append(sink)
-        connection = Connection(port, f"pub-{topic:04}")
+        connection = Connection(port, f"pub-{topic:04}", scenario.transport)
         source = flows.publisher(connection, frame, scenario.window)
         loop.add(connection, source.handle)
         made.append(flows.Flow(source, sinks, lag_max=scenario.lag_max, batch=scenario.batch))
@@ -69,7 +69,7 @@ def run_flows(
 def run(
     scenario: Scenario, port: int, broker_pid: int, warm_up_s: float, measure_s: float
 ) -> Measurement:
-    if scenario.figure is Figure.MEMORY:
+    if scenario.connections:
         return idle.run(scenario, port, broker_pid)
     if scenario.figure is Figure.LATENCY:
         return paced.run_latency(scenario, port, broker_pid, warm_up_s, measure_s)

@@ -37,6 +37,8 @@ class Scenario:
     rate: float = 0.0
     """Messages a second in all, each in its own socket write; 0: as fast as the bounds allow."""
     connections: int = 0
+    transport: str = "tcp"
+    """What the clients speak below MQTT: tcp, tls or websocket."""
     durability: str = "memory"
     """Holdfast's setting. Mosquitto always runs without persistence."""
 
@@ -93,6 +95,46 @@ SCENARIOS = (
         lag_max=200,
         batch=1,
     ),
+    Scenario(
+        "tls-qos0-100to100",
+        "QoS 0 over TLS, 100 to 100 on 100 topics, one message a write",
+        Figure.CPU,
+        0.8,
+        topics=100,
+        lag_max=50,
+        batch=1,
+        transport="tls",
+    ),
+    Scenario(
+        "tls-qos1-50to50",
+        "QoS 1 over TLS, 50 to 50 on 50 topics",
+        Figure.CPU,
+        0.8,
+        qos=1,
+        topics=50,
+        lag_max=200,
+        transport="tls",
+    ),
+    Scenario(
+        "websocket-qos0-100to100",
+        "QoS 0 over WebSocket, 100 to 100 on 100 topics, one message a write",
+        Figure.CPU,
+        0.8,
+        topics=100,
+        lag_max=50,
+        batch=1,
+        transport="websocket",
+    ),
+    Scenario(
+        "websocket-qos1-50to50",
+        "QoS 1 over WebSocket, 50 to 50 on 50 topics",
+        Figure.CPU,
+        0.8,
+        qos=1,
+        topics=50,
+        lag_max=200,
+        transport="websocket",
+    ),
     Scenario("qos2-1to1", "QoS 2, 1 to 1, window 100", Figure.CPU, 0.6, qos=2, lag_max=200),
     Scenario(
         "idle-1000",
@@ -137,6 +179,13 @@ SCENARIOS = (
         qos=1,
         rate=2000.0,
         durability="fsync",
+    ),
+    Scenario(
+        "connects",
+        "10,000 clients connect, 64 at a time",
+        Figure.RATE,
+        1.0,
+        connections=10_000,
     ),
     Scenario(
         "connections",

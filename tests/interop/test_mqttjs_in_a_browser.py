@@ -1,0 +1,148 @@
+"""MQTT.js, the client of web pages, in Chromium over WSS."""
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.listeners_broker import ListenersBroker
+from tests.e2e.test_reload import passwords_of
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NPM = shutil.which("npm")
+VERSION = "5.10.4"
+INSTALL_S = 60
+TIMEOUT_S = 60.0
+pytestmark = pytest.mark.skipif(not (CHROMIUM and NPM), reason="no chromium or no npm")
+
+PAGE = """<!doctype html><title>test</title><script src="/mqtt.js"></script><script>
+const done = (result) => fetch("/done", {method: "POST", body: JSON.stringify(result)});
+const received = [];
+const client = mqtt.connect("URL", {
+  username: "USER", password: "secret", protocolVersion: 5, reconnectPeriod: 0, clientId: "page",
+});
+client.on("error", (error) => done({error: String(error)}));
+client.on("close", () => done({closed: true}));
+client.on("message", (topic, payload, packet) => {
+  received.push([topic, payload.toString(), packet.qos]);
+  if (received.length === 3) done({received});
+});
+client.on("connect", () => client.subscribe("t/#", {qos: 2}, (error, granted) => {
+  for (const qos of [0, 1, 2]) client.publish(`t/${qos}`, "é".repeat(40000 * qos) + qos, {qos});
+}));
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library for browsers, from npm."""
+    directory = tmp_path_factory.mktemp("npm")
+    command = [str(NPM), "install", "--prefix", str(directory), "--prefer-offline", "--no-audit"]
+    done = subprocess.run(
+        [*command, f"mqtt@{VERSION}"], capture_output=True, timeout=INSTALL_S, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("npm cannot install mqtt here")
+    return directory / "node_modules" / "mqtt" / "dist" / "mqtt.min.js"
+
+
+class Site:
+    """The web server of the page, and the browser that shows it. `result` is what the page sent
+    first."""
+
+    def __init__(self, library: Path, directory: Path) -> None:
+        site = self
+        self.page = ""
+        self.result: Any = None
+        self.arrived = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_library = self.path == "/mqtt.js"
+                body = library.read_bytes() if is_library else site.page.encode()
+                self.send_response(200)
+                kind = "text/javascript" if is_library else "text/html; charset=utf-8"
+                self.send_header("Content-Type", kind)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if not site.arrived.is_set():
+                    site.result = json.loads(body)
+                    site.arrived.set()
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                """Nothing: pytest shows what is printed."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", free_port()), Handler)
+        self.origin = f"http://127.0.0.1:{self.server.server_port}"
+        self._directory = directory
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def show(self, page: str) -> Any:
+        """What the page reports, in a browser that takes any certificate."""
+        self.page = page
+        self.arrived.clear()
+        command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"]
+        command += ["--ignore-certificate-errors", f"--user-data-dir={self._directory}"]
+        browser = subprocess.Popen(
+            [*command, "--remote-debugging-port=0", f"{self.origin}/"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert self.arrived.wait(TIMEOUT_S), "the page reports nothing"
+        finally:
+            browser.kill()
+            browser.wait()
+        return self.result
+
+
+@pytest.fixture
+def site(library: Path, tmp_path: Path) -> Iterator[Site]:
+    made = Site(library, tmp_path / "profile")
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_a_page_publishes_and_receives(site: Site, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.issue()
+    passwords = tmp_path / "passwords"
+    passwords_of(passwords, "alice")
+    port, other = free_port(), free_port()
+    secure = {"transport": "websocket", "certificate": server.certificate, "key": server.key}
+    broker = ListenersBroker(
+        tmp_path / "broker",
+        [
+            {"port": port, "allowed_origins": [site.origin], **secure},
+            {"port": other, "allowed_origins": ["https://else.example"], **secure},
+        ],
+        {"security": {"password_file": str(passwords)}},
+    )
+    broker.start()
+    try:
+        page = PAGE.replace("URL", f"wss://127.0.0.1:{port}/mqtt")
+        assert site.show(page.replace("USER", "alice")) == {
+            "received": [[f"t/{qos}", "é" * 40000 * qos + str(qos), qos] for qos in range(3)]
+        }
+        refused = site.show(page.replace("USER", "mallory"))
+        assert "Bad User Name or Password" in refused["error"]
+        # A page of another site gets no connection.
+        elsewhere = PAGE.replace("URL", f"wss://127.0.0.1:{other}/mqtt")
+        assert site.show(elsewhere.replace("USER", "alice")) == {"closed": True}
+        assert "HTTP 403" in broker.log_text()
+    finally:
+        assert broker.stop() == 0
