@@ -118,7 +118,7 @@ def test_a_mosquitto_configuration(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_text(MOSQUITTO)
     assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
     notes = capsys.readouterr().err.splitlines()
-    assert [note.split(":")[2] for note in notes] == ["8", "10", "15", "18"]
+    assert [note.split(":")[2] for note in notes] == ["10", "15"]
     made = tmp_path / "out" / "holdfast.toml"
     config = load(made)
     assert [(each.bind, each.port) for each in config.listeners] == [
@@ -127,7 +127,9 @@ def test_a_mosquitto_configuration(tmp_path: Path, capsys: pytest.CaptureFixture
         ("0.0.0.0", 9001),
     ]
     assert config.listeners[1].require_certificate
+    assert config.listeners[1].certificate_user == "none"
     assert config.listeners[2].transport == "websocket"
+    assert config.listeners[2].path == "*"
     assert config.security.allow_anonymous is False
     assert config.security.password_file == "passwd"
     assert config.limits.inflight_max == config.limits.keep_alive_s_max == 65_535
@@ -138,9 +140,30 @@ def test_a_mosquitto_configuration(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "File exists" in capsys.readouterr().err
 
 
+def test_rules_of_mosquitto_listeners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(
+        "per_listener_settings true\n"
+        "listener 1884 10.0.0.1\nallow_anonymous true\nmount_point guests\n"
+        "listener 8883\ncafile ca.pem\ncertfile server.pem\nkeyfile server.key\n"
+        "require_certificate true\nuse_identity_as_username true\ncrlfile crl.pem\n"
+        "tls_version tlsv1.3\nciphers HIGH\nallow_anonymous false\n"
+        "listener 0 /run/mosquitto.sock\nenable_proxy_protocol 2\n"
+    )
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.split(":")[2] for note in notes] == ["1", "4", "16"]
+    guests, users, local = load(tmp_path / "out" / "holdfast.toml").listeners
+    assert (guests.allow_anonymous, guests.mount) == (True, "guests/")
+    assert (users.allow_anonymous, users.certificate_user) == (False, "cn")
+    assert (users.crl, users.tls_minimum, users.tls_ciphers) == ("crl.pem", "1.3", "HIGH")
+    assert (local.socket, local.socket_mode) == ("/run/mosquitto.sock", "0666")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("tls_version sslv3", "known are tlsv1.1, tlsv1.2, tlsv1.3"),
         ("listener x", "mosquitto.conf:1: 'x' is no whole number"),
         ("allow_anonymous yes", "neither true nor false"),
         ("persistent_client_expiration 14", "a number with h, d, w, m or y"),

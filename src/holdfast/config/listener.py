@@ -39,11 +39,11 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     path: Annotated[
         str,
         Meta(
-            pattern=r'^/[!"$->@-~]*$',
-            description="a path that begins with a slash: printable ASCII but ? and #",
+            pattern=r'^\*$|^/[!"$->@-~]*$',
+            description="a path that begins with a slash, of printable ASCII but ? and #, or *",
         ),
     ] = WEBSOCKET_PATH
-    """The path in a WebSocket listener's URL."""
+    """The path in a WebSocket listener's URL; "*": any."""
     allowed_origins: list[str] = field(default_factory=list)
     """The origins of the web pages that may open a WebSocket; empty: all. Clients that are no
     browsers need not send one."""

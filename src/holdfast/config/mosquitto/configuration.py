@@ -17,7 +17,14 @@ LEVELS: Final = {"debug": "debug", "all": "debug", "information": "info", "notic
 INCLUDES_MAX: Final = 100
 """The most files that are included, so that a file that includes itself ends."""
 
-LISTENER_KEYS: Final = {"certfile": "certificate", "keyfile": "key", "cafile": "client_ca"}
+LISTENER_KEYS: Final = {
+    "certfile": "certificate",
+    "keyfile": "key",
+    "cafile": "client_ca",
+    "crlfile": "crl",
+    "ciphers": "tls_ciphers",
+}
+TLS_VERSIONS: Final = {"tlsv1.1": "1.2", "tlsv1.2": "1.2", "tlsv1.3": "1.3"}
 SECURITY_KEYS: Final = {"password_file": "password_file", "acl_file": "acl_file"}
 LIMIT_KEYS: Final = {
     "max_inflight_messages": ("inflight_max", 65_535),
@@ -53,20 +60,17 @@ IGNORED: Final = frozenset(
 """The keys that need no counterpart."""
 NOTES: Final = {
     "auto_id_prefix": "Holdfast chooses its own prefix for client ids that are empty",
-    "ciphers": "Holdfast uses the ciphers of Python's default context",
-    "ciphers_tls1.3": "Holdfast uses the ciphers of Python's default context",
+    "ciphers_tls1.3": "the ciphers of TLS 1.3 are fixed",
     "clientid_prefixes": "restrict clients by users and the ACL file",
-    "crlfile": "there are no revocation lists: issue certificates for short times",
+    "enable_proxy_protocol": "name the addresses of the proxies in proxies of the listener",
     "dhparamfile": "TLS 1.2 uses elliptic curves only",
     "log_dest": "the log goes to standard error",
     "max_queued_bytes": "the log keeps messages of sessions; see log.retention.session_bytes",
     "max_queued_messages": "the log keeps messages of sessions; see log.retention.session_bytes",
-    "mount_point": "there are no mount points",
-    "per_listener_settings": "users, rights and anonymous access are the same for all listeners",
+    "per_listener_settings": "users and rights are the same for all listeners",
     "persistence_location": "the data is in node.data; mosquitto.db is not imported",
     "psk_file": "there is no PSK: use certificates",
     "psk_hint": "there is no PSK: use certificates",
-    "tls_version": "Holdfast accepts TLS 1.2 and later",
     "use_subject_as_username": "the user is the common name of the certificate",
     "use_username_as_clientid": "a session belongs to its user",
 }
@@ -135,6 +139,7 @@ class _Reader:
         self._bridge = ""
         self._required: list[dict[str, object]] = []
         self._plugin = ""
+        self._is_per_listener = False
 
     def read(self, path: Path) -> None:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -150,9 +155,13 @@ class _Reader:
         if self._listener and self._listener not in made.listeners:
             made.listeners.insert(0, {"port": 1883, **self._listener})
         for listener in made.listeners:
-            if listener not in self._required and "client_ca" in listener:
+            if listener not in self._required:
                 # Without require_certificate Mosquitto asks for no certificate.
-                del listener["client_ca"]
+                for key in ("client_ca", "crl", "certificate_user"):
+                    listener.pop(key, None)
+            elif "client_ca" in listener:
+                # There a certificate is a user name only if the configuration says so.
+                listener.setdefault("certificate_user", "none")
         security = made.tables.setdefault("security", {})
         if made.listeners and "allow_anonymous" not in security:
             security["allow_anonymous"] = False
@@ -184,9 +193,9 @@ class _Reader:
         port, _, address = value.partition(" ")
         if self._listener and self._listener not in self._made.listeners:
             self._made.listeners.append({"port": 1883, **self._listener})
-        if port == "0":
-            self._note("Unix sockets are not supported")
         self._listener = {"port": self._number(port), "bind": address.strip() or "0.0.0.0"}
+        if port == "0":
+            self._listener = {"socket": address.strip(), "socket_mode": "0666"}
         self._made.listeners.append(self._listener)
 
     def _include(self, directory: Path) -> None:
@@ -209,7 +218,7 @@ class _Reader:
         elif key == "protocol":
             if value == "websockets":
                 listener["transport"] = "websocket"
-                self._note("WebSocket clients must use the path /mqtt; set path for another one")
+                listener["path"] = "*"
             elif value != "mqtt":
                 self._note(f"protocol {value} is not supported")
         elif key == "require_certificate":
@@ -217,8 +226,17 @@ class _Reader:
                 listener["require_certificate"] = True
                 self._required.append(listener)
         elif key == "use_identity_as_username":
-            if not self._truth(value):
-                self._note("the user is the common name of a client certificate")
+            listener["certificate_user"] = "cn" if self._truth(value) else "none"
+        elif key == "mount_point":
+            listener["mount"] = value if value.endswith("/") else f"{value}/"
+            if not value.endswith("/"):
+                self._note(f"the mount is {value}/: a prefix of topics ends with a slash")
+        elif key == "tls_version":
+            if value not in TLS_VERSIONS:
+                raise ValueError(f"{self._where}: {value!r}: known are {', '.join(TLS_VERSIONS)}")
+            listener["tls_minimum"] = TLS_VERSIONS[value]
+        elif key == "allow_anonymous" and self._is_per_listener and listener:
+            listener["allow_anonymous"] = self._truth(value)
         else:
             return False
         return True
@@ -246,7 +264,11 @@ class _Reader:
         elif key == "log_type":
             if value in LEVELS:
                 self._made.tables.setdefault("logging", {})["level"] = LEVELS[value]
-        elif key not in IGNORED and not (key == "per_listener_settings" and value == "false"):
+        elif key == "per_listener_settings":
+            self._is_per_listener = self._truth(value)
+            if self._is_per_listener:
+                self._note(f"{key}: {NOTES[key]}")
+        elif key not in IGNORED:
             self._note(f"{key}: {NOTES.get(key, 'there is no counterpart')}")
 
     def _note(self, text: str) -> None:

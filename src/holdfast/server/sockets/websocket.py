@@ -99,10 +99,10 @@ class WebSocketConnection(WebSocketStream):
 
     def _answer(self, upgrade: ServerProtocol, request: Request) -> Response:
         path = self._admission.path
-        if request.path.partition("?")[0] != path:
-            return upgrade.reject(
-                HTTPStatus.NOT_FOUND, f"There is nothing here; MQTT over WebSocket is at {path}.\n"
-            )
+        asked = request.path.partition("?")[0]
+        if path not in ("*", asked):
+            text = f"There is nothing at {asked}; MQTT over WebSocket is at {path}.\n"
+            return upgrade.reject(HTTPStatus.NOT_FOUND, text)
         response = upgrade.accept(request)
         if isinstance(upgrade.handshake_exc, NegotiationError):
             return upgrade.reject(
