@@ -118,6 +118,7 @@ class FakeServer:
         self.federation: BrokerFederation | None = None
         self.maintenance: Maintenance | None = None
         self.config = Config()
+        self.explain = None
 
 
 @contextmanager

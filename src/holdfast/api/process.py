@@ -1,8 +1,10 @@
 """The process behind the admin port, as its routes, its metrics and its readiness see it."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.api.cluster_operations import ClusterOperations
+from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.federation import BrokerFederation
@@ -42,6 +44,8 @@ class ServedProcess(Protocol):
     federation: BrokerFederation | None
     maintenance: Maintenance | None
     config: Config
+    explain: Callable[[], list[Setting]] | None
+    """Reads all settings with their origin, in a thread. None: there is no configuration."""
 
     async def reload(self) -> Reloaded:
         """Read the configuration and its files again. Raises ReloadError."""

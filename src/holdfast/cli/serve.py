@@ -6,9 +6,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from holdfast.addresses import split_address
+from holdfast.config.explain import Setting, settings_of
 from holdfast.config.load import load
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
@@ -129,14 +131,18 @@ def run(args: argparse.Namespace) -> int:
     if args.check_config:
         print("configuration is fine")
         return 0
-    return serve(config, read)
+    return serve(config, read, partial(settings_of, args.config, os.environ, _overrides(args)))
 
 
-def serve(config: Config, read: Callable[[], Config]) -> int:
+def serve(
+    config: Config,
+    read: Callable[[], Config],
+    explain: Callable[[], list[Setting]] | None = None,
+) -> int:
     """Serve with a loaded configuration, and return the exit code.
 
-    `read` loads it again, for a reload. A node that lost or handed over the lease starts again in
-    this process, as a standby.
+    `read` loads it again, for a reload; `explain` has its settings with their origin. A node that
+    lost or handed over the lease starts again in this process, as a standby.
     """
     from holdfast.cli.logs import set_up_logging
     from holdfast.server.event_loop.loop import new_event_loop
@@ -148,7 +154,7 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        code = loop.run_until_complete(_serve(config, read))
+        code = loop.run_until_complete(_serve(config, read, explain))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -182,7 +188,11 @@ def _claim_descriptors(config: Config) -> None:
         )
 
 
-async def _serve(config: Config, read: Callable[[], Config]) -> int:
+async def _serve(
+    config: Config,
+    read: Callable[[], Config],
+    explain: Callable[[], list[Setting]] | None,
+) -> int:
     from holdfast.config.check import warnings
     from holdfast.server.event_loop.loop import spare_the_collector
     from holdfast.server.server import Server, StartError
@@ -190,6 +200,7 @@ async def _serve(config: Config, read: Callable[[], Config]) -> int:
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration text=%r", warning)
     server = Server(config, read)
+    server.explain = explain
     try:
         await server.start()
     except StartError as error:

@@ -14,6 +14,7 @@ from holdfast.api.readiness import Readiness
 from holdfast.broker import federation_session as federating
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
+from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
@@ -67,6 +68,7 @@ class Server:
     def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
         """`load` reads the configuration again for a reload; None: only the files are read."""
         self.config = config
+        self.explain: Callable[[], list[Setting]] | None = None
         self.broker: Broker | None = None
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
@@ -82,8 +84,7 @@ class Server:
         self.manager = ServiceManager()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._hands_over = False
-        self._starts_anew = False
+        self._hands_over = self._starts_anew = False
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
@@ -383,8 +384,7 @@ class Server:
         for task in (self._watching, self._reload_task):
             if task is not None:
                 task.cancel()
-        sharing = self.sharing
-        broker = self.broker
+        sharing, broker = self.sharing, self.broker
         reference = "" if sharing is None else await sharing.others()
         if self._clustering is not None:
             await self._leave_cluster(self._clustering)

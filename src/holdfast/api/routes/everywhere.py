@@ -74,9 +74,9 @@ class Everywhere:
                 answers.append(result)
         return answers, missing
 
-    def is_other(self, node: str) -> bool:
-        """Whether there is another data node with this id."""
-        return node in self._others()
+    def others(self) -> list[str]:
+        """The other data nodes that are not down."""
+        return [node for node, reason in self._others().items() if not reason]
 
     def _others(self) -> dict[str, str]:
         cluster = self._server.cluster

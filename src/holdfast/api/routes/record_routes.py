@@ -96,8 +96,9 @@ class RecordRoutes:
             except InvalidFilter as error:
                 raise bad_request(f"filter={shown(filter)}: {error}") from None
         kind = KINDS.get(call.get(KIND) or "", 0)
-        client = (call.get(CLIENT) or "").encode()
-        return RecordQuery(begin, bounds, call[LIMIT], newest, kind, filter, client, call[BYTES])
+        client = call.get(CLIENT)
+        clients = frozenset(() if client is None else (client.encode(),))
+        return RecordQuery(begin, bounds, call[LIMIT], newest, kind, filter, clients, call[BYTES])
 
 
 def _continued(after: str, first: list[int], ends: list[int], *, newest: bool) -> list[int]:

@@ -1,7 +1,9 @@
 """All endpoints of this package."""
 
 from holdfast.api.endpoints import Endpoint
+from holdfast.api.routes.event_feed import EventFeed
 from holdfast.api.routes.everywhere import Everywhere
+from holdfast.api.routes.figure_routes import FigureRoutes
 from holdfast.api.routes.message_routes import MessageRoutes
 from holdfast.api.routes.own_node import OwnNode
 from holdfast.api.routes.record_routes import RecordRoutes
@@ -18,4 +20,6 @@ def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
         *MessageRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
         *TraceRoutes(node).endpoints(),
+        *FigureRoutes(node, everywhere).endpoints(),
+        *EventFeed(node, everywhere).endpoints(),
     ]

@@ -82,7 +82,7 @@ class RecordQuery:
     newest: bool
     kind: int = 0
     filter: str = ""
-    client: bytes = b""
+    clients: frozenset[bytes] = frozenset()
     bytes_max: int = 200
 
 
@@ -226,7 +226,7 @@ class RecordScan:
         partition = self._round.pop()
         query = self.query
         position, bound = self.positions[partition], query.bounds[partition]
-        has_conditions = query.kind or query.filter or query.client
+        has_conditions = query.kind or query.filter or query.clients
         count = WINDOW if has_conditions else query.limit
         if query.newest:
             window = read_window_back(self.reader, partition, position, bound, count)
@@ -241,7 +241,7 @@ class RecordScan:
         query = self.query
         if query.kind and record.kind != query.kind:
             return False
-        if query.client and record.client_id != query.client:
+        if query.clients and record.client_id not in query.clients:
             return False
         if query.filter:
             if record.kind not in (MESSAGE, RETAINED):

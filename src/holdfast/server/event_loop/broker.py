@@ -20,6 +20,7 @@ from holdfast.server.disk.journal_writer import JournalWriter
 from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.identity_checks import IdentityChecks
 from holdfast.server.event_loop.log_reads import LogReads
+from holdfast.server.event_loop.note_ring import NoteRing
 from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
 from holdfast.storage.journal.segment import WriteGroup
@@ -62,6 +63,7 @@ class Broker:
         self.reads = LogReads(loop, storage.reader, self.touch, self.fail)
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.identities = IdentityChecks(node, loop, self.touch)
+        self.notes = NoteRing()
         self.turn_scheduled = False
         self.has_failed = False
         """Whether the process is about to stop. No turn runs, so no promise is resolved."""
@@ -122,6 +124,7 @@ class Broker:
             if not connection.input_paused:
                 transport.resume_reading()
         elif isinstance(effect, Note):
+            self.notes.add(self.node.state.wall_us, effect)
             level = LEVELS[effect.level]
             if logger.isEnabledFor(level):
                 # The values stay arguments, because the log's handler truncates each of them.

@@ -1,0 +1,43 @@
+"""The last notes of the broker's core, for the admin port.
+
+A note is a line for the log of the process: a client that connected, a refusal, a leader that
+changed. The ring has them whatever the level of the log, so that a reader may begin with the past.
+"""
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from holdfast.broker.effects import Note
+
+NOTES_MAX: Final = 2000
+"""The most notes that are kept."""
+
+
+class RecentNote(NamedTuple):
+    """A note, its number and its time in microseconds since 1970."""
+
+    number: int
+    at_us: int
+    note: Note
+
+
+class NoteRing:
+    """The newest notes of one process, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The number of the newest note."""
+        self._notes: deque[RecentNote] = deque(maxlen=NOTES_MAX)
+
+    def add(self, at_us: int, note: Note) -> None:
+        """Keep a note, and drop the oldest one if there is no room."""
+        self.last += 1
+        self._notes.append(RecentNote(self.last, at_us, note))
+
+    def after(self, number: int) -> list[RecentNote]:
+        """The notes behind a number, oldest first."""
+        count = min(self.last - number, len(self._notes))
+        if count <= 0:
+            return []
+        notes = self._notes
+        return [notes[index] for index in range(len(notes) - count, len(notes))]

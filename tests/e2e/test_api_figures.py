@@ -1,0 +1,118 @@
+"""Events, limits, drops and settings over the admin API."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.brokers import Holdfast
+from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.conftest import StartHoldfast
+from tests.e2e.wire import Wire
+from tests.support.api_client import Api
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with ClusterProcesses(directory, settings={"cluster": {"partitions": 4}}) as cluster:
+        yield cluster
+
+
+class Stream:
+    """The events of a node, read by a thread while the block runs."""
+
+    def __init__(self, port: int, path: str = "/api/v1/events") -> None:
+        self.events: list[dict[str, Any]] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._path = path
+
+    def __enter__(self) -> "Stream":
+        self._connection.request("GET", self._path)
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200
+        assert self._answer.getheader("Content-Type", "").startswith("text/event-stream")
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        return self
+
+    def _read(self) -> None:
+        try:
+            for line in self._answer:
+                if line.startswith(b"data: "):
+                    self.events.append(json.loads(line[6:]))
+        except (OSError, ValueError, AttributeError, http.client.HTTPException):
+            return
+
+    def __exit__(self, *_: object) -> None:
+        sock = self._connection.sock
+        if sock is not None:
+            sock.shutdown(2)
+        self._thread.join(10)
+        self._connection.close()
+
+    def has(self, condition: Callable[[dict[str, Any]], bool]) -> bool:
+        return any(condition(event) for event in list(self.events))
+
+
+def named(event: dict[str, Any], word: str, client: str) -> bool:
+    notes = event.get("clients", {}).get("notes", [])
+    return any(each["event"] == word and each["fields"]["client"] == client for each in notes)
+
+
+def test_the_stream_has_connects_rates_and_health(broker: Holdfast) -> None:
+    with Stream(broker.admin_port) as stream:
+        until(lambda: stream.has(lambda event: event.get("ready") is True), "the health")
+        with Wire(broker.port) as client:
+            client.connect("visitor")
+            client.publish("t", b"x", qos=1)
+            until(
+                lambda: stream.has(lambda event: named(event, "connected", "visitor")), "connected"
+            )
+        until(lambda: stream.has(lambda event: named(event, "disconnected", "visitor")), "gone")
+        until(
+            lambda: stream.has(lambda event: event.get("rates", {}).get("publish_received", 0) > 0),
+            "the rate",
+        )
+        numbers = [event["number"] for event in stream.events]
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_stream_at_one_node_has_the_events_of_all(cluster: ClusterProcesses) -> None:
+    with Stream(cluster.nodes["n1"].admin_port) as stream:
+        until(lambda: stream.has(lambda event: len(event.get("leaders", {})) == 4), "the leaders")
+        until(
+            lambda: {event["node"] for event in list(stream.events)} == {"n1", "n2", "n3"}, "nodes"
+        )
+        with Wire(cluster.nodes["n3"].port) as client:
+            client.connect("far")
+            until(
+                lambda: stream.has(
+                    lambda event: event["node"] == "n3" and named(event, "connected", "far")
+                ),
+                "the client of another node",
+            )
+        drops = Api(cluster.nodes["n2"].admin_port).get("drops")
+        assert [each["node"] for each in drops["nodes"]] == ["n1", "n2", "n3"]
+
+
+def test_limits_drops_and_settings(start_holdfast: StartHoldfast) -> None:
+    broker = start_holdfast(
+        {"limits": {"retained_max": 77}, "security": {"allow_anonymous": False}}
+    )
+    api = Api(broker.admin_port)
+    [node] = api.get("limits")["nodes"]
+    assert {each["name"]: each["most"] for each in node["limits"]}["limits.retained_max"] == 77
+    with Wire(broker.port) as client:
+        assert client.connect("stranger").reason >= 0x80
+    until(lambda: bool(api.get("drops")["nodes"][0]["cases"]), "the refusal is a case")
+    [node] = api.get("drops")["nodes"]
+    assert node["refused"]["connections"] == 1
+    assert node["cases"][0]["fields"]["client"] == "stranger"
+    rows = {each["key"]: each for each in api.get("settings")["settings"]}
+    assert rows["limits.retained_max"]["value"] == 77
+    assert "holdfast.toml" in rows["limits.retained_max"]["origin"]
+    assert rows["limits.outbox_bytes"]["is_default"]
