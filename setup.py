@@ -44,6 +44,7 @@ HOT = [
     "broker/admission/checks.py",
     "broker/admission/limits.py",
     "broker/admission/meters.py",
+    "broker/admission/observer.py",
     "broker/admission/proof.py",
     "broker/admission/throttle.py",
     "broker/admission/token_bucket.py",

@@ -61,7 +61,8 @@ class Broker:
 
     def launch(self) -> None:
         assert self.process is None, "already running"
-        environment = dict(os.environ, PYTHONPATH=str(SOURCE), PYTHONUNBUFFERED="1")
+        path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("HOLDFAST_TEST_PATH"))))
+        environment = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment

@@ -184,7 +184,7 @@ def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path
         ),
         (
             '[[listeners]]\nauthentication = ["voodoo"]',
-            'authentication[0] = "voodoo": must be one of "certificate", "http"',
+            'authentication[0] = "voodoo": must be one of "certificate", "hook"',
         ),
         ('[[listeners]]\ncertificate_user = "san"', 'certificate_user = "san": needs client_ca'),
         (

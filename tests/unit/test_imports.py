@@ -18,7 +18,7 @@ ROOMS = {
     "storage": ("storage",),
     "session": ("broker/session",),
     "broker": ("broker",),
-    "security": ("security",),
+    "security": ("security", "hooks.py"),
     "config": ("config",),
     "sqlite": ("sqlite.py",),
     "lease": ("cluster/lease",),

@@ -2,7 +2,7 @@
 
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Inflight, Session
-from holdfast.protocol.mqtt.packets import Connect
+from holdfast.protocol.mqtt.packets import Connect, Properties
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.starts import StartQuery
 
@@ -89,6 +89,15 @@ class AskSources(Effect):
         self.client_id = connect.client_id
         self.username = connect.username
         self.password = connect.password
+
+
+class AskRights(Effect):
+    """The question to the hooks which rights an authenticated client has; the driver replies with
+    Node.handle_rights. `extra`: properties for its CONNACK."""
+
+    def __init__(self, connection: Connection, extra: Properties | None) -> None:
+        self.connection = connection
+        self.extra = extra
 
 
 class ResumeInput(Effect):

@@ -38,7 +38,7 @@ from holdfast.broker.delivery.acknowledgements import (
 )
 from holdfast.broker.delivery.subscribe import handle_subscribe
 from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
-from holdfast.broker.effects import FetchInflight, ReadLog, ResumeInput
+from holdfast.broker.effects import AskRights, FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
 from holdfast.broker.recorded_state import (
     CANCELLED,
@@ -75,6 +75,7 @@ from holdfast.protocol.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
+from holdfast.security.acl import ClientRules
 from holdfast.security.identity.identity import Answer
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
@@ -331,9 +332,8 @@ class Node:
         """Handle the reply of the sources of identity."""
         connecting.handle_answer(self.state, connection, answer)
 
-    def handle_password_unchecked(self, connection: Connection) -> None:
-        """Refuse the client, because too many password checks wait already."""
-        connecting.refuse_busy(self.state, connection)
+    def handle_rights(self, effect: AskRights, rules: ClientRules | None) -> None:
+        connecting.handle_rights(self.state, effect.connection, effect.extra, rules)
 
     def handle_left(self, connection: Connection) -> None:
         """Handle the peer's close of a connection whose input is paused."""

@@ -170,7 +170,12 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
 
 def has_rules(state: NodeState) -> bool:
     """Whether some clients may do less than others."""
-    return state.acl is not None or state.config.has_mounts or state.admission.asks_sources
+    return state.acl is not None or state.config.has_mounts or _gives_rules(state)
+
+
+def _gives_rules(state: NodeState) -> bool:
+    """Whether rules may come with a proof of identity, or from hooks."""
+    return state.admission.asks_sources or state.admission.asks_rights
 
 
 def forget(session: Session) -> None:

@@ -45,7 +45,6 @@ class Stats:
         # later.
         self.reads_denied = 0
         self.wills_denied = 0
-        # Clients that tried to open another user's session.
         self.sessions_denied = 0
         self.protocol_errors = 0
         # Packets that caused an internal error: a defect of the broker.
@@ -68,6 +67,7 @@ class Stats:
         self.refused_banned = 0
         self.inputs_throttled = 0
         self.lockouts = 0
+        self.hook_events_dropped = 0
         self.log_reads = 0
         self.log_records_read = 0
         self.readers_fell_behind = 0

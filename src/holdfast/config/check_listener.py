@@ -94,6 +94,7 @@ def _authentication_problems(listener: Listener, config: Config) -> Iterator[Pro
         "certificate": ("client_ca", listener.client_ca),
         "token": ("security.jwt.jwks", security.jwt.jwks),
         "http": ("security.http.url", security.http.url),
+        "hook": ("hooks.enabled", config.hooks.enabled),
     }
     for index, method in enumerate(listener.authentication):
         key, value = needed[method]

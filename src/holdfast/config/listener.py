@@ -21,6 +21,10 @@ Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
+Method: TypeAlias = Literal["password", "scram", "certificate", "token", "http", "hook"]
+"""The ways in which clients prove who they are."""
+
+
 class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One address on which clients are accepted."""
 
@@ -65,8 +69,8 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     (DNS name, mail address or URI), or none. With none it only admits the client."""
     allow_anonymous: bool | None = None
     """True: clients without credentials may connect here. Unset: as `security.allow_anonymous`."""
-    authentication: list[Literal["password", "scram", "certificate", "token", "http"]] = field(
-        default_factory=list
+    authentication: list[Literal["password", "scram", "certificate", "token", "http", "hook"]] = (
+        field(default_factory=list)
     )
     """The ways in which a client may prove its user name here; empty: each one that is
     configured."""

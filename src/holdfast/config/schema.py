@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 from holdfast.addresses import ADDRESS, join_address
 from holdfast.config.federation import Federation
 from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port
-from holdfast.config.sections.identity import HttpCheck, Jwt
+from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
 
@@ -311,6 +311,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
+    hooks: HookSettings = field(default_factory=HookSettings)
     rates: Rates = field(default_factory=Rates)
     quotas: Quotas = field(default_factory=Quotas)
     lockout: Lockout = field(default_factory=Lockout)

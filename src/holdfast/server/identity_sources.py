@@ -1,10 +1,13 @@
 """The sources of identity that the configuration names."""
 
 import asyncio
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Final
 
 from holdfast.config.schema import Security
-from holdfast.config.sections.identity import HttpCheck, Jwt
+from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
+from holdfast.hooks import Hooks
 from holdfast.security.identity.claims import ClaimRules
 from holdfast.security.identity.http_check import HttpSource
 from holdfast.security.identity.identity import IdentitySource
@@ -16,6 +19,9 @@ from holdfast.security.identity.keys import (
     read_keys,
 )
 from holdfast.security.identity.tokens import TokenSource
+
+HOOK_GROUP: Final = "holdfast.hooks"
+"""The group of entry points."""
 
 
 class SourceError(ValueError):
@@ -33,6 +39,29 @@ def identity_sources(security: Security) -> tuple[IdentitySource, ...]:
     if security.http.url:
         found.append(_http_source(security.http))
     return tuple(found)
+
+
+def load_hooks(settings: HookSettings) -> list[Hooks]:
+    """The hooks that the settings name, each made once. Raises `SourceError`."""
+    known = {entry.name: entry for entry in entry_points(group=HOOK_GROUP)}
+    found: list[Hooks] = []
+    for name in settings.enabled:
+        entry = known.get(name)
+        if entry is None:
+            names = ", ".join(sorted(known)) or "none"
+            raise SourceError(
+                f"hooks.enabled: no installed package has the entry point {name!r} of the group"
+                f" {HOOK_GROUP!r}; there are: {names}"
+            )
+        try:
+            hook = entry.load()()
+        except Exception as error:
+            # Code of the operator may raise anything.
+            raise SourceError(f"hooks.enabled: {name!r} cannot be made: {error}") from error
+        if not isinstance(hook, Hooks):
+            raise SourceError(f"hooks.enabled: {name!r} is not derived from holdfast.hooks.Hooks")
+        found.append(hook)
+    return found
 
 
 def _http_source(settings: HttpCheck) -> HttpSource:

@@ -10,7 +10,7 @@ Invariants
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Final
@@ -25,7 +25,9 @@ from holdfast.broker.state import NodeState
 from holdfast.config.listener import Listener
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
+from holdfast.hooks import Hooks
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.hook_runner import HookEvents
 from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.security_files import (
     SecurityFileError,
@@ -193,6 +195,7 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
     broker.passwords.file = security.passwords
     security.apply_to(broker.node)
     broker.identities.replace(security.sources)
+    _observe(broker, security.hooks)
     recorded = broker.runtime.recorded_state().sessions
     images = [] if recorded is state.sessions else recorded.values()
     replace_rules(state, security.acl, [*state.sessions.values(), *images])
@@ -204,6 +207,14 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
 
     state.start_work(Reauthorization(state, security.knows, done))
     return disconnected
+
+
+def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:
+    control = broker.node.state.admission
+    before = control.observer
+    control.observer = HookEvents(hooks, broker.loop, broker.node.state.stats) if hooks else None
+    if isinstance(before, HookEvents):
+        before.close()
 
 
 async def apply_listeners(

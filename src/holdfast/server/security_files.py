@@ -10,13 +10,15 @@ from holdfast.broker.node import Node
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Admin, Config
 from holdfast.config.sections.check_identity import has_sources
+from holdfast.hooks import Hooks
 from holdfast.security.acl import AclError, AclFile
 from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.identity.identity import IdentitySource
 from holdfast.security.passwords import PasswordError, PasswordFile
 from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
-from holdfast.server.identity_sources import SourceError, identity_sources
+from holdfast.server.event_loop.hook_runner import HookSource
+from holdfast.server.identity_sources import SourceError, identity_sources, load_hooks
 
 logger = logging.getLogger("holdfast")
 
@@ -37,6 +39,7 @@ class SecurityFiles:
     scram: ScramFile | None = None
     sources: tuple[IdentitySource, ...] = ()
     """The sources of identity, which are asked before the files."""
+    hooks: tuple[Hooks, ...] = ()
 
     def knows(self, username: str) -> bool:
         """Whether a user has a password or SCRAM credentials."""
@@ -45,7 +48,12 @@ class SecurityFiles:
     def apply_to(self, node: Node) -> None:
         """Make the node authenticate clients by these files."""
         state = node.state
-        state.admission.asks_sources = bool(self.sources)
+        state.admission.asks_sources = any(
+            not isinstance(each, HookSource) or each.authenticates for each in self.sources
+        )
+        state.admission.asks_rights = any(
+            isinstance(each, HookSource) and each.authorises for each in self.sources
+        )
         state.admission.checks_passwords = self.passwords is not None
         state.admission.authenticators = (
             {} if self.scram is None else dict(scram_factories(self.scram))
@@ -68,6 +76,9 @@ def load_security(config: Config) -> SecurityFiles:
         acl = AclFile.load(security.acl_file) if security.acl_file else None
         scram = ScramFile.load(security.scram_file) if security.scram_file else None
         sources = identity_sources(security)
+        hooks = tuple(load_hooks(config.hooks))
+        if hooks:
+            sources = (*sources, HookSource(hooks, config.hooks.timeout_s))
     except (PasswordError, AclError, ScramError, SourceError, OSError) as error:
         raise SecurityFileError(str(error)) from error
     if acl is not None and acl.names_users() and not authenticates_users(config):
@@ -76,7 +87,7 @@ def load_security(config: Config) -> SecurityFiles:
             " users apply to none: set password_file, scram_file or client_ca'",
             security.acl_file,
         )
-    return SecurityFiles(passwords, acl, scram, sources)
+    return SecurityFiles(passwords, acl, scram, sources, hooks)
 
 
 def tls_context(listener: Listener) -> ssl.SSLContext | None:

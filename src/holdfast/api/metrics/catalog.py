@@ -57,6 +57,7 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "protocol_errors": "Connections closed because the client broke the protocol.",
     "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
     "inputs_throttled": "Times a client was not read for a while, because of a rate.",
+    "hook_events_dropped": "Events that no hook was told of, because too many waited.",
     "lockouts": "Names locked out after failed authentications.",
     "keep_alive_timeouts": "Connections closed because the client was silent for too long.",
     "wills_published": "Wills published.",

@@ -3,6 +3,7 @@
 from holdfast.broker.admission.bans import BanTable, FailureCount
 from holdfast.broker.admission.limits import AdmissionLimits
 from holdfast.broker.admission.meters import MeterTable
+from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.admission.users import UserSessions
 from holdfast.security.enhanced_authentication import Factory
 
@@ -14,6 +15,9 @@ class AdmissionControl:
         self.checks_passwords = False
         # Sources of identity are asked before the password file, and may bring rights.
         self.asks_sources = False
+        # Hooks give rights, to clients that have proved their names.
+        self.asks_rights = False
+        self.observer: ClientObserver | None = None
         # Enhanced authentication by method name.
         self.authenticators: dict[str, Factory] = {}
         self.limits = limits

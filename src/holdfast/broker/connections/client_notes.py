@@ -37,6 +37,8 @@ def note_connected(state: NodeState, connection: Connection, session: Session) -
     """Note that a client's session is open."""
     if connection.is_internal:
         return
+    if state.admission.observer is not None:
+        state.admission.observer.connected(connection)
     state.note(
         "info",
         "connected",
@@ -102,6 +104,8 @@ def note_closed(
     """Note that a connection ends, whichever side ended it."""
     if connection.is_internal:
         return
+    if state.admission.observer is not None:
+        state.admission.observer.disconnected(connection, reason)
     fields: dict[str, object] = {
         "client": connection.client_id,
         "user": connection.username or "",

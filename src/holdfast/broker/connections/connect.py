@@ -5,7 +5,7 @@ from holdfast.broker.admission.checks import may_connect, note_failure
 from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.connections.exchange import start_exchange
-from holdfast.broker.connections.session_open import open_session
+from holdfast.broker.connections.session_open import admit, open_session
 from holdfast.broker.effects import AskSources, CheckPassword, ResumeInput
 from holdfast.broker.recorded_state import IDENTITY_ENDS
 from holdfast.broker.rights import may_be_anonymous, proves_names
@@ -19,10 +19,11 @@ from holdfast.broker.session.listener_rules import CERTIFICATE, PASSWORD
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
-from holdfast.protocol.mqtt.packets import Connect
+from holdfast.protocol.mqtt.packets import Connect, Properties
 from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
-from holdfast.security.identity.identity import Answer, LoginRefusal
+from holdfast.security.acl import ClientRules
+from holdfast.security.identity.identity import Answer, ClientIdentity, LoginRefusal
 
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
@@ -76,7 +77,7 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
             note_failure(state, connection)
             refuse(state, connection, reasons.NOT_AUTHORIZED, "anonymous clients are not allowed")
             return
-        open_session(state, connection)
+        admit(state, connection)
         return
     if not (state.admission.checks_passwords and listener.takes(PASSWORD)):
         if packet.username == certified:
@@ -86,7 +87,7 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
             refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
             return
         # No client can prove a name here, so the name is ignored: the client is anonymous.
-        open_session(state, connection)
+        admit(state, connection)
         return
     connection.state = AUTHENTICATING
     connection.input_paused = True
@@ -136,7 +137,22 @@ def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> N
             left_s = answer.expires_s - state.wall_us / 1_000_000
             timer = state.arm(state.now + max(0.0, left_s), IDENTITY_ENDS, connection)
         connection.proof = Proof(answer, timer)
-        open_session(state, connection)
+        admit(state, connection)
+    _resume_if_open(state, connection)
+
+
+def handle_rights(
+    state: NodeState, connection: Connection, extra: Properties | None, rules: ClientRules | None
+) -> None:
+    """Open the session of a client whose rights the hooks have given, or left as they are."""
+    if connection.state != AUTHENTICATING:
+        return
+    if rules is not None:
+        proof = connection.proof
+        timer = proof.timer if isinstance(proof, Proof) else None
+        identity = ClientIdentity(connection.username, "hook", rules)
+        connection.proof = Proof(identity, timer)
+    open_session(state, connection, extra)
     _resume_if_open(state, connection)
 
 
@@ -167,12 +183,5 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
     packet = connection.connect
     assert packet is not None
     connection.username = packet.username
-    open_session(state, connection)
+    admit(state, connection)
     _resume_if_open(state, connection)
-
-
-def refuse_busy(state: NodeState, connection: Connection) -> None:
-    """Refuse a client because too many passwords are being checked. It may try again later."""
-    if connection.state == AUTHENTICATING:
-        state.stats.authentications_shed += 1
-        refuse(state, connection, reasons.SERVER_BUSY, "too many passwords are being checked")

@@ -2,7 +2,7 @@
 
 from holdfast.broker.admission.checks import note_failure
 from holdfast.broker.connections.close import refuse
-from holdfast.broker.connections.session_open import open_session
+from holdfast.broker.connections.session_open import admit
 from holdfast.broker.session.connection import (
     EXCHANGING,
     OPEN,
@@ -84,7 +84,7 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
             _send_auth(state, connection, Auth(reasons.SUCCESS, fields))
             return
         connection.username = step.username
-        open_session(state, connection, fields)
+        admit(state, connection, fields)
     else:
         assert isinstance(step, Failure)
         note_failure(state, connection, step.username)

@@ -8,13 +8,14 @@ from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import close_connection, end_session, refuse
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
-from holdfast.broker.effects import ResumeInput
+from holdfast.broker.effects import AskRights, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import KEEP_ALIVE
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.rights import attach, is_bridge_notice, may_leave_now, may_open
 from holdfast.broker.session.connection import (
+    AUTHENTICATING,
     OPEN,
     OPENING,
     AliasesOut,
@@ -66,6 +67,19 @@ class ConnackPromise(Promise):
         open_groups(state, session, connection)
         if connection.input_paused:
             state.effects.append(ResumeInput(connection))
+
+
+def admit(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
+    """Open the session of an authenticated client, after the hooks that give rights."""
+    if state.admission.asks_rights:
+        packet = connection.connect
+        assert packet is not None
+        connection.client_id = packet.client_id
+        connection.state = AUTHENTICATING
+        connection.input_paused = True
+        state.effects.append(AskRights(connection, extra))
+    else:
+        open_session(state, connection, extra)
 
 
 def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:

@@ -4,6 +4,7 @@ QoS 1 and 2 messages are appended to the log; the rest (see `completion`) happen
 is committed.
 """
 
+from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.admission.throttle import charge_publish, refusal_of
 from holdfast.broker.connections.client_notes import note_publish_denied
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
@@ -188,6 +189,15 @@ def _store(
     here = route if state.cluster.is_single else None
     promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
     state.publish(record, promise)
+    if state.admission.observer is not None:
+        _observe(state.admission.observer, connection, publish, route)
+
+
+def _observe(
+    observer: ClientObserver, connection: Connection, publish: Publish, route: Route
+) -> None:
+    if observer.observes_messages:
+        observer.published(connection, route.topic, publish.payload, publish.qos, publish.retain)
 
 
 def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
@@ -215,6 +225,8 @@ def _publish_qos0(
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
     state.cluster.spread(message, route.topic)
+    if state.admission.observer is not None:
+        _observe(state.admission.observer, connection, publish, route)
     if route.logged or publish.retain:
         if not state.disk_full:
             log_qos0(state, message, route)

@@ -1,4 +1,4 @@
-"""The settings of the sources of identity: tokens, the HTTP check."""
+"""The settings of the sources of identity: tokens, the HTTP check, hooks."""
 
 from typing import Annotated, Literal
 
@@ -54,3 +54,12 @@ class HttpCheck(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     remember_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     """The seconds for which an accepted login is accepted again without a request; 0: it is not
     remembered."""
+
+
+class HookSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Python code of the operator that the broker calls about its clients."""
+
+    enabled: list[str] = field(default_factory=list)
+    """The names of entry points of the group `holdfast.hooks`, in the order of their calls."""
+    timeout_s: Annotated[float, Meta(gt=0, le=60)] = 1.0
+    """The seconds after which a client is refused that waits for a hook."""

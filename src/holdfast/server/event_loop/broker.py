@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from holdfast.broker.effects import AskSources, CheckPassword, Cut, Effect, Note, ResumeInput
+from holdfast.broker.effects import (
+    AskRights,
+    AskSources,
+    CheckPassword,
+    Cut,
+    Effect,
+    Note,
+    ResumeInput,
+)
 from holdfast.broker.node import Node
 from holdfast.broker.runtime import Runtime
 from holdfast.broker.session.connection import Connection
@@ -136,6 +144,8 @@ class Broker:
                 transport.cut()
         elif isinstance(effect, AskSources):
             self.identities.ask(effect)
+        elif isinstance(effect, AskRights):
+            self.identities.ask_rights(effect)
         else:
             assert isinstance(effect, CheckPassword)
             self.passwords.check(effect)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.broker.connections.pending_connects import address_of
-from holdfast.broker.effects import AskSources
+from holdfast.broker.effects import AskRights, AskSources
 from holdfast.broker.node import Node
 from holdfast.broker.session.connection import AUTHENTICATING
+from holdfast.security.acl import ClientRules
 from holdfast.security.identity.identity import (
     BUSY,
     UNAVAILABLE,
@@ -19,6 +20,7 @@ from holdfast.security.identity.identity import (
 )
 from holdfast.security.password_queue import PasswordQueue
 from holdfast.server.event_loop.failures import watched
+from holdfast.server.event_loop.hook_runner import HookSource, client_of
 
 logger = logging.getLogger("holdfast")
 
@@ -42,13 +44,37 @@ class IdentityChecks:
         self._loop = loop
         self._touch = touch
         self._sources: tuple[IdentitySource, ...] = ()
+        self.hooks: HookSource | None = None
         self._queue: PasswordQueue[AskSources] = PasswordQueue()
         self._asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def ask_rights(self, effect: AskRights) -> None:
+        """Ask the hooks for the rights of a client, and report the reply to the node."""
+        self._keep(watched(self._give_rights(effect)))
+
+    async def _give_rights(self, effect: AskRights) -> None:
+        rules: ClientRules | None = None
+        failure: Exception | None = None
+        try:
+            if self.hooks is not None:
+                rules = await self.hooks.authorise(client_of(effect.connection))
+        except Exception as error:  # noqa: BLE001
+            # Code of the operator may raise anything. Without its rights the client gets none.
+            failure = error
+        self._touch()
+        if failure is not None:
+            text = str(failure) or type(failure).__name__
+            logger.error("hook_failed hook='authorise' error=%r", text)
+            self._node.handle_answer(effect.connection, _FAILED)
+        else:
+            self._node.handle_rights(effect, rules)
+
     def replace(self, sources: Sequence[IdentitySource]) -> None:
         """Ask these sources from now on. Questions that are open end by the sources of before."""
         before, self._sources = self._sources, tuple(sources)
+        hooks = (each for each in self._sources if isinstance(each, HookSource))
+        self.hooks = next(hooks, None)
         for source in before:
             if source not in self._sources:
                 self._keep(watched(source.close()))

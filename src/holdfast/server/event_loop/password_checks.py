@@ -11,6 +11,7 @@ from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.effects import CheckPassword
 from holdfast.broker.node import Node
 from holdfast.broker.session.connection import AUTHENTICATING
+from holdfast.security.identity.identity import BUSY, LoginRefusal
 from holdfast.security.password_queue import PasswordQueue
 from holdfast.security.passwords import PasswordFile
 from holdfast.server.sockets.transport import ClientTransport
@@ -18,6 +19,8 @@ from holdfast.server.sockets.transport import ClientTransport
 logger = logging.getLogger("holdfast")
 
 THREADS: Final = 2
+
+_BUSY: Final = LoginRefusal(BUSY, "too many passwords are being checked")
 
 
 class PasswordChecks:
@@ -57,7 +60,7 @@ class PasswordChecks:
         elif self._queue.offer(address_of(effect.connection.remote), effect):
             self._begin(file)
         else:
-            self._node.handle_password_unchecked(effect.connection)
+            self._node.handle_answer(effect.connection, _BUSY)
 
     def close(self) -> None:
         """End the threads, without the checks that wait."""
