@@ -5,11 +5,16 @@ from holdfast.broker.publish.inbound import publish_own
 from holdfast.broker.state import NodeState
 
 VERSION = f"holdfast version {__version__}"
+"""The value of `$SYS/broker/version`."""
 LOADS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
+"""The windows of the averaged rates, with their names."""
 
 
 class SysTopics:
-    """The $SYS tree of one node. Each interval it publishes the values that have changed."""
+    """The $SYS tree of one node. Each interval it publishes the values that have changed.
+
+    Its messages are retained and in no log: after a restart the node publishes them again.
+    """
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -64,6 +69,7 @@ class SysTopics:
         return len(self._last)
 
     def _dropped(self) -> int:
+        """The messages that were dropped or refused."""
         stats = self._state.stats
         return (
             stats.dropped_qos0_slow

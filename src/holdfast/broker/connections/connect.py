@@ -46,6 +46,8 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         servers = server_reference(state.redirect, connection.listener.kind)
         refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, servers)
         return
+    # Connections without a CONNECT do not count here: `pending_connects` bounds them, and they may
+    # not keep clients out.
     if state.connections - state.pending_connects.silent > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
         return
@@ -89,12 +91,15 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
         # No client can prove a name here, so the name is ignored: the client is anonymous.
         admit(state, connection)
         return
+    # A thread computes the hash, which takes long. Packets behind CONNECT wait in the socket.
     connection.state = AUTHENTICATING
     connection.input_paused = True
     state.effects.append(CheckPassword(connection, packet.username, packet.password or b""))
 
 
 def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
+    """Whether the broker takes the will of a CONNECT. A refusal is sent here. The will is checked
+    now, because the client could not be told when it is published."""
     will = packet.will
     assert will is not None
     if will.qos > state.config.qos_max:
@@ -117,7 +122,11 @@ def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bo
 
 def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> None:
     """Open the session of a client that a source of identity has accepted, refuse one that it has
-    refused, and authenticate all others without a source."""
+    refused, and authenticate all others without a source.
+
+    The client may have gone while the source was asked. Then the state is another one, and the
+    answer is dropped.
+    """
     if connection.state != AUTHENTICATING:
         return
     packet = connection.connect

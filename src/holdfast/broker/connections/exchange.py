@@ -1,4 +1,13 @@
-"""Enhanced authentication of MQTT 5: AUTH packets until the client is accepted or refused."""
+"""Enhanced authentication of MQTT 5: AUTH packets until the client is accepted or refused.
+
+Invariants
+- Until the exchange has succeeded the connection is EXCHANGING, and any packet but AUTH and
+  DISCONNECT is a violation. So nothing of the client takes effect before it is known.
+- Re-authentication cannot change the user. Counter-example without that: a session that was opened
+  with the rights of one user would go on with those of another, in the middle of a delivery.
+- Each refusal of a CONNECT counts as a failed login (`note_failure`), also that of an unknown
+  method. Otherwise names of methods could be tried without limit.
+"""
 
 from holdfast.broker.admission.checks import note_failure
 from holdfast.broker.connections.close import refuse
@@ -36,6 +45,7 @@ def start_exchange(state: NodeState, connection: Connection, packet: Connect, me
 
 
 def _offered(state: NodeState, connection: Connection) -> dict[str, Factory]:
+    """The methods that the client's listener offers."""
     return state.admission.authenticators if connection.listener.takes(SCRAM) else {}
 
 
@@ -71,6 +81,10 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
 
 
 def _take_step(state: NodeState, connection: Connection, step: object, method: str) -> None:
+    """Act on a step of the authenticator: send AUTH, open the session, or refuse.
+
+    On an open connection a failure ends it: the client has shown that it is not who it was.
+    """
     fields: Properties = {p.AUTHENTICATION_METHOD: method}
     if isinstance(step, Continue):
         fields[p.AUTHENTICATION_DATA] = step.data
@@ -94,6 +108,7 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
 
 
 def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
+    """Send AUTH. It cannot be shortened like other packets, because its data is the exchange."""
     data = encode_within(packet, connection.version, connection.packet_bytes_max)
     if not data:
         raise ProtocolViolation(

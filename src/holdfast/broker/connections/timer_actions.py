@@ -1,4 +1,8 @@
-"""The action of each kind of timer, when it is due."""
+"""The action of each kind of timer, when it is due.
+
+A cancelled timer has no subject and does nothing. The actions check the state of their subject,
+because an action before may have closed it.
+"""
 
 from typing import Final
 
@@ -30,6 +34,8 @@ from holdfast.broker.state import NodeState
 from holdfast.broker.sys_topics import SysTopics
 
 PROGRESS_STEPS_PER_TURN: Final = 500
+"""The most steps of logging cursors in one turn. The cursors of all sessions at once would hold up
+the event loop."""
 
 
 def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
@@ -54,6 +60,7 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
 
 
 def _fire_for_connection(state: NodeState, kind: int, connection: Connection) -> None:
+    """Carry out the action of a connection's timer."""
     if kind == KEEP_ALIVE:
         check_keep_alive(state, connection)
     elif kind == CONNECT_TIMEOUT:

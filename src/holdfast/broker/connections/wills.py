@@ -1,4 +1,11 @@
-"""Wills: messages that clients leave for the case that their connection ends without DISCONNECT."""
+"""Wills: messages that clients leave for the case that their connection ends without DISCONNECT.
+
+A will is published once, by the session's epoch: its record, or a WILL record, says that the will
+of this epoch is done. Counter-example without the epoch: the client is back and ends again,
+recovery reads the first will's record, and takes the second one for done.
+
+The rights are those of the moment of publication, because rules may have changed since CONNECT.
+"""
 
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.publish.completion import PublishPromise
@@ -49,6 +56,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         properties=will.properties,
         payload=will.payload,
     )
+    # In a cluster the message is delivered when it comes back committed, on every node.
     if state.cluster.is_single:
         state.publish(record, PublishPromise(record, route, None, 0, False))
     else:
@@ -58,6 +66,8 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
 def _publish_qos0(
     state: NodeState, session: Session, will: Will, retain: bool, route: Route
 ) -> None:
+    """Publish a will at QoS 0. Its WILL record follows, because the message itself may be in no
+    log."""
     message = Message(
         will.topic,
         will.payload,

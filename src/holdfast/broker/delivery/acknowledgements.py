@@ -1,4 +1,9 @@
-"""The acknowledgements of receivers: PUBACK, PUBREC, PUBCOMP for messages the broker sent."""
+"""The acknowledgements of receivers: PUBACK, PUBREC, PUBCOMP for messages the broker sent.
+
+Each frees a packet id or moves it on, and then lets waiting messages take the room (`proceed`). An
+acknowledgement for an unknown id has no effect: after a reconnect a client repeats those that it
+does not know to have arrived.
+"""
 
 from holdfast.broker.delivery.delivery import can_send, finish_inflight
 from holdfast.broker.delivery.log_replay import (
@@ -33,6 +38,7 @@ def handle_pubrec(
     it."""
     entry = session.inflight.get(packet_id)
     if entry is None or entry.qos != 2:
+        # The client must get PUBREL all the same, or it would keep the id for ever.
         if connection.version >= 5:
             answer = reasons.PACKET_IDENTIFIER_NOT_FOUND
         else:
@@ -56,6 +62,7 @@ def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
 
 
 def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
+    """Finish a message, and send what waits for its place in the window."""
     finish_inflight(state, session, packet_id, entry)
     proceed(state, session)
 
@@ -75,6 +82,7 @@ def proceed(state: NodeState, session: Session) -> None:
         pump(state, session)
     if not session.tailing and not session.reading:
         continue_reading(state, session)
+    # The member that has waited longest comes first.
     blocked = session.blocked
     while blocked and can_send(state, session):
         member, _ = blocked.popitem(last=False)

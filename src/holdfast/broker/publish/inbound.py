@@ -98,6 +98,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
 
 
 def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
+    """The route of a PUBLISH, after the checks that need no rights. A violation closes the
+    connection."""
     if publish.topic_alias or not publish.topic:
         _resolve_alias(state, connection, publish)
     if connection.mount:
@@ -184,6 +186,7 @@ def _store(
         return
     is_repeated = False
     if publish.qos == 2:
+        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
         _note_inbound(session, publish.packet_id, record.partition)
         is_repeated = publish.dup
     here = route if state.cluster.is_single else None
@@ -201,6 +204,7 @@ def _observe(
 
 
 def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
+    """Note the packet id of a QoS 2 message until its PUBREL."""
     if session.inbound is None:
         session.inbound = {}
     session.inbound[packet_id] = partition
@@ -209,6 +213,8 @@ def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
 def _publish_qos0(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> None:
+    """Deliver a QoS 0 message at once. It is logged only if the configuration says so, or if it is
+    retained."""
     message = Message(
         publish.topic,
         publish.payload,
@@ -221,6 +227,7 @@ def _publish_qos0(
     )
     reader = connection.reader
     is_plain = reader.first == 0x30 and not publish.properties and not publish.topic_alias
+    # Receivers of the same version get such a message unchanged, so its bytes are kept for them.
     if is_plain and not connection.mount:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
@@ -255,6 +262,7 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
 
 
 def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
+    """Replace a topic alias by its topic, or set it. An alias lasts as long as its connection."""
     alias = publish.topic_alias
     if not alias:
         if connection.version >= 5:

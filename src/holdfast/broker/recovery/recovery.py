@@ -197,6 +197,7 @@ class Recovery:
         self.state.set_retained(topic, message_of(record))
 
     def _touch(self, session: Session) -> None:
+        """Note that the session has changed. Its timers are armed again after the last record."""
         if session not in self.touched:
             self.touched.add(session)
             self.state.cancel(session.will_timer)

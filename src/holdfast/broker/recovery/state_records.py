@@ -1,4 +1,8 @@
-"""Records of derived state: the part of sessions and groups that recovery rebuilds from the log."""
+"""Records of derived state: the part of sessions and groups that recovery rebuilds from the log.
+
+Every record sets keys to values. It says where a cursor is and not how far it has moved, so a
+record that a snapshot already contains changes nothing when it is applied again.
+"""
 
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import RecordedState
@@ -112,6 +116,7 @@ def log_session(state: NodeState, session: Session) -> None:
 
 
 def _forget_passed(session: Session, positions: list[int]) -> None:
+    """Drop the finished offsets that the logged positions have passed."""
     if session.done is not None:
         session.done = {place for place in session.done if place[1] >= positions[place[0]]}
     if session.positions is None and not session.outbox:
@@ -189,6 +194,7 @@ def _append_cursor(
     done: list[tuple[int, int]],
     promise: Promise | None,
 ) -> None:
+    """Append one CURSOR record."""
     payload = encode_cursor(positions, changes, done)
     if promise is None:
         append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
@@ -210,6 +216,8 @@ def publish_state(
 
 
 def _state_record(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int) -> Record:
+    """A record in the home partition of `key`. All records of a session or group are in one
+    partition, so they are applied in the order in which they were appended."""
     return Record(
         partition_of(key, state.config.partitions),
         kind,
