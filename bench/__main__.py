@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "cluster": ("--quick",),
     "metadata": (),
     "topics": (),
+    "admin_lists": (),
     "worst_packet": ("--rounds", "2"),
     "spark": (),
     "pipeline": ("--quick",),

@@ -49,7 +49,7 @@ class AbsentNode(Struct):
 class BestRows(Generic[T]):
     """The first `limit` items behind a place, of items that are added in any order.
 
-    Memory: at most 4 * limit items, because the others are dropped each time that is exceeded.
+    Memory: at most 2 * limit items, because the others are dropped each time that is exceeded.
     """
 
     def __init__(self, limit: int, after: Place | None, *, descending: bool) -> None:
@@ -70,7 +70,7 @@ class BestRows(Generic[T]):
         if self._bound is not None and not self._is_before(place, self._bound):
             return
         self._found.append((place, item))
-        if len(self._found) >= 4 * self._limit:
+        if len(self._found) >= 2 * self._limit:
             self._cut()
 
     def _is_before(self, one: Place, other: Place) -> bool:

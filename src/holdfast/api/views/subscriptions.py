@@ -53,7 +53,7 @@ class SubscriptionPage(Struct):
 
 
 class SubscriptionScan:
-    """The page of a query over the subscriptions of some sessions."""
+    """The page of a query over the subscriptions of some sessions. It empties the given list."""
 
     def __init__(
         self,
@@ -74,8 +74,9 @@ class SubscriptionScan:
         query = self._query
         best: BestRows[tuple[Session, str]] = BestRows(query.limit, query.after, descending=False)
         search = query.search.casefold()
-        number = 0
-        for session in self._sessions:
+        sessions, number = self._sessions, 0
+        while sessions:
+            session = sessions.pop()
             number += 1
             if number % ITEMS == 0:
                 yield

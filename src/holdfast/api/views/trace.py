@@ -153,7 +153,8 @@ def _is_done(session: Session, partition: int, offset: int) -> bool:
 
 
 class TraceScan:
-    """The sessions and groups that subscribe to a message's topic, found slice by slice."""
+    """The sessions that subscribe to a message's topic, found slice by slice. It empties the given
+    list."""
 
     def __init__(
         self, state: NodeState, sessions: list[Session], message: TracedMessage, *, single: bool
@@ -168,8 +169,9 @@ class TraceScan:
 
     def steps(self) -> Iterator[None]:
         """Look at all sessions, some at a time."""
-        looked = 0
-        for session in self._sessions:
+        sessions, looked = self._sessions, 0
+        while sessions:
+            session = sessions.pop()
             looked += 1 + len(session.subscriptions) // 4
             if looked >= ITEMS:
                 looked = 0
