@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.admission import bans, meters
+from holdfast.broker.admission import bans
 from holdfast.broker.admission.bans import Ban, BanTable, FailureCount
 from holdfast.broker.admission.checks import ban, lift_ban, present_bans
 from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
@@ -310,9 +310,8 @@ def test_other_limits_apply_to_present_connections() -> None:
     assert peer.connection.meter is None
 
 
-def test_full_buckets_are_forgotten_and_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meters, "IDLE_MAX", 50)
-    table = MeterTable(limits(client=RateLimits(messages_per_s=1)))
+def test_full_buckets_are_forgotten_and_all_are_bounded() -> None:
+    table = MeterTable(limits(client=RateLimits(messages_per_s=1)), 50)
     for number in range(200):
         meter = table.meter(names_of(f"c{number}", None, "", ""), 0.0)
         assert meter is not None

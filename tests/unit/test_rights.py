@@ -11,12 +11,12 @@ from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthoriza
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.publish.inbound import publish_own
 from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights, replace_rules
+from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights, explain, replace_rules
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import STEPS_AT_ONCE
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode_ack
-from holdfast.security.acl import AclFile
+from holdfast.security.acl import READ, WRITE, AclFile
 from holdfast.storage import record as log_record
 from holdfast.storage.record import BatchBuilder
 from tests.support.node_bench import NodeBench, Peer
@@ -752,3 +752,49 @@ def test_more_clients_leave_than_one_slice_holds() -> None:
     bench.settle()
     assert counts == [len(many)]
     assert not alice.take(m.Disconnect)
+
+
+EXPLAINED = """topic read public
+user alice
+topic readwrite plant/#
+topic deny plant/safety/#
+pattern write devices/%c/#
+"""
+
+
+def explained(bench: Bench, topic: str, wanted: int, client: str = "alice") -> tuple[object, ...]:
+    answer = explain(bench.node.state, client, topic, wanted, "alice")
+    return answer.is_allowed, answer.line, answer.reason
+
+
+def test_a_right_is_explained_by_rule_and_line() -> None:
+    bench = Bench(EXPLAINED)
+    assert explained(bench, "plant/x", WRITE) == (True, 3, "acl:3: topic readwrite plant/#")
+    assert explained(bench, "plant/safety/x", READ) == (
+        False,
+        4,
+        "acl:4: topic deny plant/safety/#",
+    )
+    assert explained(bench, "devices/c9/x", WRITE, "c9") == (
+        True,
+        5,
+        "acl:5: pattern write devices/%c/#",
+    )
+    assert explained(bench, "other", READ) == (False, 0, "no rule allows it")
+    assert explained(bench, "$SYS/x", WRITE)[0] is False
+    bench.login("bob", "alice")
+    assert explained(bench, "plant/x", WRITE) == (False, 0, "no rule allows it")
+    bench.node.state.acl = None
+    bench.login("bob", "other")
+    assert explained(bench, "x", WRITE, "nobody") == (True, 0, "there are no rules")
+
+
+def test_a_decision_is_what_the_explanation_says() -> None:
+    bench = Bench(EXPLAINED)
+    peer = bench.login("alice", "c1")
+    for topic in ("plant/x", "plant/safety/x", "devices/c1/x", "devices/c2/x", "public"):
+        peer.send(publication(topic, b""))
+        (ack,) = peer.take(m.Ack)
+        assert isinstance(ack, m.Ack)
+        expected = explain(bench.node.state, "c1", topic, WRITE).is_allowed
+        assert (ack.reason < 0x80) == expected

@@ -94,8 +94,10 @@ class Meter:
 class MeterTable:
     """The buckets of all names."""
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: AdmissionLimits, idle_max: int = IDLE_MAX) -> None:
+        """`idle_max`: the most buckets that are kept without a connection."""
         self.limits = limits
+        self._idle_max = idle_max
         self._in_use: dict[tuple[str, str, str], SharedBucket] = {}
         # Without a connection, the longest unused first.
         self._idle: dict[tuple[str, str, str], SharedBucket] = {}
@@ -180,7 +182,7 @@ class MeterTable:
             oldest = next(iter(idle.values()), None)
             if oldest is None:
                 return
-            if len(idle) > IDLE_MAX or oldest.bucket.is_full(now):
+            if len(idle) > self._idle_max or oldest.bucket.is_full(now):
                 del idle[oldest.key]
             else:
                 # Looked at again after all others.
