@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.routes.own_node import OwnNode
-from holdfast.api.routes.trace_reasons import Asked, Reason, reason_of
 from holdfast.api.views.history import (
     AFTER_BYTES_MAX,
     BEFORE_BYTES_MAX,
@@ -26,6 +25,7 @@ from holdfast.api.views.trace import (
     matching_groups,
     session_trace,
 )
+from holdfast.api.views.trace_reasons import Asked, Reason, reason_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
