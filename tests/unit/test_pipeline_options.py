@@ -21,6 +21,16 @@ def test_names_are_case_insensitive() -> None:
     assert options.starting_offsets == {}
 
 
+def test_how_long_servers_are_waited_for() -> None:
+    waits = {text: parse({"path": "/d", "serverWait": text}).server_wait_s
+             for text in ("0", "30", "30s", "5m", " 2h ")}  # fmt: skip
+    assert waits == {"0": 0.0, "30": 30.0, "30s": 30.0, "5m": 300.0, " 2h ": 7200.0}
+    assert parse({"path": "/d"}).server_wait_s is None
+    for text in ("", "-1", "1d", "five"):
+        with pytest.raises(OptionError, match=r"serverWait is .*; allowed: a time such as 30s, 5m"):
+            parse({"path": "/d", "serverWait": text})
+
+
 def test_path_as_spark_may_write_it() -> None:
     assert parse({"path": "file:///data"}).path == "/data"
 

@@ -118,9 +118,35 @@ def test_a_server_that_is_not_ready_is_asked_again(log: Servers, server: Server)
 
 def test_a_server_that_stays_down_is_given_up(log: Servers, server: Server) -> None:
     server.fail_next = 100
-    with pytest.raises(AdminError, match=r"no answer from 127.0.0.1:\d+ in 5 rounds.*503"):
+    with pytest.raises(AdminError, match=r"no answer from 127.0.0.1:\d+ for \d s.*503"):
         log.bounds()
     assert server.requests == servers.ROUNDS
+
+
+def test_a_server_that_is_away_is_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock passes with the pauses: they grow to 10 s, and each later one is logged."""
+    now = [0.0]
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        now[0] += pause_s
+
+    monkeypatch.setattr(servers, "PAUSE_S", 0.2)
+    monkeypatch.setattr("holdfast.pipeline.source.servers.time.sleep", sleep)
+    monkeypatch.setattr("holdfast.pipeline.source.servers.time.monotonic", lambda: now[0])
+    server.fail_next = 12
+    log = Servers([("127.0.0.1", server.port)], wait_s=300.0)
+    assert log.bounds()[0].end == 45
+    assert (len(pauses), max(pauses)) == (12, 10.0)
+    assert len(caplog.messages) == 8
+    assert "503" in caplog.messages[0]
+    assert "It is tried again in 3 s, for 300 s" in caplog.messages[0]
+    server.fail_next = 1000
+    with pytest.raises(AdminError, match=r"no answer from .* for 3\d\d s"):
+        log.bounds()
 
 
 def test_the_next_server_is_tried(server: Server) -> None:

@@ -21,6 +21,8 @@ endingTimestamp      in place of endingOffsets: each partition ends before its f
 maxRecordsPerTrigger streams only: the most offsets in one micro-batch
 failOnDataLoss       `true` (default): missing offsets are an error; `false`: they are skipped, and
                      a warning on standard error lists them
+serverWait           how long a request waits for servers that are away: `30s`, `5m`, `2h`. Default:
+                     5 minutes in a stream, 3 s in a batch read
 topics               only messages that these MQTT filters match, separated by commas: `a/+/b,c/#`
 pushFilters          batch reads: `true`: Spark's filters of partition, offset, timestamp and topic
                      limit the read. Then load another DataFrame for each query, because Spark
@@ -33,8 +35,9 @@ columns              only these columns, separated by commas, in that order. Spa
 """
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -74,6 +77,7 @@ NAMES: Final = (
     "endingTimestamp",
     "maxRecordsPerTrigger",
     "failOnDataLoss",
+    "serverWait",
     "topics",
     "pushFilters",
     "tasks",
@@ -81,6 +85,13 @@ NAMES: Final = (
 )
 TASKS_MAX: Final = 10_000
 """The largest value of the option `tasks`."""
+
+
+SERVER_WAIT_S: Final = 300.0
+"""The seconds for which a stream waits for servers that are away, unless `serverWait` is given. A
+restart or an upgrade takes less."""
+_WAIT: Final = re.compile(r"(\d{1,9})([smh]?)")
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class OptionError(ValueError):
@@ -104,10 +115,29 @@ class SourceOptions:
     ending_timestamp_us: int | None
     records_per_trigger_max: int | None
     fail_on_data_loss: bool
+    server_wait_s: float | None
+    """How long a request waits for servers that are away, if that is given."""
     topics: TopicFilter
     push_filters: bool
     tasks: int
     columns: tuple[str, ...]
+
+    @property
+    def wait_s(self) -> float:
+        """The seconds for which a request waits for servers that are away."""
+        return self.server_wait_s or 0.0
+
+
+def for_stream(options: SourceOptions) -> SourceOptions:
+    """Return the options of a stream. Raises OptionError for those of batch reads."""
+    for given, name in (
+        (options.ending_offsets, "endingOffsets"),
+        (options.ending_timestamp_us, "endingTimestamp"),
+    ):
+        if given is not None:
+            raise OptionError(f"{name} is for batch reads; a stream has no end")
+    wait_s = SERVER_WAIT_S if options.server_wait_s is None else options.server_wait_s
+    return replace(options, server_wait_s=wait_s)
 
 
 def parse(options: Mapping[str, str]) -> SourceOptions:
@@ -137,6 +167,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         ending_timestamp_us=_timestamp(given, "endingTimestamp"),
         records_per_trigger_max=_option_number(given, "maxRecordsPerTrigger", 1 << 62),
         fail_on_data_loss=option_flag(given, "failOnDataLoss", default=True),
+        server_wait_s=_wait_s(given.get("serverwait")),
         topics=_topics(given.get("topics")),
         push_filters=option_flag(given, "pushFilters", default=False),
         tasks=_option_number(given, "tasks", TASKS_MAX) or _processors(),
@@ -220,6 +251,13 @@ def option_flag(given: Mapping[str, str], option: str, *, default: bool) -> bool
     if text not in ("true", "false"):
         raise OptionError(f"{option} is {text!r}; allowed: true, false")
     return text == "true"
+
+
+def _wait_s(text: str | None) -> float | None:
+    match = None if text is None else _WAIT.fullmatch(text.strip())
+    if text is not None and match is None:
+        raise OptionError(f"serverWait is {text!r}; allowed: a time such as 30s, 5m or 2h")
+    return None if match is None else int(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def _topics(text: str | None) -> TopicFilter:

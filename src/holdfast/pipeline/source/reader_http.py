@@ -29,7 +29,7 @@ FETCH_BYTES: Final = 4 << 20
 """The bytes that one request asks for. They are about 20,000 rows, the size that Spark reads
 fastest, and fit the processor's cache."""
 PATIENCE_S: Final = 30.0
-"""The seconds without progress at any server after which the read fails."""
+"""The least seconds without progress at any server after which the read fails."""
 PAUSE_S: Final = 0.05
 """The first pause in seconds after a round over all servers. It doubles up to PAUSE_MAX_S."""
 PAUSE_MAX_S: Final = 1.0
@@ -142,13 +142,14 @@ def read_ranges(
     coverage: Coverage,
     topics: TopicFilter = TopicFilter(),  # noqa: B008
     access: AdminAccess = NO_ACCESS,
+    wait_s: float = 0.0,
 ) -> Iterator[Chunk]:
     """Read the wanted batches from the servers.
 
     The data of a chunk is valid until the next chunk is requested. Missing records raise
     DataLossError, unusable servers AdminError.
     """
-    return _Reading(servers, ranges, coverage, topics, access).chunks()
+    return _Reading(servers, ranges, coverage, topics, access, wait_s).chunks()
 
 
 class _Reading:
@@ -162,8 +163,10 @@ class _Reading:
         coverage: Coverage,
         topics: TopicFilter,
         access: AdminAccess,
+        wait_s: float,
     ) -> None:
         self._access = access
+        self._patience_s = max(PATIENCE_S, wait_s)
         self._servers = list(servers)
         self._partitions = [item.partition for item in ranges]
         self._coverage = coverage
@@ -300,10 +303,10 @@ class _Reading:
 
     def _turn(self, failure: str) -> None:
         """Switch to the next server, with a pause after each round. Raises AdminError after
-        PATIENCE_S without progress."""
+        the patience without progress."""
         self._leave()
         waited_s = time.monotonic() - self._silent_since
-        if waited_s > PATIENCE_S:
+        if waited_s > self._patience_s:
             listing = ", ".join(f"{host}:{port}" for host, port in self._servers)
             raise AdminError(
                 f"nothing from {listing} for {waited_s:.0f} s; the last error: {failure}"

@@ -5,9 +5,11 @@ not change the result. In a cluster every node has all committed records. Tasks 
 do not lead the partitions, because leaders have more work.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -23,9 +25,12 @@ from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
 
 ROUNDS: Final = 5
-"""The most rounds over all servers for one request."""
+"""The fewest rounds over all servers for one request. They take 3 s, and more of them the time that
+the option `serverWait` gives."""
 PAUSE_S: Final = 0.2
 """The pause in seconds between the first two rounds. It doubles each time."""
+PAUSE_MAX_S: Final = 10.0
+"""The longest pause in seconds between two rounds."""
 PENALTY_S: Final = 5.0
 """The seconds for which a server that did not respond is left out of the first round."""
 LAG_WAIT_S: Final = 15.0
@@ -35,6 +40,7 @@ LAG_PAUSE_S: Final = 0.1
 """The pause in seconds between two looks at lagging servers."""
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class _LogAnswer(Struct):
@@ -75,7 +81,11 @@ class Servers:
     """The connections to all given servers, and the state of the log at each as of the last
     `bounds`."""
 
-    def __init__(self, servers: Sequence[Server], access: AdminAccess = NO_ACCESS) -> None:
+    def __init__(
+        self, servers: Sequence[Server], access: AdminAccess = NO_ACCESS, wait_s: float = 0.0
+    ) -> None:
+        """`wait_s` is how long a request waits for servers that are away, at least ROUNDS."""
+        self._wait_s = wait_s
         self._connections = [AdminConnection(server, access=access) for server in servers]
         self._penalties = [0.0] * len(servers)
         self._states: list[ServerLog] = []
@@ -194,10 +204,20 @@ class Servers:
         """Return the replies of all servers that respond, at least one. Raises AdminError."""
         pause_s = PAUSE_S
         failure = ""
-        for round_number in range(ROUNDS):
+        listing = ", ".join(connection.name for connection in self._connections)
+        began = time.monotonic()
+        for round_number in count():
+            waited_s = time.monotonic() - began
+            if round_number >= ROUNDS and waited_s >= self._wait_s:
+                break
+            if round_number >= ROUNDS:
+                logger.warning(
+                    "no answer from %s for %.0f s: %s. It is tried again in %.0f s, for %.0f s",
+                    listing, waited_s, failure, pause_s, self._wait_s,
+                )  # fmt: skip
             if round_number:
                 time.sleep(pause_s)
-                pause_s *= 2
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
             answers = []
             for number, connection in enumerate(self._connections):
                 if round_number == 0 and time.monotonic() < self._penalties[number]:
@@ -209,10 +229,10 @@ class Servers:
                     self._penalties[number] = time.monotonic() + PENALTY_S
             if answers:
                 return answers
-        listing = ", ".join(connection.name for connection in self._connections)
         raise AdminError(
-            f"no answer from {listing} in {ROUNDS} rounds; the last error: {failure}. Is "
-            "it the admin port (`holdfast serve --admin ADDR:PORT`), and is it reachable from here?"
+            f"no answer from {listing} for {time.monotonic() - began:.0f} s; the last error: "
+            f"{failure}. Is it the admin port (`holdfast serve --admin ADDR:PORT`), and is it "
+            "reachable from here?"
         )
 
 

@@ -39,7 +39,7 @@ from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.decode import SCHEMA, decode_rows
 from holdfast.pipeline.source.journal_index import JournalMap
 from holdfast.pipeline.source.offsets import EARLIEST, LATEST, OffsetRange, Offsets, PartitionBounds
-from holdfast.pipeline.source.options import OptionError, SourceOptions, parse
+from holdfast.pipeline.source.options import OptionError, SourceOptions, for_stream, parse
 from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
 from holdfast.pipeline.source.reader_http import read_ranges
 from holdfast.pipeline.source.reader_path import Piece, read_pieces
@@ -189,7 +189,7 @@ class LogAccess:
 
     def _servers(self) -> Servers:
         if self._http is None:
-            self._http = Servers(self.options.servers, self.options.access)
+            self._http = Servers(self.options.servers, self.options.access, self.options.wait_s)
         return self._http
 
 
@@ -208,7 +208,9 @@ def read_work(
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
     if options.path is None:
         servers = work.servers or options.servers
-        chunks = read_ranges(servers, work.ranges, coverage, work.topics, options.access)
+        chunks = read_ranges(
+            servers, work.ranges, coverage, work.topics, options.access, options.wait_s
+        )
     else:
         chunks = read_pieces(work.pieces, coverage)
     for chunk in chunks:
@@ -317,13 +319,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
-        for given, name in (
-            (options.ending_offsets, "endingOffsets"),
-            (options.ending_timestamp_us, "endingTimestamp"),
-        ):
-            if given is not None:
-                raise OptionError(f"{name} is for batch reads; a stream has no end")
-        self.options = options
+        self.options = for_stream(options)
         self.schema = schema
         self._access: LogAccess | None = None
         self._target: Offsets | None = None
