@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 pytest.importorskip("plotly")
@@ -134,7 +135,7 @@ def test_it_needs_no_network_and_cannot_be_broken_by_names(tmp_path: Path) -> No
     write_devices(tmp_path, 30)
     html = report(tmp_path, CATALOG)
     found = Reader(html)
-    assert set(found.addresses) == {f"#part-{at}" for at in range(5)}
+    assert set(found.addresses) == {f"#part-{at}" for at in range(6)}
     assert "img" not in found.tags
     assert found.text.count("it is gone") == 2
     assert "</script><img" not in html
@@ -173,7 +174,7 @@ def test_many_points_are_thinned_and_it_is_said(tmp_path: Path) -> None:
     html = report(tmp_path, CATALOG)
     longest = max(len(trace["x"]) for figure in figures(html) for trace in figure["data"])
     assert longest <= POINTS_MAX + 2
-    assert "Of up to 3,000 points a line, the lowest and the highest" in html
+    assert "Mean of each 15 minutes, over the part of it that was observed." in html
     assert "6 of 9 devices" in html
 
 
@@ -205,10 +206,68 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "cannot be written" in capsys.readouterr().err
 
 
+def minute(number: int) -> datetime:
+    return BEGIN + timedelta(minutes=number)
+
+
+def write_quality(lake: Path, devices: int, minutes: int) -> None:
+    """Of each device three repetitions, in its own minute, and one outage of 90 s."""
+    names = [f"d{number}" for number in range(devices)]
+    rows = [
+        {"device": name, "window_start": minute(at), "messages": 60, "late": 0, "missing": 0,
+         "filled": 0, "wrong_clock": 0, "repetitions": 3 if at == number % minutes else 0}
+        for number, name in enumerate(names)
+        for at in {0, number % minutes, minutes - 1}
+    ]  # fmt: skip
+    write(lake, "quality", *rows)
+    write(
+        lake,
+        "outages",
+        *(
+            {"device": name, "window_start": BEGIN, "outage_from": minute(5), "cause": "silence",
+             "outage_to": minute(5) + timedelta(seconds=90 + number), "is_open": False,
+             "duration_s": 90.0 + number}
+            for number, name in enumerate(names)
+        ),
+    )  # fmt: skip
+    folder = lake / "quarantine" / "table=readings" / "date=2026-11-21"
+    folder.mkdir(parents=True)
+    columns = {
+        "reason": ["no JSON: " + "x" * 90, "no JSON: " + "x" * 91, NASTY],
+        "topic": ["t/1", "t/2", NASTY],
+        "timestamp": [minute(0), minute(1), minute(minutes - 1)],
+    }  # a file of an older version: without client_id
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("devices", "minutes", "grain"), [(1, 50, "minute"), (1000, 3 * 1440, "hour")]
+)
+def test_what_was_wrong_is_on_a_time_axis(
+    tmp_path: Path, devices: int, minutes: int, grain: str
+) -> None:
+    write_quality(tmp_path / "lake", devices, minutes)
+    page = report(tmp_path / "lake", CATALOG)
+    by_title = {each["layout"]["yaxis"]["title"].get("text"): each for each in figures(page)}
+    bars = by_title[f"each {grain}"]["data"]
+    assert sum(bars[0]["y"]) == 3  # the quarantine, which is the last of them
+    assert f"Counts of each {grain}." in page
+    quality = next(each for each in figures(page) if each["data"][0]["name"].startswith("repet"))
+    assert sum(quality["data"][0]["y"]) == 3 * devices
+    assert [trace["name"] for trace in quality["data"]] == ["repetitions, dropped"]
+    spans = next(each for each in figures(page) if each["data"][0].get("orientation") == "h")
+    assert len(set(spans["data"][1]["y"])) == min(devices, 25)
+    assert f"Devices, worst first: {min(devices, 25)} of {devices:,}" in page
+    # The two reasons that differ behind what is shown are one row.
+    assert page.count("no JSON: " + "x" * 51 + "…") == 1
+    assert NASTY not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     write_runs(tmp_path / "lake", "one", "two")
+    write_quality(tmp_path / "lake", 30, 50)
     page = tmp_path / "report.html"
     write_report(tmp_path / "lake", CATALOG, page)
     drawn = subprocess.run(

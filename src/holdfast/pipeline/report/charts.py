@@ -4,6 +4,7 @@ The colours (Okabe and Ito) are distinct also for colour-blind readers, on light
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import plotly.graph_objects as go
@@ -53,6 +54,23 @@ def bars(
 ) -> None:
     """Add bars to a chart."""
     chart.add_bar(x=list(xs), y=list(ys), name=name, marker={"color": colour})
+
+
+def spans(
+    chart: go.Figure, name: str, found: Sequence[tuple[str, datetime, datetime]], colour: str
+) -> None:
+    """Add spans of time to a chart, each in the row of its name."""
+    chart.add_bar(
+        orientation="h",
+        y=[row for row, _, _ in found],
+        base=[begin for _, begin, _ in found],
+        x=[(end - begin).total_seconds() * 1000 for _, begin, end in found],
+        name=name,
+        marker={"color": colour},
+        customdata=[f"{begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S}" for _, begin, end in found],
+        hovertemplate="%{y}<br>%{customdata}<extra>" + name + "</extra>",
+    )
+    chart.update_xaxes(type="date")
 
 
 def shade(chart: go.Figure, spans: Sequence[tuple[float, float, str]]) -> None:

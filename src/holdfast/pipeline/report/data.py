@@ -11,11 +11,13 @@ import pyarrow.parquet as parquet
 
 from holdfast.pipeline.lake.files.commits import CommitLog, File
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.table import Table
+from holdfast.pipeline.lake.table import QUARANTINE, Table
 
 ROWS_MAX: Final = 2_000_000
 """The most rows of one table. The report shows those of the newest files and says that there are
 more."""
+QUARANTINE_ROWS_MAX: Final = 200_000
+"""The most rows of the quarantine that the report counts."""
 POINTS_MAX: Final = 600
 """The most points of one line in a chart."""
 
@@ -62,6 +64,26 @@ class Stored:
         keys = [(key, "ascending") for key in table.keys if key in schema.names]
         joined = pyarrow.concat_tables(parts)
         return joined.sort_by(keys) if keys else joined
+
+    def read_quarantine(self) -> pyarrow.Table:
+        """Return the newest rows of the quarantine without the payloads. Raises LakeError."""
+        texts = ("reason", "topic", "client_id")
+        schema = pyarrow.schema(
+            [*((name, pyarrow.string()) for name in texts), ("timestamp", _arrow_type("timestamp"))]
+        )
+        parts, rows = [], 0
+        paths = sorted((self.lake / QUARANTINE).glob("table=*/date=*/*.parquet"),
+                       key=lambda path: path.parent.name, reverse=True)  # fmt: skip
+        for path in paths:
+            count = parquet.read_metadata(path).num_rows
+            if rows + count > QUARANTINE_ROWS_MAX and rows:
+                self.cut[QUARANTINE] = self.cut.get(QUARANTINE, 0) + count
+                continue
+            rows += count
+            file = File(path=str(path.relative_to(self.lake)), rows=count, bytes=0, version=0)
+            parts.append(self._read_file(file, schema))
+        found = pyarrow.concat_tables(parts) if parts else schema.empty_table()
+        return found.filter(pc.is_valid(found["timestamp"]))
 
     def _files(self, name: str, run: str | None) -> list[File]:
         """Return the files of a table, newest first."""

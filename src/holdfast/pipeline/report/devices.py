@@ -1,16 +1,22 @@
 """The report's part about the device tables."""
 
 from collections.abc import Sequence
+from datetime import datetime
+from html import escape
 from typing import Any, Final
 
 import pyarrow
+import pyarrow.compute as pc
 
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.data import POINTS_MAX, Stored, most, thinned, where
+from holdfast.pipeline.report.grain import TimeGrain, grain_of
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
 
 LINES_MAX: Final = 6
 """The most lines in a chart."""
+METRICS_MAX: Final = 16
+"""The most metrics with a chart."""
 OTHERS_MAX: Final = 20
 """The most rows in a table of the worst or busiest."""
 
@@ -52,24 +58,41 @@ def _lines(
 
 
 def _topics(page: Page, stored: Stored) -> None:
-    columns = ["topic", "window_start", "messages", "bytes"]
+    columns = ["topic", "window_start", "messages", "rate"]
     rows = stored.read("topics", columns)
     part = page.part("Messages", "From the table topics: each topic and minute.")
     if not rows.num_rows:
         part.html.append("<p class=empty>No messages yet.</p>")
         return
-    by_minute = rows.group_by("window_start").aggregate([("messages", "sum")])
-    by_minute = by_minute.sort_by("window_start").to_pydict()
-    rates = [count / 60 for count in by_minute["messages_sum"]]
+    grain = grain_of([pc.min(rows["window_start"]).as_py(), pc.max(rows["window_start"]).as_py()])
+    steps, rates = _rates(rows, grain)
     title = "Messages a second, all topics"
-    _lines(
-        page, part, title, "messages a second",
-        [("messages", by_minute["window_start"], rates)], "Mean of each minute.",
-    )  # fmt: skip
+    caption = f"Mean of each {grain.name}, over the part of it that was observed."
+    _lines(page, part, title, "messages a second", [("messages", steps, rates)], caption)
     busiest = most(rows, ["topic"], "messages", OTHERS_MAX)
     count = len(rows["topic"].unique())
     headings = [Heading("topic", "topic"), Heading("messages_sum", "messages")]
-    part.html.append(table(headings, busiest, f"The busiest of {count:,} topics"))
+    title = f"Topics, busiest first: {len(busiest)} of {count:,}"
+    part.html.append(table(headings, busiest, title))
+
+
+def _rates(rows: pyarrow.Table, grain: TimeGrain) -> tuple[list[datetime], list[float | None]]:
+    """Return the messages a second of each step, by the observed seconds of its minutes."""
+    # All topics of a minute have the same observed part. A minute without a rate is too short.
+    seconds = pc.divide(rows["messages"].cast(pyarrow.float64()), rows["rate"])
+    minutes = (
+        rows.append_column("seconds", seconds)
+        .group_by("window_start")
+        .aggregate([("messages", "sum"), ("seconds", "max")])
+    )
+    minutes = minutes.filter(pc.is_valid(minutes["seconds_max"]))
+    if not minutes.num_rows:
+        return [], []
+    stepped = minutes.append_column("step", grain.steps(minutes["window_start"]))
+    found = stepped.group_by("step").aggregate([("messages_sum", "sum"), ("seconds_max", "sum")])
+    found = found.sort_by("step").to_pydict()
+    pairs = zip(found["messages_sum_sum"], found["seconds_max_sum"], strict=True)
+    return found["step"], [count / length if length else None for count, length in pairs]
 
 
 def _readings(page: Page, stored: Stored) -> None:
@@ -79,8 +102,8 @@ def _readings(page: Page, stored: Stored) -> None:
     if not rows.num_rows:
         part.html.append("<p class=empty>No readings yet.</p>")
         return
-    metrics = most(rows, ["metric"], "numbers", LINES_MAX)
-    for metric in metrics:
+    every = [row for row in most(rows, ["metric"], "numbers", rows.num_rows) if row["numbers_sum"]]
+    for metric in every[:METRICS_MAX]:
         of_metric = where(rows, metric=metric["metric"])
         devices = most(of_metric, ["device"], "numbers", LINES_MAX)
         if not devices or not devices[0]["numbers_sum"]:
@@ -90,8 +113,13 @@ def _readings(page: Page, stored: Stored) -> None:
             one = where(of_metric, device=device["device"]).sort_by("window_start").to_pydict()
             series.append((device["device"], one["window_start"], one["mean"]))
         count = len(of_metric["device"].unique())
-        caption = f"Mean of each minute; {len(devices)} of {count:,} devices, those with the most."
+        caption = "Mean of each minute."
+        if count > len(devices):
+            caption += f" {len(devices)} of {count:,} devices, those with the most readings."
         _lines(page, part, metric["metric"], "", series, caption)
+    if every[METRICS_MAX:]:
+        names = ", ".join(metric["metric"] for metric in every[METRICS_MAX:])
+        part.html.append(f"<p class=note>Metrics with fewer readings: {escape(names)}.</p>")
 
 
 def _latency(page: Page, stored: Stored) -> None:
@@ -133,8 +161,11 @@ def _availability(page: Page, stored: Stored) -> None:
         Heading("device", "device"), Heading("percent", "available", "%", 3),
         Heading("outages_sum", "outages"), Heading("down_s_sum", "down", "s", 1),
     ]  # fmt: skip
-    title = f"The worst of {len(found):,} devices"
-    part.html.append(table(headings, found[:OTHERS_MAX], title, "no device is known yet"))
+    down = [row for row in found if row["down_s_sum"] or row["outages_sum"]]
+    shown = down[:OTHERS_MAX]
+    title = f"Devices, longest down first: {len(shown)} of {len(found):,}"
+    empty = f"None of {len(found):,} devices was down." if found else "No device is known yet."
+    part.html.append(table(headings, shown, title if shown else "Devices", empty))
 
 
 def _missing(page: Page, stored: Stored) -> None:

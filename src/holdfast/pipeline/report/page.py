@@ -49,8 +49,10 @@ class Page:
         """Add a plotly figure to a part."""
         number = len(self._figures)
         self._figures.append(json.loads(figure.to_json()))
+        height = self._figures[number]["layout"].get("height")
+        style = f' style="height:{height}px"' if height else ""
         part.html.append(
-            f"<figure><h3>{escape(title)}</h3><div class=chart id=chart-{number} role=img"
+            f"<figure><h3>{escape(title)}</h3><div class=chart id=chart-{number}{style} role=img"
             f' aria-label="{escape(title)}"></div><figcaption>{escape(caption)}</figcaption>'
             "</figure>"
         )
@@ -98,7 +100,9 @@ def table(
     """Return the first `TABLE_ROWS_MAX` rows as HTML. The caption says if there are more."""
     if not rows:
         return f"<h3>{escape(title)}</h3><p class=empty>{escape(empty)}</p>"
-    head = "".join(f"<th>{escape(_title(heading))}</th>" for heading in headings)
+    head = "".join(
+        f"<th{_alignment(heading, rows)}>{escape(_title(heading))}</th>" for heading in headings
+    )
     body = "".join(
         "<tr>" + "".join(_cell(heading, row.get(heading.name)) for heading in headings) + "</tr>"
         for row in rows[:TABLE_ROWS_MAX]
@@ -109,6 +113,14 @@ def table(
         f"<h3>{escape(title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>{more}"
     )
+
+
+def _alignment(heading: Heading, rows: Sequence[dict[str, Any]]) -> str:
+    """Return the class of a heading: above numbers it is on their side."""
+    values = (row.get(heading.name) for row in rows)
+    first = next((value for value in values if value is not None), None)
+    is_number = isinstance(first, int | float) and not isinstance(first, bool)
+    return " class=number" if is_number else ""
 
 
 def _title(heading: Heading) -> str:
@@ -130,6 +142,8 @@ def text_of(value: object) -> str:
     """Format any value for a cell."""
     if value is None:
         return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     return str(value)

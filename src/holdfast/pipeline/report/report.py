@@ -11,6 +11,7 @@ from holdfast.pipeline.lake.files.files import LakeError, write_atomically
 from holdfast.pipeline.report.data import Stored
 from holdfast.pipeline.report.devices import add_devices
 from holdfast.pipeline.report.page import Page
+from holdfast.pipeline.report.quality import add_quality
 
 
 def write_report(lake: Path, catalog: Catalog, output: Path, run: str | None = None) -> None:
@@ -34,6 +35,7 @@ def report(lake: Path, catalog: Catalog, run: str | None = None) -> str:
         add_to_report(page, stored, run)
     if run is None:
         add_devices(page, stored)
+        add_quality(page, stored)
     if stored.cut:
         rows = ", ".join(f"{count:,} of {name}" for name, count in stored.cut.items())
         page.part("Not shown", f"Too many rows: the oldest files were left out: {rows}.")

@@ -1,0 +1,149 @@
+"""The report's parts about what went wrong: repetitions, gaps, lateness, outages, quarantine."""
+
+from typing import Any, Final
+
+import pyarrow
+import pyarrow.compute as pc
+
+from holdfast.pipeline.lake.table import QUARANTINE
+from holdfast.pipeline.report import charts
+from holdfast.pipeline.report.data import Stored, most
+from holdfast.pipeline.report.grain import grain_of, summed
+from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
+
+MEASURES: Final = {
+    "repetitions": ("repetitions, dropped", charts.SKY),
+    "late": ("late", charts.ORANGE),
+    "missing": ("numbers found missing", charts.RED),
+    "filled": ("missing numbers that came later", charts.GREEN),
+    "wrong_clock": ("clock not believed", charts.PINK),
+}
+"""The counts of the table `quality`, with their names and colours."""
+DEVICES_MAX: Final = 25
+"""The most devices with a line of their own in the chart of outages, and rows of the worst."""
+REASON_LENGTH: Final = 60
+"""The characters of a reason by which the quarantine is grouped. The rest quotes the payload."""
+
+
+def add_quality(page: Page, stored: Stored) -> None:
+    """Add the parts of the tables that exist."""
+    if stored.has("quality"):
+        _quality(page, stored)
+    if stored.has("outages"):
+        _outages(page, stored)
+    _quarantine(page, stored)
+
+
+def _quality(page: Page, stored: Stored) -> None:
+    rows = stored.read("quality", ["device", "window_start", "messages", *MEASURES])
+    part = page.part("Data quality", "From the table quality: each device and minute.")
+    if not rows.num_rows:
+        part.html.append("<p class=empty>No messages yet.</p>")
+        return
+    totals = {name: pc.sum(rows[name]).as_py() or 0 for name in MEASURES}
+    seen = [name for name, total in totals.items() if total]
+    if not seen:
+        part.html.append(
+            "<p class=empty>No repetitions, no gaps, nothing late, no wrong clock.</p>"
+        )
+        return
+    _bars(page, part, "What was wrong", rows, "window_start", {n: MEASURES[n] for n in seen})
+    found = rows.append_column("all", _sum_of(rows, seen))
+    worst = [row["device"] for row in most(found, ["device"], "all", DEVICES_MAX) if row["all_sum"]]
+    sums = rows.group_by("device").aggregate([(n, "sum") for n in ("messages", *seen)]).to_pylist()
+    of_device = {row["device"]: row for row in sums}
+    headings = [Heading("device", "device"), Heading("messages_sum", "messages")]
+    headings += [Heading(f"{name}_sum", MEASURES[name][0]) for name in seen]
+    title = f"Devices, worst first: {len(worst)} of {len(sums):,}"
+    part.html.append(table(headings, [of_device[name] for name in worst], title))
+
+
+def _sum_of(rows: pyarrow.Table, names: list[str]) -> pyarrow.ChunkedArray:
+    total = pc.fill_null(rows[names[0]], 0)
+    for name in names[1:]:
+        total = pc.add(total, pc.fill_null(rows[name], 0))
+    return total
+
+
+def _bars(
+    page: Page,
+    part: ReportPart,
+    title: str,
+    rows: pyarrow.Table,
+    time: str,
+    measures: dict[str, tuple[str, str]],
+) -> None:
+    """Add a chart of stacked counts over time, in steps that fit the span."""
+    grain = grain_of([pc.min(rows[time]).as_py(), pc.max(rows[time]).as_py()])
+    steps, sums = summed(rows, time, list(measures), grain)
+    chart = charts.figure("time (UTC)", f"each {grain.name}")
+    chart.update_layout(barmode="stack", bargap=0.1)
+    for name, (text, colour) in measures.items():
+        charts.bars(chart, text, steps, sums[name], colour)
+    page.chart(part, title, chart, f"Counts of each {grain.name}.")
+
+
+def _outages(page: Page, stored: Stored) -> None:
+    columns = ["device", "outage_from", "outage_to", "duration_s", "cause", "is_open"]
+    rows = stored.read("outages", columns)
+    part = page.part("Outages", "From the table outages: each device and day.")
+    if not rows.num_rows:
+        part.html.append("<p class=empty>No device was down.</p>")
+        return
+    worst = most(rows, ["device"], "duration_s", DEVICES_MAX)
+    names = [row["device"] for row in worst]
+    count = len(rows["device"].unique())
+    chart = charts.figure("time (UTC)", "")
+    for cause, colour in (("offline", charts.RED), ("silence", charts.ORANGE)):
+        of_cause = rows.filter(pc.and_(
+            pc.equal(rows["cause"], cause), pc.is_in(rows["device"], pyarrow.array(names))
+        )).to_pylist()  # fmt: skip
+        charts.spans(chart, cause, [
+            (row["device"], row["outage_from"], row["outage_to"]) for row in of_cause
+        ], colour)  # fmt: skip
+    chart.update_layout(
+        barmode="overlay", hovermode="closest", height=120 + 22 * len(names),
+        yaxis={"categoryorder": "array", "categoryarray": names[::-1], "automargin": True},
+    )  # fmt: skip
+    caption = f"{len(names)} of {count:,} devices with outages, those that were down longest."
+    page.chart(part, "When devices were down", chart, caption)
+    if count > len(names):
+        _bars(page, part, "Outages of all devices", rows.append_column(
+            "count", pyarrow.array([1] * rows.num_rows)
+        ), "outage_from", {"count": ("outages that begin", charts.RED)})  # fmt: skip
+    newest = rows.sort_by([("outage_from", "descending"), ("device", "ascending")]).to_pylist()
+    headings = [
+        Heading("device", "device"), Heading("outage_from", "from (UTC)"),
+        Heading("outage_to", "to (UTC)"), Heading("duration_s", "duration", "s", 1),
+        Heading("cause", "cause"), Heading("is_open", "not over on this day"),
+    ]  # fmt: skip
+    part.html.append(table(headings, newest, f"{rows.num_rows:,} outages, newest first"))
+
+
+def _quarantine(page: Page, stored: Stored) -> None:
+    rows = stored.read_quarantine()
+    part = page.part("Quarantine", f"From the table {QUARANTINE}: values that could not be used.")
+    if not rows.num_rows:
+        part.html.append("<p class=empty>Nothing is in the quarantine.</p>")
+        return
+    counted = rows.append_column("count", pyarrow.array([1] * rows.num_rows))
+    _bars(page, part, "Quarantined", counted, "timestamp", {"count": ("rows", charts.RED)})
+    groups: dict[str, dict[str, Any]] = {}
+    for row in rows.sort_by("timestamp").to_pylist():
+        reason = _short(row["reason"] or "")
+        group = groups.setdefault(reason, {"reason": reason, "count": 0, "topics": set()})
+        group["count"] += 1
+        group["topics"].add(row["topic"])
+        group |= {"last": row["timestamp"], "topic": row["topic"], "client_id": row["client_id"]}
+    found = sorted(groups.values(), key=lambda group: (-group["count"], group["reason"]))
+    shown = [{**group, "topics": len(group["topics"])} for group in found]
+    headings = [
+        Heading("reason", "reason"), Heading("count", "rows"), Heading("topics", "topics"),
+        Heading("last", "last (UTC)"), Heading("topic", "its topic"),
+        Heading("client_id", "its client"),
+    ]  # fmt: skip
+    part.html.append(table(headings, shown, "Reasons"))
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= REASON_LENGTH else f"{reason[:REASON_LENGTH]}…"
