@@ -112,6 +112,33 @@ def test_retained_messages_are_listed_deleted_and_restored(broker: Holdfast) -> 
     assert api.get("retained/message", topic="site/a/qos0")["content"]["base64"] == "/wA="
 
 
+def test_topics_are_a_tree_with_rates_and_last_values(broker: Holdfast) -> None:
+    api = Api(broker.admin_port)
+    with Wire(broker.port) as client:
+        client.connect("p")
+        for number in range(6):
+            client.publish(f"plant/{number % 2}/state", b"%d" % number, qos=1)
+        client.publish("plant/0", b"on", qos=1, retain=True)
+        client.publish("plant-b/x", b"kept", qos=0, retain=True)
+        client.publish("quick", b"-", qos=0)
+        client.ping()
+        root = {each["level"]: each for each in api.get("topics")["topics"]}
+        assert {"plant", "plant-b", "quick", "$SYS"} <= set(root)
+        assert (root["plant"]["topics"], root["plant"]["is_topic"]) == (3, False)
+        assert root["plant"]["messages_per_s"] > 0
+        assert (root["quick"]["is_topic"], root["quick"]["messages_per_s"]) == (True, 0)
+        below = api.get("topics", prefix="plant")["topics"]
+        assert [each["level"] for each in below] == ["0", "1"]
+        assert below[0]["retained"]
+        assert below[0]["has_children"]
+        assert below[0]["value"]["text"] == "on"
+        [state] = api.get("topics", prefix="plant/1")["topics"]
+        assert (state["topic"], state["value"]["text"]) == ("plant/1/state", "5")
+        page = api.get("topics", prefix="plant", limit=1)
+        rest = api.get("topics", prefix="plant", limit=1, after=page["next"])
+        assert [each["level"] for each in page["topics"] + rest["topics"]] == ["0", "1"]
+
+
 def test_subscriptions_are_found_by_topic_and_client(broker: Holdfast) -> None:
     api = Api(broker.admin_port)
     with contextlib.ExitStack() as stack:

@@ -36,10 +36,10 @@ from holdfast.api.log_routes import LogRoutes
 from holdfast.api.log_sender import LogConnections, LogSender, RequestChecks
 from holdfast.api.metrics.node import registry_for
 from holdfast.api.metrics.scrape import render
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
-from holdfast.api.routes.everywhere import Everywhere
-from holdfast.api.routes.own_node import OwnNode
 from holdfast.api.routes.resources import resource_endpoints
 from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config

@@ -17,8 +17,8 @@ from msgspec import Struct
 from starlette.responses import StreamingResponse
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint
-from holdfast.api.routes.everywhere import Everywhere
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import ChangeWatch, EventBatch
 from holdfast.security.access.scopes import Scope
 from holdfast.server.event_loop.failures import watched

@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole
 from holdfast.api.metrics.node import DROPPED, REFUSED
-from holdfast.api.routes.everywhere import Everywhere
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode
 from holdfast.security.access.scopes import Scope

@@ -14,8 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
-from holdfast.api.routes.loopback import LoopbackClient, LoopbackRefusal
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_routes import LIMIT
 from holdfast.api.views.payloads import Content, RetainedRow, content_of, retained_row
 from holdfast.broker.session.message import Message

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import CURSOR_CHARACTERS_MAX, PAGE_MAX, BadCursor
 from holdfast.api.views.records import LogPage, RecordQuery, RecordScan, decode_positions
 from holdfast.protocol.topics.names import InvalidFilter, check_filter

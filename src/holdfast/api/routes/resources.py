@@ -1,14 +1,15 @@
 """All endpoints of this package."""
 
 from holdfast.api.endpoints import Endpoint
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.event_feed import EventFeed
-from holdfast.api.routes.everywhere import Everywhere
 from holdfast.api.routes.figure_routes import FigureRoutes
 from holdfast.api.routes.message_routes import MessageRoutes
-from holdfast.api.routes.own_node import OwnNode
 from holdfast.api.routes.record_routes import RecordRoutes
 from holdfast.api.routes.session_routes import SessionRoutes
 from holdfast.api.routes.subscription_routes import SubscriptionRoutes
+from holdfast.api.routes.topic_routes import TopicRoutes
 from holdfast.api.routes.trace_routes import TraceRoutes
 
 
@@ -18,6 +19,7 @@ def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
         *SessionRoutes(node, everywhere).endpoints(),
         *SubscriptionRoutes(node, everywhere).endpoints(),
         *MessageRoutes(node).endpoints(),
+        *TopicRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
         *TraceRoutes(node).endpoints(),
         *FigureRoutes(node, everywhere).endpoints(),

@@ -8,9 +8,9 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, bad_request
-from holdfast.api.routes.everywhere import Everywhere
-from holdfast.api.routes.loopback import LoopbackClient, LoopbackRefusal
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.sessions import SessionDetail, SessionRow, is_connected
 from holdfast.broker.connections.operations import disconnect_client, move_session
 from holdfast.broker.session.session import Session

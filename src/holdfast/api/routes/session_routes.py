@@ -11,8 +11,8 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
-from holdfast.api.routes.everywhere import Everywhere
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_changes import (
     ClientQuestion,
     Disconnected,

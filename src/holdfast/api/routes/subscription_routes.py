@@ -10,8 +10,8 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text
-from holdfast.api.routes.everywhere import Everywhere
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_routes import AFTER, LIMIT, Choice, has_no_owner, place_of
 from holdfast.api.views.pages import AbsentNode, BestRows, encode_place
 from holdfast.api.views.sessions import is_connected

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
-from holdfast.api.routes.own_node import OwnNode
+from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.history import (
     AFTER_BYTES_MAX,
     BEFORE_BYTES_MAX,

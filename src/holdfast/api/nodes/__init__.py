@@ -1,0 +1,1 @@
+"""This node and the others of its cluster, as the routes of the admin port reach them."""
