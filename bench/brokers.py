@@ -13,6 +13,7 @@ from pathlib import Path
 
 import trustme
 
+from bench import features
 from bench.scenarios import Figure, Scenario
 
 START_TIMEOUT_S = 20.0
@@ -99,9 +100,15 @@ def mosquitto_path() -> str | None:
 
 
 def _start(name: str, port: int, directory: Path, command: list[str]) -> Broker:
+    # A package of hooks for the measurement is in the directory.
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(directory))))
     with open(directory / "log", "wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path},
         )
     broker = Broker(name, port, process, directory)
     try:
@@ -140,24 +147,36 @@ def start_mosquitto(parent: Path, nodelay: bool, transport: str = "tcp") -> Brok
 
 
 def start_holdfast(
-    parent: Path, durability: str, python: str = sys.executable, transport: str = "tcp"
+    parent: Path,
+    durability: str,
+    python: str = sys.executable,
+    transport: str = "tcp",
+    feature: str = "",
 ) -> Broker:
     directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=parent))
     port = free_port()
     command = [python, "-m", "holdfast.cli.main", "serve", "--durability", durability]
     command += ["-p", str(port), "--bind", "127.0.0.1", "--admin", "off"]
     command += ["--data", str(directory / "data")]
-    if transport != "tcp":
-        text = '[[listeners]]\ntransport = "websocket"\n'
-        if transport == "tls":
-            files = certificate(directory)
-            text = f'[[listeners]]\ncertificate = "{files[0]}"\nkey = "{files[1]}"\n'
+    text = features.settings(feature, directory) if feature else ""
+    if transport == "websocket":
+        text += '[[listeners]]\ntransport = "websocket"\n'
+    elif transport == "tls":
+        files = certificate(directory)
+        text += f'[[listeners]]\ncertificate = "{files[0]}"\nkey = "{files[1]}"\n'
+    if text:
         (directory / "holdfast.toml").write_text(text)
         command += ["-c", str(directory / "holdfast.toml")]
     return _start("holdfast", port, directory, command)
 
 
-def start(name: str, scenario: Scenario, parent: Path, python: str) -> Broker:
+def start(
+    name: str, scenario: Scenario, parent: Path, python: str, *, is_reference: bool = False
+) -> Broker:
+    """Start the broker of one side. The reference of a feature is Holdfast without it."""
+    if scenario.feature:
+        feature = "" if is_reference else scenario.feature
+        return start_holdfast(parent, scenario.durability, python, scenario.transport, feature)
     if name == "mosquitto":
         # Without TCP_NODELAY it spends less CPU, with it answers sooner: each where it helps it.
         nodelay = scenario.figure is Figure.LATENCY

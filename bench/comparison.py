@@ -144,7 +144,13 @@ def compare(scenario: Scenario, settings: Settings) -> Outcome:
     try:
         for name, measurements in sides:
             if name is not None:
-                broker = brokers.start(name, scenario, settings.directory, settings.python)
+                broker = brokers.start(
+                    name,
+                    scenario,
+                    settings.directory,
+                    settings.python,
+                    is_reference=measurements is outcome.reference,
+                )
                 running.append((broker, measurements))
         # A second crowd would be put into the memory that the first one left behind.
         rounds = 1 if scenario.figure is Figure.MEMORY else settings.rounds

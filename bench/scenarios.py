@@ -39,6 +39,9 @@ class Scenario:
     connections: int = 0
     transport: str = "tcp"
     """What the clients speak below MQTT: tcp, tls or websocket."""
+    feature: str = ""
+    """Not empty: Holdfast with this feature (`bench.features`) is compared with Holdfast without,
+    in place of Mosquitto."""
     durability: str = "memory"
     """Holdfast's setting. Mosquitto always runs without persistence."""
 
@@ -151,6 +154,22 @@ SCENARIOS = (
         0.6,
         subscribers=1000,
         rate=1.0,
+    ),
+    Scenario(
+        "acl-10000",
+        "QoS 0, 1 to 1, 10,000 lines of ACL over none",
+        Figure.CPU,
+        1.1,
+        batch=20,
+        feature="acl",
+    ),
+    Scenario(
+        "hooks-idle",
+        "QoS 0, 1 to 1, hooks that do nothing over none",
+        Figure.CPU,
+        1.02,
+        batch=20,
+        feature="hooks",
     ),
     Scenario(
         "fsync-qos1-1to1",

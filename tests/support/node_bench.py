@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.subscribe import handle_starts
 from holdfast.broker.effects import (
+    AskRights,
+    AskSources,
     CheckPassword,
     FetchInflight,
     FindStarts,
@@ -27,6 +29,8 @@ from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.framing import FrameReader
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import is_shared, matches
+from holdfast.security.acl import ClientRules
+from holdfast.security.identity.identity import Answer
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.reading.scan import scan_segment
@@ -105,6 +109,9 @@ class NodeBench:
         self.in_flight: list[WriteGroup] = []
         self.notes: list[Note] = []
         self.valid_passwords: dict[str, bytes] = {}
+        # The replies of the sources of identity, and of the hooks that give rights.
+        self.identity: Answer = None
+        self.rights: ClientRules | None = None
         # Reads of the log are answered once this is false again.
         self.delay_reads = False
         self.delayed: list[ReadLog | FindStarts] = []
@@ -270,6 +277,10 @@ class NodeBench:
                 self.node.handle_resumed(effect.connection)
         elif isinstance(effect, Note):
             self.notes.append(effect)
+        elif isinstance(effect, AskSources):
+            self.node.handle_answer(effect.connection, self.identity)
+        elif isinstance(effect, AskRights):
+            self.node.handle_rights(effect, self.rights)
         elif isinstance(effect, CheckPassword):
             valid = self.valid_passwords.get(effect.username) == effect.password
             self.node.handle_password_checked(effect.connection, valid)

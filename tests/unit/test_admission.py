@@ -12,8 +12,11 @@ from holdfast.broker.admission.meters import MeterTable, names_of
 from holdfast.broker.admission.throttle import replace_limits
 from holdfast.broker.admission.token_bucket import TokenBucket
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
+from holdfast.security.acl import given_rules
+from holdfast.security.identity.identity import ClientIdentity
 from tests.support.node_bench import NodeBench, Peer
 
 STEPS = st.lists(
@@ -337,3 +340,61 @@ def test_bans_and_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(failures) == 10
     assert table.find("user", "operator's", 500.0) is not None
     assert [each.name for each in table.present(500.0)] == ["operator's"]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_removed_user_leaves_unless_a_source_vouches(is_asked: bool) -> None:
+    """Rights from a hook do not prove the name of a client that signed in by password."""
+    node = bench(limits(), authenticates_users=True)
+    state = node.node.state
+    state.admission.checks_passwords = not is_asked
+    state.admission.asks_sources = is_asked
+    state.admission.asks_rights = True
+    node.valid_passwords["u"] = b"right"
+    node.rights = given_rules("hook", ["t"], [], "u", "c")
+    node.identity = ClientIdentity("u", "token")
+    peer = login(node, "u", "c")
+    assert reason(peer) == 0
+    state.start_work(Reauthorization(state, lambda name: False, lambda count: None))
+    node.run()
+    assert peer.closed == (not is_asked)
+
+
+def test_a_proof_ends_with_its_connection() -> None:
+    node = bench(limits())
+    node.node.state.admission.asks_sources = True
+    node.identity = ClientIdentity("u", "token", None, node.wall_us / 1_000_000 + 30)
+    peer = login(node, "ignored", "c")
+    assert reason(peer) == 0
+    node.advance(29.0)
+    assert not peer.closed
+    node.advance(2.0)
+    (left,) = peer.take(m.Disconnect)
+    assert isinstance(left, m.Disconnect)
+    assert left.reason == reasons.MAXIMUM_CONNECT_TIME
+    assert peer.closed
+
+
+def test_given_rights_are_the_clients_only_rights() -> None:
+    node = bench(limits())
+    node.node.state.admission.asks_sources = True
+    rules = given_rules("token", ["mine/%u"], ["mine/#"], "u", "c")
+    node.identity = ClientIdentity("u", "token", rules)
+    peer = login(node, "", "c")
+    peer.take()
+    peer.send(m.Subscribe(1, [m.SubscriptionRequest("#", 0)]))
+    other = login(node, "", "d")
+    other.take()
+    node.identity = ClientIdentity("root", "token")
+    writer = login(node, "", "w")
+    writer.take()
+    for topic in (b"mine/u", b"others"):
+        peer.send(m.Publish(topic, b"", 1, False, False, 1, b"", 0, -1))
+        writer.send(m.Publish(topic, b"", 0, False, False, 0, b"", 0, -1))
+    assert acks(peer) == [0, reasons.NOT_AUTHORIZED]
+    assert {each.topic for each in peer.publishes()} == {b"mine/u"}
+    will = m.Will("others", b"", 0, False)
+    node.identity = ClientIdentity("u", "token", rules)
+    late = node.peer()
+    late.send(m.Connect(5, True, 0, "x", will, None, None, {}))
+    assert reason(late) == reasons.NOT_AUTHORIZED

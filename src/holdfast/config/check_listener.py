@@ -113,7 +113,12 @@ def listener_warnings(config: Config) -> list[str]:
     """Listeners that nobody can use, or anybody."""
     found: list[str] = []
     security = config.security
-    has_users = bool(security.password_file or security.scram_file or has_sources(security))
+    has_users = bool(
+        security.password_file
+        or security.scram_file
+        or has_sources(security)
+        or config.hooks.enabled
+    )
     for index, listener in enumerate(config.listeners):
         key = f"listeners[{index}]"
         if not admits_anonymous(listener, config):

@@ -4,8 +4,15 @@ from holdfast.security.identity.identity import ClientIdentity
 
 
 class Proof:
-    """An identity and the timer of its end; None: it does not expire."""
+    """An identity and the timer of its end; None: it does not expire.
 
-    def __init__(self, identity: ClientIdentity, timer: object | None) -> None:
+    `proves_name` False: hooks gave the rights, and a password or certificate proved the name. Such
+    a client has to leave when a reload no longer has its user.
+    """
+
+    def __init__(
+        self, identity: ClientIdentity, timer: object | None, *, proves_name: bool = True
+    ) -> None:
         self.identity = identity
+        self.proves_name = proves_name
         self.timer = timer

@@ -158,9 +158,10 @@ def handle_rights(
         return
     if rules is not None:
         proof = connection.proof
-        timer = proof.timer if isinstance(proof, Proof) else None
+        before = proof if isinstance(proof, Proof) else None
         identity = ClientIdentity(connection.username, "hook", rules)
-        connection.proof = Proof(identity, timer)
+        timer = None if before is None else before.timer
+        connection.proof = Proof(identity, timer, proves_name=before is not None)
     open_session(state, connection, extra)
     _resume_if_open(state, connection)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.rights import may_be_anonymous
 from holdfast.broker.session.connection import EXCHANGING, OPEN, OPENING, Connection
@@ -76,7 +77,8 @@ class Reauthorization(Work):
 def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], bool]) -> bool:
     if connection.is_internal:
         return True
-    if connection.proof is not None:
+    proof = connection.proof
+    if isinstance(proof, Proof) and proof.proves_name:
         # A source accepted it, and its proof ends on its own.
         return True
     username = connection.username
