@@ -29,6 +29,8 @@ from bench.federation_members import (
     start_all,
     wait_until,
 )
+from holdfast.security.access.access_file import AccessFile
+from holdfast.security.access.changes import add_token
 from tests.e2e.brokers import Broker
 from tests.e2e.federated import Member
 from tests.support.manager_process import ManagerProcess
@@ -84,6 +86,9 @@ class CloudMember(Member):
         super().__init__(directory, name, settings)
         self.settings["security"] = {"allow_anonymous": True}
         self.settings["federation"]["listen"] = f"{host.address}:{self.federation_port}"
+        # The admin port asks other hosts than its own for a token.
+        make = add_token("admin", int(time.time()))
+        self.token = AccessFile(self.data).change(make)[1]
 
     def command(self) -> list[str]:
         there = ["--bind", self.host.address, "--admin", f"{self.host.address}:{self.admin_port}"]
@@ -94,8 +99,9 @@ class CloudMember(Member):
 
     def admin(self, path: str) -> tuple[int, str]:
         url = f"http://{self.host.address}:{self.admin_port}{path}"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.token}"})
         try:
-            with urllib.request.urlopen(url, timeout=REQUEST_S) as answer:
+            with urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.security.access.access_file import FILE, AccessFile
+from holdfast.security.access.changes import add_token
 from holdfast.storage.partition import partition_of
 from tests.e2e.brokers import Holdfast
 from tests.support.ports import free_port
@@ -54,6 +56,14 @@ class ClusterNode(Holdfast):
         self.is_witness = is_witness
         self.is_paused = False
         self.join: list[str] = []
+        self.token = ""
+        """Of the admin port, which asks other hosts than its own for one."""
+
+    def launch(self) -> None:
+        if self.host != "127.0.0.1" and not (self.data / FILE).exists():
+            make = add_token("admin", int(time.time()))
+            self.token = AccessFile(self.data).change(make)[1]
+        super().launch()
 
     @property
     def peer_address(self) -> str:
@@ -95,6 +105,8 @@ class ClusterNode(Holdfast):
         request = urllib.request.Request(
             f"http://{self.host}:{self.admin_port}{path}", method=method
         )
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
                 return answer.status, answer.read().decode()

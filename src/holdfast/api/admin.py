@@ -71,6 +71,8 @@ class AdminRoutes:
         self._top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
         self._resources = resource_endpoints(OwnNode(server), everywhere)
+        if access is not None:
+            access.share(everywhere)
         everywhere.connect()
 
     def application(self, gate: AccessGate) -> Starlette:

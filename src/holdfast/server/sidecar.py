@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 import socket
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -15,8 +16,10 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from holdfast.addresses import split_address
+from holdfast.api.access.audit import AuditLog
+from holdfast.api.access.gate import CredentialGate
 from holdfast.api.admin import CONNECTIONS_MAX
-from holdfast.api.dispatch import OpenGate, application
+from holdfast.api.dispatch import AccessGate, application
 from holdfast.api.endpoints import Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.metrics.federation import FederationCollector
@@ -26,6 +29,8 @@ from holdfast.federation.sidecar.edge_mqtt.retained import edge_for
 from holdfast.federation.sidecar.edge_mqtt.state import BadState
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.sidecar_settings import SidecarSettings
+from holdfast.security.access.access_file import AccessError
+from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
@@ -39,6 +44,8 @@ logger = logging.getLogger("holdfast.federator")
 
 SHUTDOWN_S: Final = 2
 """The time in seconds for responses in progress at the end."""
+OPEN_SCOPES: Final = frozenset({Scope.HEALTH, Scope.METRICS})
+"""The scopes that need no credentials. The status names topics, so it does."""
 METRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -69,7 +76,7 @@ class SidecarPort:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(FederationCollector(self))
 
-    def application(self) -> Starlette:
+    def application(self, gate: AccessGate) -> Starlette:
         """The application of all endpoints."""
         endpoints = [
             Endpoint("GET", "/healthz", Scope.HEALTH, "this process runs", self._health, str,
@@ -80,7 +87,7 @@ class SidecarPort:
                      self._metrics, str, media_type=METRICS_TYPE, any_parameter=True),
             *FederationRoutes(self).endpoints(),
         ]  # fmt: skip
-        return application(endpoints, OpenGate(), "Holdfast sidecar")
+        return application(endpoints, gate, "Holdfast sidecar")
 
     async def _health(self, call: Call) -> Response:
         return PlainTextResponse("ok\n")
@@ -104,6 +111,7 @@ async def run(settings: SidecarSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     listener = _listener(settings.admin)
+    gate = _gate(Path(settings.federation.data))
     edge = edge_for(settings.edge)
     federator = Federator(settings.federation, edge)
     try:
@@ -114,9 +122,11 @@ async def run(settings: SidecarSettings) -> None:
     stopping = loop.create_task(stop.wait())
     failing = loop.create_task(_failed(federator, edge))
     serving: list[asyncio.Task[None]] = []
-    server = _server(SidecarPort(SidecarFederation(federator, edge)), settings.admin)
+    server = _server(SidecarPort(SidecarFederation(federator, edge)), settings.admin, gate)
     if listener is not None:
         serving.append(loop.create_task(server.serve(sockets=[listener])))
+        watching = loop.create_task(gate.watch())
+        stopping.add_done_callback(lambda _: watching.cancel())
     spare_the_collector()
     logger.info(
         "federator_ready node=%s federation=%r broker=%r admin=%s",
@@ -169,9 +179,21 @@ def _listener(address: str) -> socket.socket | None:
         ) from None
 
 
-def _server(port: SidecarPort, address: str) -> HttpServer:
+def _gate(directory: Path) -> CredentialGate:
+    """The gate of the port, with the users and tokens in the sidecar's directory. Raises
+    `FederatorError` if their file cannot be used."""
+    try:
+        credentials = AdminCredentials(directory)
+    except AccessError as error:
+        raise FederatorError(str(error)) from None
+    # The port changes nothing, so there is nothing to record.
+    audit = AuditLog(lambda: None, lambda: 0, directory)
+    return CredentialGate(credentials, lambda: OPEN_SCOPES, audit)
+
+
+def _server(port: SidecarPort, address: str, gate: CredentialGate) -> HttpServer:
     return HttpServer(
-        Guard(port.application(), hosts_of_bind(split_address(address)[0])),
+        Guard(port.application(gate), hosts_of_bind(split_address(address)[0])),
         bounded(BoundedConnection, CONNECTIONS_MAX),
         SHUTDOWN_S,
     )

@@ -13,6 +13,7 @@ append the record; it is then found by its time.
 import asyncio
 import logging
 import os
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,21 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     audit: int = FORMAT
 
 
+class AuditQuestion(msgspec.Struct):
+    """The newest entries of one node below a key. An entry's key is its time and node, and no two
+    entries have the same."""
+
+    before: tuple[int, str] | None
+    limit: int
+
+
+class AuditAnswer(msgspec.Struct):
+    """The entries of one node, the newest first."""
+
+    entries: list[AuditEntry]
+    has_more: bool
+
+
 class AuditPromise(Promise):
     """The promise of a committed record of the audit."""
 
@@ -96,6 +112,7 @@ class AuditLog:
         self._lock = asyncio.Lock()
         # (time, partition, offset or -1), the oldest first; None: not read yet.
         self._positions: list[tuple[int, int, int]] | None = None
+        self._last_us = 0
 
     async def append(self, call: Call, status: int, error: str) -> None:
         """Record a change. A record that cannot be stored has an error in the process's log, and
@@ -146,21 +163,25 @@ class AuditLog:
         except TimeoutError:
             return record, f"not committed within {WAIT_S:g} s"
 
-    async def page(self, before: int | None, limit: int) -> tuple[list[AuditEntry], int | None]:
-        """The newest entries below the number `before`, and the number for the next page."""
+    async def page(self, question: AuditQuestion) -> AuditAnswer:
+        """The newest entries of this node below a key. Raises `ApiRefusal` (503) without a log."""
         broker = self._find_broker()
         if broker is None:
             raise ApiRefusal(503, "this node stands by: ask the holder of the lease")
         async with self._lock:
             positions = await asyncio.to_thread(self._read)
-        end = len(positions) if before is None else min(before, len(positions))
-        start = max(0, end - limit)
+        end = len(positions)
+        if question.before is not None:
+            time_us, node = question.before
+            own = broker.node.state.config.node_id
+            end = bisect_left(positions, (time_us + (own < node), -1, -1))
+        start = max(0, end - question.limit)
         found: list[AuditEntry] = []
         for position in reversed(positions[start:end]):
             entry = await broker.reads.in_thread(partial(_fetch, broker, position))
             if entry is not None:
                 found.append(entry)
-        return found, start or None
+        return AuditAnswer(found, start > 0)
 
     def _read(self) -> list[tuple[int, int, int]]:
         """The positions. Runs in a thread, under the lock."""
@@ -176,12 +197,16 @@ class AuditLog:
                 except ValueError:
                     continue  # A line that a crash has cut.
                 self._positions.append((time_us, partition, offset))
+            self._positions.sort()
+            if self._positions:
+                self._last_us = max(self._last_us, self._positions[-1][0])
         return self._positions
 
     def _note(self, position: tuple[int, int, int]) -> None:
         """Add a position. Runs in a thread, under the lock."""
         positions = self._read()
-        positions.append(position)
+        # The records of two requests may be committed in another order than they were appended.
+        insort(positions, position)
         if len(positions) > ENTRIES_MAX:
             del positions[: ENTRIES_MAX // 2]
             lines, flags = positions, os.O_TRUNC

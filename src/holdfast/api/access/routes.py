@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from holdfast.api.access.audit import AuditEntry, AuditLog
+from holdfast.api.access.audit import AuditAnswer, AuditEntry, AuditLog, AuditQuestion
 from holdfast.api.access.gate import CredentialGate, cookie_of
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.routes.everywhere import Everywhere
+from holdfast.api.views.pages import AbsentNode, BadCursor, decode_place, encode_place
 from holdfast.security.access import changes
 from holdfast.security.access.access_file import NAME, AccessError, StoredToken
 from holdfast.security.access.changes import Change
@@ -100,16 +102,18 @@ class MadeToken(Struct):
 
 
 class AuditPage(Struct):
-    """A page of the audit, the newest entry first. `next` continues it, if there are more."""
+    """A page of the audit of all nodes, the newest entry first. `next` continues it, if there are
+    more. The entries of the `missing` nodes are not in it."""
 
     entries: list[AuditEntry]
-    next: int | None
+    next: str | None
+    missing: list[AbsentNode]
 
 
 USER_NAME: Final = Text("name", "the name of the user", in_path=True, most=64)
 TOKEN_ID: Final = Text("id", "the id of the token", in_path=True, most=64)
 LIMIT: Final = Whole("limit", "the most entries", least=1, most=AUDIT_LINES_MAX, default=100)
-BEFORE: Final = Whole("before", "`next` of the page before")
+BEFORE: Final = Text("before", "`next` of the page before", most=1000)
 
 
 class AccessRoutes:
@@ -121,6 +125,12 @@ class AccessRoutes:
         self._credentials = gate.credentials
         self._threads = ThreadPoolExecutor(1, "admin-password")
         self._hashes = 0
+        self._everywhere: Everywhere | None = None
+
+    def share(self, everywhere: Everywhere) -> None:
+        """Answer the questions of the other nodes about this node's audit, and ask them."""
+        self._everywhere = everywhere
+        everywhere.offer("audit", AuditQuestion, self._audit.page)
 
     def close(self) -> None:
         """End the thread that hashes passwords."""
@@ -147,7 +157,7 @@ class AccessRoutes:
                      body=NewToken, refusals=(409,)),
             Endpoint("DELETE", f"{v1}/tokens/{{id}}", admin, "remove a token", self._remove_token,
                      None, (TOKEN_ID,), refusals=(404, 409)),
-            Endpoint("GET", f"{v1}/audit", admin, "the changes over this node, newest first",
+            Endpoint("GET", f"{v1}/audit", admin, "the changes over the port, newest first",
                      self._list_audit, AuditPage, (LIMIT, BEFORE), refusals=(503,)),
         ]  # fmt: skip
 
@@ -266,8 +276,21 @@ class AccessRoutes:
         await self._change(changes.remove_token(id))
 
     async def _list_audit(self, call: Call) -> AuditPage:
-        entries, following = await self._audit.page(call.get(BEFORE), call[LIMIT])
-        return AuditPage(entries, following)
+        before, limit = call.get(BEFORE), call[LIMIT]
+        question = AuditQuestion(None if before is None else _audit_key(before), limit)
+        answers = [await self._audit.page(question)]
+        missing: list[AbsentNode] = []
+        if self._everywhere is not None:
+            others, missing = await self._everywhere.ask_others("audit", question, AuditAnswer)
+            answers += others
+        entries = [entry for answer in answers for entry in answer.entries]
+        entries.sort(key=lambda entry: (entry.time_us, entry.node), reverse=True)
+        has_more = len(entries) > limit or any(answer.has_more for answer in answers)
+        entries = entries[:limit]
+        following = None
+        if has_more and entries:
+            following = encode_place((entries[-1].time_us, entries[-1].node))
+        return AuditPage(entries, following, missing)
 
     async def _hashed(self, password: str) -> str:
         try:
@@ -294,6 +317,17 @@ class AccessRoutes:
             return result
         finally:
             self._hashes -= 1
+
+
+def _audit_key(text: str) -> tuple[int, str]:
+    """The key in `next` of a page. Raises `ApiRefusal` (400)."""
+    try:
+        time_us, node = decode_place(text)
+    except BadCursor as error:
+        raise bad_request(f"before={shown(text)}: {error}") from None
+    if not isinstance(time_us, int):
+        raise bad_request(f"before={shown(text)}: a cursor is the `next` of an earlier page")
+    return time_us, node
 
 
 def _check_role(role: str) -> None:

@@ -1,0 +1,44 @@
+"""Runs the commands of docs/admin-api.md, in their order, against a broker."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.brokers import SOURCE, Holdfast
+from tests.e2e.test_admin_access import ask, wait_for
+
+PAGE = (Path(__file__).parents[2] / "docs" / "admin-api.md").read_text()
+
+
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    shim = tmp_path / "bin" / "holdfast"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast.cli.main "$@"\n')
+    shim.chmod(0o755)
+    environment = dict(os.environ, PYTHONPATH=str(SOURCE))
+    environment["PATH"] = f"{shim.parent}:{environment['PATH']}"
+    broker = Holdfast(tmp_path)
+    broker.start()
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) >= 4
+    outputs = []
+    for block in blocks:
+        text = block.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
+        text = text.replace("curl ", "curl --fail --silent --show-error ")
+        done = subprocess.run(
+            ["bash", "-e", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, (block, done.stderr)
+        outputs.append(done.stdout)
+        wait_for(
+            lambda: ask(broker.admin_port, "GET", "/api/v1/log").status == 401,
+            "the token is not noticed",
+        )
+    assert (tmp_path / "admin.token").read_text().startswith("holdfast_")
+    assert "admin" in outputs[0]
+    assert '"ranges"' in outputs[1]
+    assert '"entries"' in outputs[-1]
+    broker.kill()
