@@ -50,7 +50,7 @@ def test_status_shows_who_does_what(tmp_path: Path) -> None:
         wait_until(second.serves, "b serves")
         found = status(first.data)
         assert (found["epoch"], found["holder"]["node"], found["standbys"]) == (2, "b", [])
-        assert "nobody would take over" in cluster("status", "--data", first.data).stdout
+        assert "no node would take over" in cluster("status", "--data", first.data).stdout
         second.stop()
         found = status(first.data)
         assert (found["holder"], found["standbys"]) == (None, [])

@@ -93,7 +93,7 @@ def test_status_as_json(cluster: FakeCluster, cli: Cli) -> None:
     ("fields", "expected"),
     [
         ({"initialised": False}, "no cluster yet: n1 waits for `holdfast cluster init`"),
-        ({"metadata_leader": ""}, "degraded: nobody leads the metadata"),
+        ({"metadata_leader": ""}, "degraded: the metadata has no leader"),
         ({"under_replicated": 2}, "degraded: 2 partitions under-replicated"),
         (
             {"under_replicated": 4, "leaderless": 1},
@@ -169,7 +169,7 @@ def test_the_partition_of_a_topic(cluster: FakeCluster, cli: Cli, topic: str) ->
     assert cli.json == [cluster.partitions[number]]
     cluster.partitions[number]["leader"] = ""
     cli("partitions", "--topic", topic)
-    assert cli.lines[0] == f"{topic} is in partition {number}, which nobody leads"
+    assert cli.lines[0] == f"{topic} is in partition {number}, which has no leader"
 
 
 @pytest.mark.parametrize("topic", ["", "a/#", "+", "a\0b"])

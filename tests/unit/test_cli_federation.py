@@ -83,7 +83,7 @@ def test_a_mesh_is_a_tree_with_those_that_pass_on_in_brackets() -> None:
     one = {"topic": "t", "root": "a", "members": ["a"], "parents": {}, "children": {}}
     assert mesh_lines(one, {}) == ["1 member wants t", "a"]
     nobody = {"topic": "t", "root": None, "members": [], "parents": {}, "children": {}}
-    assert mesh_lines(nobody, {}) == ["nobody wants t"]
+    assert mesh_lines(nobody, {}) == ["no member is subscribed to t"]
 
 
 def test_a_broker_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:

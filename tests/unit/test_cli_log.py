@@ -359,7 +359,7 @@ def test_a_damaged_start_file_is_found(journal: Journal, capsys: Capture) -> Non
     write_snapshot(journal, 60)
     journal.remove_first_segment()
     (journal.folder / "start.json").write_text("{}")
-    assert problems(journal, capsys) == ["journal/start.json: damaged; retention writes it anew"]
+    assert problems(journal, capsys) == ["journal/start.json: damaged; retention writes it again"]
 
 
 # dump

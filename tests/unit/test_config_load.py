@@ -247,7 +247,7 @@ def test_check_lists_every_problem(tmp_path: Path) -> None:
     ("text", "anonymous", "warned"),
     [
         ('[[listeners]]\nbind = "::1"', True, ""),
-        ('[[listeners]]\nbind = "0.0.0.0"', False, "nobody can connect"),
+        ('[[listeners]]\nbind = "0.0.0.0"', False, "no client can connect"),
         ('[[listeners]]\nbind = "0.0.0.0"\n[security]\npassword_file = "p"', False, ""),
         ('[security]\npassword_file = "p"', False, ""),
         ('[security]\nscram_file = "p"', False, ""),

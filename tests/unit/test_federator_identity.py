@@ -79,7 +79,7 @@ def test_a_poisoned_number_of_starts_says_how_it_is_repaired(tmp_path: Path) -> 
     """Another member once claimed 2^62 starts for this one, and this one believed it."""
     node = bytes(range(16))
     (tmp_path / "identity").write_text(f"{node.hex()} {2**62}\n")
-    with pytest.raises(BadIdentity, match="nobody has counted: replace the number"):
+    with pytest.raises(BadIdentity, match="not a count of starts: replace the number"):
         IdentityFile(tmp_path).begin()
     (tmp_path / "identity").write_text(f"{node.hex()} 1000\n")
     assert begin(tmp_path) == (node.hex(), 1001)

@@ -230,7 +230,7 @@ def test_verify_says_by_which_epoch(bench: ReplicaBench, tmp_path: Path, capsys:
     assert not found["problems"]
     supersedes, anew = found["notes"]
     assert "offsets 2 to 4 of partition 0 before it are superseded by epoch 4" in supersedes
-    assert "partition 1 begins anew at offset 70" in anew
+    assert "partition 1 begins again at offset 70" in anew
     assert main(["log", "inspect", "--json", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["partitions"]["0"] == {"start": 0, "end": 3, "records": 3}

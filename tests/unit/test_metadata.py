@@ -150,7 +150,7 @@ def test_one_stale_version_refuses_all() -> None:
         ({"leader": "n2"}, "above 1"),
         ({"epoch": 0}, "epoch"),
         ({"epoch": EPOCH_MAX + 1}, "epoch"),
-        ({"leader": "", "in_sync": ()}, "nobody else has"),
+        ({"leader": "", "in_sync": ()}, "no other node has"),
         ({"replicas": ("n2", "n3"), "adding": ("n1",), "epoch": 2}, "still being added"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_damaged_snapshot_is_an_error() -> None:
 
 
 def test_a_node_that_lost_its_log_does_not_begin_anew_by_itself() -> None:
-    with pytest.raises(DamagedRaft, match=r"missing.*join anew"):
+    with pytest.raises(DamagedRaft, match=r"missing.*join again"):
         opened(SimDisk())
 
 

@@ -173,7 +173,7 @@ def test_what_is_asked_for_by_default() -> None:
         (with_access("both") | TOKEN, "takes HOLDFAST_TOPOLOGY__CLIENT_CA"),
         (ROOT, "takes HOLDFAST_TOPOLOGY__CLIENT_CA"),
         ({f"{PREFIX}CLIENT_CA": "ca.pem"}, "takes HTTPS"),
-        (FILES, "nobody would be the operator"),
+        (FILES, "there would be no operator"),
         (FILES | ROOT | TOKEN | with_access("certificate"), "asks for no token"),
         (FILES | ROOT | with_access("either"), "takes a token"),
         (FILES | ROOT | with_access("both"), "takes a token"),

@@ -93,7 +93,7 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
         return found
     if figures.leaderless:
         text = (
-            f"nobody leads {figures.leaderless} partitions: their messages wait, then are refused"
+            f"{figures.leaderless} partitions have no leader: their messages wait, then are refused"
         )
         found.append(Obstacle("leaderless", text))
     if figures.below_min_insync:

@@ -125,7 +125,7 @@ def listener_warnings(config: Config) -> list[str]:
             if not has_users and not listener.client_ca:
                 found.append(
                     f"{key}: anonymous clients are refused and there is no password_file,"
-                    " scram_file or client_ca: nobody can connect"
+                    " scram_file or client_ca: no client can connect"
                 )
         elif not listener.is_loopback() and not listener.require_certificate:
             own = "security" if listener.allow_anonymous is None else key

@@ -35,7 +35,7 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     data: Annotated[str, Meta(min_length=1)] = "holdfast-federation"
     """The directory for the identity and the messages in custody; created when missing."""
     listen: Annotated[
-        str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port, or empty to accept nobody")
+        str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port, or empty to accept no links")
     ] = "127.0.0.1:7883"
     advertise: Annotated[str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port")] = ""
     """The address at which other members reach this one; empty: `listen`."""

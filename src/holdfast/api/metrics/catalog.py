@@ -86,7 +86,7 @@ LABELLED_COUNTERS: Final = {
 
 NODE_GAUGES: Final = _table(GAUGE, "node", {
     "connections": "Open client connections.",
-    "pending_connects": "Connections whose CONNECT is not answered yet.",
+    "pending_connects": "Connections without a reply to CONNECT yet.",
     "pending_connect_bytes": "Bytes that connections have sent before their CONNECT is answered.",
     "passwords_waiting": "Password checks that wait for a thread.",
     "sessions": "Sessions, connected or not. In a cluster: those connected here, and all away.",
@@ -118,7 +118,7 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
     "metadata_version": "Changes of the metadata applied here.",
     "partitions_under_replicated": "Partitions with fewer replicas in sync than they should have.",
     "partitions_below_min_insync":
-        "Partitions whose QoS 1 and 2 messages are refused: too few replicas are in sync.",
+        "Partitions that refuse messages of QoS 1 and 2: too few replicas are in sync.",
     "disk_stalled": "1 while a write to the disk takes too long.",
     "disk_damaged": "1 while this node's log is damaged.",
     "disk_older_copy": "1 while this node's disk is an older copy, and it takes part in nothing.",

@@ -58,7 +58,7 @@ def show_partitions(port: AdminPort, args: argparse.Namespace) -> int:
         heading = verdict(status).text
         if args.topic is not None:
             leader = partitions[0].leader
-            led = f"led by {leader}" if leader else "which nobody leads"
+            led = f"led by {leader}" if leader else "which has no leader"
             heading = f"{args.topic} is in partition {partitions[0].partition}, {led}"
         _print_lines(heading, *partition_table(partitions))
     return _exit_code(status)
@@ -155,11 +155,13 @@ def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
     """Let a node lead leaderless partitions, after the operator has accepted the loss."""
     if not args.accept_loss:
         raise AdminError(
-            f"{args.node} would lead what nobody leads with what it has; acknowledged messages that"
+            f"{args.node} would lead the partitions without a leader; acknowledged messages that"
             " it does not have are lost for good: say so with --accept-loss"
         )
     port.change("unsafe-recover", args.node, accept_loss="true")
-    _report(args, f"accepted: {args.node} leads what nobody led", {"accepted": True})
+    _report(
+        args, f"accepted: {args.node} leads the partitions that had no leader", {"accepted": True}
+    )
     return 0
 
 

@@ -251,7 +251,7 @@ def _awaited(status: ClusterStatus, wanted: int) -> str:
         return "there are no partitions yet"
     for partition in status.partitions:
         if not partition.leader:
-            return f"nobody leads partition {partition.partition}"
+            return f"partition {partition.partition} has no leader"
         if len(partition.in_sync) < wanted:
             found = len(partition.in_sync)
             return f"partition {partition.partition} has {found} of {wanted} in sync"

@@ -116,13 +116,13 @@ def status_lines(status: Status, now_us: int) -> list[str]:
     """Return the status as lines for people."""
     lines = [f"epoch    {status.epoch.number}"]
     if status.holder is None:
-        lines.append("holder   nobody")
+        lines.append("holder   none")
     else:
         silent = "" if status.is_renewing else ", does not renew the lease"
         lines.append(f"holder   {_node_text(status.holder, now_us)}{silent}")
     lines += [f"standby  {_node_text(node, now_us)}" for node in status.standbys]
     if not status.standbys:
-        lines.append("standby  none: nobody would take over")
+        lines.append("standby  none: no node would take over")
     return lines
 
 
@@ -153,7 +153,7 @@ def _node_json(node: HolderInfo) -> dict[str, object]:
 def _hand_over(directory: LeaseDirectory, timeout_s: float) -> int:
     before = read_status(directory)
     if before.holder is None:
-        raise NotShared("nobody holds the lease: there is nothing to hand over")
+        raise NotShared("no node has the lease: there is nothing to hand over")
     if not before.standbys:
         raise NotShared(f"no standby would take over from {before.holder.node_id}: start one first")
     started = time.monotonic()

@@ -122,7 +122,7 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
         return ClusterVerdict(DEGRADED, text)
     wrong = []
     if status.has_majority and not status.metadata_leader:
-        wrong.append("nobody leads the metadata")
+        wrong.append("the metadata has no leader")
     if status.below_min_insync:
         count = count_text(status.below_min_insync, "partition")
         wrong.append(

@@ -138,7 +138,7 @@ def mesh_lines(mesh: dict[str, Any], names: dict[str, str]) -> list[str]:
     Members that only forward are in brackets.
     """
     if mesh["root"] is None:
-        return [f"nobody wants {mesh['topic']}"]
+        return [f"no member is subscribed to {mesh['topic']}"]
     members = set(mesh["members"])
     want = "wants" if len(members) == 1 else "want"
     lines = [f"{count_text(len(members), 'member')} {want} {mesh['topic']}"]

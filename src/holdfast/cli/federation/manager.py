@@ -43,7 +43,7 @@ _COMMANDS: Final = {
     "links": "the links, and the rules for them",
     "join-token": "make a token that lets one member join",
     "dot": "the federation for Graphviz",
-    "leave": "remove a member; the others are linked anew",
+    "leave": "remove a member; the links of the others are repaired",
 }
 
 

@@ -30,7 +30,7 @@ _OPTIONS: Final = {
     "protocol": ("edge.protocol", "5|3.1.1", "MQTT version towards the broker (default 5)"),
     "client_id": ("edge.client_id", "ID", "at the broker (default: made at the first start)"),
     "username": ("edge.username", "NAME", "at the broker"),
-    "password_file": ("edge.password_file", "FILE", "whose first line is the password"),
+    "password_file": ("edge.password_file", "FILE", "with the password in its first line"),
     "ca": ("edge.ca", "FILE", "PEM file of who signed the broker's certificate"),
     "admin": ("admin.address", "HOST:PORT", "for status and metrics (default 127.0.0.1:7884)"),
 }

@@ -163,7 +163,7 @@ class _JournalExaminer:
         start = self.directory.read_start()
         if start is None:
             if START.rpartition("/")[2] in self.directory.files.list(JOURNAL):
-                self.report.problems.append(f"{START}: damaged; retention writes it anew")
+                self.report.problems.append(f"{START}: damaged; retention writes it again")
             elif sequences and sequences[0] == 0:
                 start = 0, [0] * self.directory.manifest.partitions
         if start is not None and sequences and sequences[0] >= start[0]:
@@ -291,7 +291,7 @@ class _JournalExaminer:
     def _begin_anew(self, where: str, number: int, start: int) -> int:
         """Begin a partition again; returns how many missing offsets of this segment are void."""
         self.report.notes.append(
-            f"{where}: partition {number} begins anew at offset {start}, what lies before is void"
+            f"{where}: partition {number} begins again at offset {start}, earlier records are void"
         )
         self.report.partitions[number] = PartitionReport(start, start)
         self.ends[number] = start

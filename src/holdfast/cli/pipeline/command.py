@@ -37,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status = add("status", commands.show_status, "how far each table is")
     schema = add("schema", commands.show_schema, "every table and its columns")
     rebuild = add(
-        "rebuild", commands.rebuild, "forget a table and what is made from it, and make them anew"
+        "rebuild", commands.rebuild, "delete a table and those made from it, and build them again"
     )
     compact = add(
         "compact", commands.compact, "make few files of the many that small commits have made"

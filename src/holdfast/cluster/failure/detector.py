@@ -159,7 +159,7 @@ class Detector:
         peer.presence = None
         peer.is_refused = refused
         if refused and self._is_expected(peer, now):
-            self._suspect(node, peer, "nobody listens at its address", now)
+            self._suspect(node, peer, "nothing listens at its address", now)
 
     def note_frame(self, node: str, now: float) -> None:
         """Note a frame of any kind, because bulk data may delay heartbeats."""

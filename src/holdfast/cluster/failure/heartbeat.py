@@ -112,7 +112,7 @@ def _decode_name(payload: bytes, position: int) -> tuple[str, int]:
 def _decode_received(payload: bytes, position: int) -> tuple[dict[str, int], int]:
     """The heard nodes at `position`, and the position after them."""
     if len(payload) < position + _COUNT.size:
-        raise BadFrame("heartbeat that does not say whom the sender hears")
+        raise BadFrame("heartbeat without the list of nodes that the sender receives from")
     (count,) = _COUNT.unpack_from(payload, position)
     _check_count(count)
     position += _COUNT.size

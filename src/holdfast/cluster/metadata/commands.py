@@ -259,7 +259,7 @@ def _changed_nodes(
         _check_node(info)
         _require(
             info.role == old.role,
-            f"{node_id} is a {old.role} node: remove it and join it anew to make it another",
+            f"{node_id} is a {old.role} node: remove it and join it again to change its role",
         )
         if info.incarnation != old.incarnation:
             wiped.add(node_id)
@@ -326,7 +326,7 @@ def _check_in_sync(old: PartitionInfo, new: PartitionInfo, wiped: set[str]) -> N
     if grown and not (new.leader == old.leader != "" and new.epoch == old.epoch):
         raise _Refusal(f"only the leader under its epoch can say that {min(grown)} is in sync")
     if not new.in_sync and not wiped.issuperset(old.in_sync):
-        raise _Refusal(f"{', '.join(old.in_sync)} may have records that nobody else has")
+        raise _Refusal(f"{', '.join(old.in_sync)} may have records that no other node has")
 
 
 def _after_wipe(partitions: list[PartitionInfo], wiped: set[str], version: int) -> list[int]:

@@ -309,7 +309,7 @@ class ClusterRuntime(Runtime):
         fitness.is_damaged = self._has_news = True
         self._is_watched = True
         self.believes_disk = False
-        text = "it gives up what it leads and serves nobody"
+        text = "it gives up its leaderships and serves no client"
         self.state.note("error", "node_damaged", {"text": text})
         self.cluster_node.handle_damage(self.state.now)
 

@@ -441,7 +441,7 @@ class SessionAcquisition:
         if not self._context.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
         elif self._state.is_ownership_expired and asking.reply is not None and asking.is_recorded:
-            text = "this node cannot tell who owns the session"
+            text = "this node does not know the owner of the session"
         elif self._is_led_anew(self._coordinator.home(asking.client_id), REFUSED_AFTER_S):
             text = "this node does not know which node leads the session's home partition"
         else:

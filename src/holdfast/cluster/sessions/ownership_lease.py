@@ -184,7 +184,7 @@ class OwnershipLease:
             return False
         now = self._state.now
         if now >= self._doubted_at + GIVE_UP_S and self._context.has_majority(now):
-            self._send_away(None, "this node cannot tell who owns the session")
+            self._send_away(None, "this node does not know the owner of the session")
             self._end()
             return True
         if self._is_cut_off:

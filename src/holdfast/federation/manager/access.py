@@ -220,8 +220,8 @@ def require_broker(
     name = "HOLDFAST_TOPOLOGY__BROKERS"
     if has_password:
         raise Forbidden(
-            f"the manager would log in at {ip}, for which nobody vouches: name it in {name}, or"
-            " join this member with the operator's token"
+            f"the manager would log in at {ip}, for which the operator does not vouch: name it in"
+            f" {name}, or join this member with the operator's token"
         )
     if (urlsplit(ip).hostname or "") != remote:
         raise Forbidden(

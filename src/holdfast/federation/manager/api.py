@@ -141,7 +141,7 @@ class Api:
             at("GET", f"{v1}/watch", self._watch, "wait for the next revision", Watched,
                refusals=(400, 404, 429, 503), parameters=(
                    ManagerParameter("since", "integer", "the revision that is known"),
-                   ManagerParameter("node", "integer", "whose neighbours to tell"),
+                   ManagerParameter("node", "integer", "the id of the member"),
                    ManagerParameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
                )),
             at("POST", f"{v1}/join-tokens", self._token, "a token that is good for one join",

@@ -40,7 +40,7 @@ class TopologyCollector(Collector):
             ("components", "Parts that no desired link joins.", len(found.components)),
             (
                 "articulation_points",
-                "Members whose loss would cut others off.",
+                "Members that would cut others off if they failed.",
                 len(found.articulation_points),
             ),
             (

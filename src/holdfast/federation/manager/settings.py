@@ -194,7 +194,7 @@ def _certificate_access_problems(settings: ManagerSettings) -> Iterator[Problem]
         case "certificate" if not settings.operators:
             yield (
                 "operators",
-                "nobody would be the operator: name the operators' certificates in"
+                "there would be no operator: name the operators' certificates in"
                 f" {PREFIX}OPERATORS, separated by commas",
             )
         case "either" | "both" if not token:

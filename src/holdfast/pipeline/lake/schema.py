@@ -98,7 +98,7 @@ def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequ
     before = dict(last.columns)
     now = dict(columns)
     advice = (
-        f"Declare it as it was, rename the table, or build it anew: "
+        f"Declare it as it was, rename the table, or build it again: "
         f"`holdfast pipeline rebuild {table}`"
     )
     gone = [name for name in before if name not in now]
@@ -129,7 +129,7 @@ def check_declared(table: Table, last: Commit | None) -> str:
     if table.revision != last.revision:
         raise LakeError(
             f"table {table.name} is stored in revision {last.revision}, declared in revision "
-            f"{table.revision}: build it anew by `holdfast pipeline rebuild {table.name}`"
+            f"{table.revision}: build it again by `holdfast pipeline rebuild {table.name}`"
         )
     return check_evolution(
         table.name, last, names_of(stored_columns(table)), table.partition_columns

@@ -52,7 +52,7 @@ def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
     if last.consumed.lineage != source.lineage or last.consumed.table != table.source:
         raise LakeError(
             f"table {table.name} was made from another {last.consumed.table} than the "
-            f"{table.source} that is there: build it anew by `holdfast pipeline rebuild "
+            f"{table.source} that is there: build it again by `holdfast pipeline rebuild "
             f"{table.name}`"
         )
     return last.consumed

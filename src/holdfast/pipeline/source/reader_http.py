@@ -124,7 +124,7 @@ class LogStream:
             following = {int(p): int(offset) for p, offset in told["next"]}
             return following, [(int(p), int(a), int(b)) for p, a, b in told["passed"]]
         except (KeyError, TypeError, ValueError):
-            raise AdminError(f"{self.name}: the answer does not tell how far it goes") from None
+            raise AdminError(f"{self.name}: the response has no end offset") from None
 
     def _refusal(self, response: HTTPResponse) -> Exception:
         body = self._connection.text_of(response)

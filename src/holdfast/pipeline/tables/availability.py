@@ -29,12 +29,12 @@ DAY_US: Final = 86_400_000_000
 _OUTAGE_COLUMNS: Final = (
     Column("device", "string", "the device"),
     Column("window_start", "timestamp", "the day, UTC"),
-    Column("outage_from", "timestamp", "when it was last heard, or said to be gone; midnight if "
-           "the outage began the day before"),
-    Column("outage_to", "timestamp", "when it was heard again; the end of the day, or the last "
-           "message of any device, if it was not"),
+    Column("outage_from", "timestamp", "the last message before the outage, or its report as "
+           "offline; midnight if the outage began the day before"),
+    Column("outage_to", "timestamp", "the first message after the outage; without one, the end "
+           "of the day or the last message of any device"),
     Column("duration_s", "double", "seconds between the two"),
-    Column("cause", "string", "`offline`: it was said to be gone; `silence`: longer than "
+    Column("cause", "string", "`offline`: it was reported as offline; `silence`: longer than "
            f"{SILENCE_FACTOR} usual intervals"),
     Column("began_before", "boolean", "it began on the day before"),
     Column("is_open", "boolean", "it did not end on this day"),

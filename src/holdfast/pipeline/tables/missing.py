@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from holdfast.pipeline.lake.table import Column, Grain, Table
 
 _GAP_COLUMNS: Final = (
-    Column("stream", "string", "whose numbers: the topic, device or Sparkplug edge node"),
+    Column("stream", "string", "the numbered stream: a topic, device or Sparkplug edge node"),
     Column("run", "bigint", "the run of the stream"),
     Column("device", "string", "the device of the message that told"),
     Column("event", "string", "`missing`: the numbers were skipped; `filled`: one of them came"),
@@ -22,7 +22,7 @@ _GAP_COLUMNS: Final = (
 )
 
 _MISSING_COLUMNS: Final = (
-    Column("stream", "string", "whose numbers: the topic, device or Sparkplug edge node"),
+    Column("stream", "string", "the numbered stream: a topic, device or Sparkplug edge node"),
     Column("device", "string", "the device of the message behind the gap"),
     Column("window_start", "timestamp", "day of opened_at, UTC"),
     Column("run", "bigint", "the run of the stream"),

@@ -45,10 +45,10 @@ COLUMNS: Final = (
     Column("offset", "bigint", "offset in the log partition"),
     Column("position", "int", "number of the reading in its message, from 0"),
     Column("message_id", "string", "the payload's id, if a rule names one"),
-    Column("stream", "string", "whose messages are counted together: the topic, the device, or the "
-           "Sparkplug edge node"),
-    Column("run", "bigint", "tells the runs of a stream apart: another one when the numbers begin "
-           "anew; null without numbers"),
+    Column("stream", "string", "the stream whose messages have one count: the topic, the device, "
+           "or the Sparkplug edge node"),
+    Column("run", "bigint", "the run of the stream: another one when its numbers begin again; "
+           "null without numbers"),
     Column("sequence", "bigint", "the message's number in the run (Sparkplug: counted on beyond "
            "255)"),
     Column("gap_before", "bigint", "numbers missing before this one when it came; null without "

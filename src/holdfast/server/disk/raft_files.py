@@ -60,7 +60,7 @@ _BASE: Final = struct.Struct("<QQ")
 _CHECKED: Final = struct.Struct("<4sI")
 
 _REMEDY: Final = (
-    "the node must be removed from the cluster (holdfast cluster remove) and join anew with an "
+    "the node must be removed from the cluster (holdfast cluster remove) and join again with an "
     "empty data directory"
 )
 

@@ -192,7 +192,7 @@ class PeerLinks(PeerMesh):
             return
         name = dialer.node_id or dialer.address
         if refusal.reason == "nobody":
-            text = f"{name}: nobody listens at {dialer.address}"
+            text = f"{name}: nothing listens at {dialer.address}"
             self._complaints.say(name, refusal.reason, text, logging.INFO)
             if dialer.answered and dialer.answered not in self._links:
                 self._handler.on_refused(dialer.answered)
@@ -246,7 +246,7 @@ class PeerLinks(PeerMesh):
             return Refusal(
                 "incarnation",
                 f"another node is connected as {peer.node_id}: two have the same id, or its data"
-                " directory was made anew a moment ago",
+                " directory was created again a moment ago",
             )
         return None
 

@@ -77,7 +77,7 @@ def _repair_few(graph: GraphView, before: set[Link], rules: GraphRules) -> Repai
     if not graph:
         return _repaired(before, before)
     if len(graph) == 1:
-        return _repaired(before, before, ("there is one member: it has nobody to be linked to",))
+        return _repaired(before, before, ("there is one member: it has no other to be linked to",))
     one, other = sorted(graph)
     problem = "there are two members: when one fails, the other is alone; a third makes it safe"
     if (one, other) in rules.forbidden:

@@ -72,9 +72,9 @@ class IdentityFile:
         if identity.epoch >= EPOCH_COUNTED_MAX:
             # An earlier version believed any epoch that others claimed for this member.
             raise BadIdentity(
-                f"{path} has {identity.epoch} starts, which nobody has counted: replace the number"
-                " by 1000000, or by more if this member was ever started more often, and start"
-                " again; its messages in custody are kept"
+                f"{path} has {identity.epoch} starts, which is not a count of starts: replace the"
+                " number by 1000000, or by more if this member was ever started more often, and"
+                " start again; its messages in custody are kept"
             )
         if id and identity.node.hex() != id:
             raise BadIdentity(

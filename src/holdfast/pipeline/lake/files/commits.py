@@ -252,7 +252,7 @@ def changed(files: Iterable[File], after: int) -> list[File]:
         if file.since and file.since <= after:
             raise LakeError(
                 f"{file.path} has the rows of commits {file.since} to {file.version}, of which "
-                f"those up to {after} were read before: build anew what is made from it"
+                f"those up to {after} were read before: build the tables made from it again"
             )
     return new
 

@@ -234,7 +234,7 @@ class Compaction:
         if file.rows != wanted:
             raise LakeError(
                 f"the files from {merge.files[0].path} to {merge.files[-1].path} have {file.rows} "
-                f"rows, their commits say {wanted}: restore them, or build the table anew"
+                f"rows, their commits say {wanted}: restore them, or build the table again"
             )
         return file
 

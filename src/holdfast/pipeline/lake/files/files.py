@@ -94,7 +94,7 @@ def move_all(moves: Iterable[tuple[Path, Path]]) -> None:
             else:
                 raise LakeError(
                     f"{target} is missing: its commit is recorded, but neither it nor {source} "
-                    "is there. Restore it, or build the table anew"
+                    "is there. Restore it, or build the table again"
                 ) from None
         touched.add(target.parent)
     for directory in touched:
