@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from holdfast.pipeline.lake.table import Grain as Grain
     from holdfast.pipeline.lake.table import Outputs as Outputs
     from holdfast.pipeline.lake.table import Table as Table
+    from holdfast.pipeline.lake.table import expect as expect
     from holdfast.pipeline.properties import decode_properties as decode_properties
     from holdfast.pipeline.session import spark_session as spark_session
     from holdfast.pipeline.source.source import HoldfastSource as HoldfastSource
 
 _NAMES: Final = {
     "holdfast.pipeline.lake.lake": ("Lake",),
-    "holdfast.pipeline.lake.table": ("Column", "Grain", "Outputs", "Table"),
+    "holdfast.pipeline.lake.table": ("Column", "Grain", "Outputs", "Table", "expect"),
     "holdfast.pipeline.properties": ("decode_properties",),
     "holdfast.pipeline.session": ("spark_session",),
     "holdfast.pipeline.source.source": ("HoldfastSource",),

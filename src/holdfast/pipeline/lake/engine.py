@@ -154,6 +154,10 @@ class Step:
                 )
             )
 
+    def unstage(self, output: str) -> None:
+        """Leave the staged files of an output out of the commit."""
+        self._staged[output] = []
+
     def rows(self) -> int:
         """Return the number of staged rows of the table."""
         return rows_of(self._staged[ROWS])

@@ -18,6 +18,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
+from holdfast.pipeline.lake.checks.expectations import checked
 from holdfast.pipeline.lake.engine import Engine, Step, usable
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, Consumed, File, changed, rows_of
 from holdfast.pipeline.lake.files.files import LakeError
@@ -198,6 +199,8 @@ def _build(
         raise TableError(f"table {table.name}: a gold build returns a DataFrame, not {type(built)}")
     frame = cast_to(built, names_of(table.columns), table.name)
     frame = _only(engine, frame, _own_keys(grain), touched)
+    if table.expectations:
+        checked(frame, table, step)
     if grain.unit in UNIT_US:
         frame = frame.withColumn("date", functions.to_date(grain.time))
     if grain.unit == "hour":

@@ -6,11 +6,14 @@ further measures.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Final
 
+import msgspec
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 
+from holdfast.pipeline.lake.checks.expectations import checked
 from holdfast.pipeline.lake.engine import Engine, Step, usable
 from holdfast.pipeline.lake.files.commits import (
     QUARANTINED,
@@ -114,6 +117,8 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
     """Compute rows, quarantine and state from the new files of the source, and stage them."""
     if isinstance(table.build, StreamFold):
         build_folded(engine, table, step, source.columns, files)
+        if table.expectations and step.rows():
+            _check_staged(engine, table, step)
         return
     rows = engine.frame(source.columns, files, table.source)
     arguments = [rows]
@@ -126,19 +131,52 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
     rows_in = rows_of(files)
     try:
         declared = names_of(table.columns)
-        keys = (*table.partition_by, *table.keys)
-        frame = _few_files(engine, cast_to(outputs.rows, declared, table.name), rows_in)
-        if table.keys:
-            frame = frame.sortWithinPartitions(*keys)
-        spec = WriteSpec(step.stage_directory(ROWS), table.partition_by)
-        step.stage(ROWS, frame, spec, rows_in, replaced=False)
-        if outputs.quarantine is not None:
-            _stage_quarantine(table, step, outputs.quarantine, rows_in)
+        rows, bad = cast_to(outputs.rows, declared, table.name), None
+        if table.expectations:
+            shared.append(rows.persist())
+            rows, bad = checked(rows, table, step)
+        _stage_rows(engine, table, step, rows, rows_in)
+        quarantine = outputs.quarantine
+        if bad is not None:
+            quarantine = bad if quarantine is None else quarantine.unionByName(bad, True)
+        if quarantine is not None:
+            _stage_quarantine(table, step, quarantine, rows_in)
         if table.state:
             _stage_state(table, step, outputs.state, rows_in)
     finally:
         for each in shared:
             each.unpersist()
+
+
+def _stage_rows(engine: Engine, table: Table, step: Step, rows: DataFrame, rows_in: int) -> None:
+    frame = _few_files(engine, rows, rows_in)
+    if table.keys:
+        frame = frame.sortWithinPartitions(*table.partition_by, *table.keys)
+    spec = WriteSpec(step.stage_directory(ROWS), table.partition_by)
+    step.stage(ROWS, frame, spec, rows_in, replaced=False)
+
+
+def _check_staged(engine: Engine, table: Table, step: Step) -> None:
+    """Check the rows that a fold has staged. They are written again if some are quarantined."""
+    frames = []
+    columns = names_of(table.columns)
+    for partition in {tuple(file.partition.items()) for file in step.files()}:
+        files = [file for file in step.files() if tuple(file.partition.items()) == partition]
+        frame = engine.frame(
+            [each for each in columns if each[0] not in table.partition_by],
+            [msgspec.structs.replace(file, path=file.staged) for file in files],
+            "",
+        )
+        for name, value in partition:
+            frame = frame.withColumn(name, functions.lit(value))
+        frames.append(cast_to(frame, columns, table.name))
+    rows, bad = checked(reduce(DataFrame.unionByName, frames), table, step)
+    if bad is not None:
+        count = step.rows()
+        # The rows come last, because they may replace the files that both are read from.
+        _stage_quarantine(table, step, bad, count)
+        step.unstage(ROWS)
+        _stage_rows(engine, table, step, rows, count)
 
 
 def _stage_quarantine(table: Table, step: Step, frame: DataFrame, rows_in: int) -> None:

@@ -184,6 +184,33 @@ class Grain:
         return ("date",) if self.unit == "day" else self.columns
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """A condition that every row of a table should meet. Use `expect` to make one."""
+
+    name: str
+    condition: str
+    """SQL over the columns of the table, such as `value_double < 100`. Null is no failure."""
+    on_fail: Literal["warn", "quarantine", "stop"]
+
+
+def expect(
+    name: str, condition: str, on_fail: Literal["warn", "quarantine", "stop"] = "warn"
+) -> Expectation:
+    """Declare an expectation. Raises TableError.
+
+    `warn` counts the rows that fail. `quarantine` also moves them there (silver). `stop` lets the
+    table fail, and nothing is written.
+    """
+    if not _NAME.fullmatch(name):
+        raise TableError(f"expectation {name!r}: small letters, digits and _, 64 at most")
+    if on_fail not in ("warn", "quarantine", "stop"):
+        raise TableError(
+            f"expectation {name}: on_fail is {on_fail!r}; there are warn, quarantine, stop"
+        )
+    return Expectation(name, condition, on_fail)
+
+
 SilverBuild: TypeAlias = "Callable[..., DataFrame | Outputs] | StreamFold"
 GoldBuild: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
@@ -215,6 +242,8 @@ class Table:
     small."""
     grain: Grain | None = field(default=None)
     """The grain, required for gold."""
+    expectations: tuple[Expectation, ...] = ()
+    """The conditions that every row should meet."""
     revision: int = 1
     """The revision of the meaning of `build`. Increase it when the meaning changes; the stored
     table must then be rebuilt."""
@@ -245,6 +274,9 @@ class Table:
             unknown = [name for name in wanted if name not in names]
             if unknown:
                 raise TableError(f"table {self.name}: {what} has {unknown}, no such column")
+        checks = [each.name for each in self.expectations]
+        if len(set(checks)) != len(checks):
+            raise TableError(f"table {self.name}: two expectations have the same name: {checks}")
         if len(self.partition_by) >= len(names):
             raise TableError(f"table {self.name}: partition_by leaves no column for the files")
 
@@ -253,6 +285,11 @@ class Table:
         if grain is None:
             raise TableError(
                 f"table {self.name}: a gold table needs a grain, such as grain=Grain.hours()"
+            )
+        if any(each.on_fail == "quarantine" for each in self.expectations):
+            raise TableError(
+                f"table {self.name}: on_fail='quarantine' is for silver tables, because a gold "
+                "table is computed again from all rows. Use warn or stop"
             )
         if self.state or self.partition_by:
             raise TableError(f"table {self.name}: state and partition_by are for silver tables")

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
 from holdfast.pipeline.lake.files.commits import ROWS, STATE
 from holdfast.pipeline.lake.files.writer import with_date
-from holdfast.pipeline.lake.table import RECORDS, Column, Table
+from holdfast.pipeline.lake.table import RECORDS, Column, Expectation, Table
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX, STATES, Piece
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT, Names, names_of
@@ -81,8 +81,10 @@ Integers = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 
 
-def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
-    """Return the table with some rules before the default ones."""
+def readings_table(
+    rules: Sequence[Rule] = (), name: str = "readings", expectations: Sequence[Expectation] = ()
+) -> Table:
+    """Return the table with some rules before the default ones, and with expectations."""
     return Table(
         name=name,
         layer="silver",
@@ -93,6 +95,7 @@ def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
         keys=("device", "metric", "event_time", "partition", "offset", "position"),
         partition_by=("date",),
         state=STATE_COLUMNS,
+        expectations=tuple(expectations),
     )
 
 

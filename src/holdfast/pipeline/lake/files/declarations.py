@@ -24,6 +24,8 @@ from holdfast.pipeline.lake.table import Table
 
 KEPT: Final = "_tables"
 _PLAIN: Final = (str, bytes, int, float, bool, frozenset, type(None))
+NO_ROWS: Final = ("description", "expectations")
+"""Fields of a declaration that make no rows."""
 DIFFERENCES_SHOWN: Final = 6
 """The most changed lines that an error shows."""
 
@@ -133,7 +135,9 @@ def meaning(value: object, seen: tuple[object, ...] = ()) -> object:
         return [meaning(each, seen) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__, [
-            meaning(getattr(value, field.name), seen) for field in fields(value)
+            meaning(getattr(value, field.name), seen)
+            for field in fields(value)
+            if field.name not in NO_ROWS
         ]
     return value if isinstance(value, _PLAIN) else repr(type(value))
 

@@ -1,0 +1,1 @@
+"""The checks of rows before they are committed."""
