@@ -95,7 +95,7 @@ def test_what_no_rule_allows_is_denied() -> None:
     [
         ("user", "needs a user name"),
         ("topics a", "'topics'"),
-        ("topic reed a", "read, write, readwrite, deny, found 'reed'"),
+        ("topic reed a", "read, write, readwrite, history, deny, found 'reed'"),
         ("topic a b", "found 'a'"),
         ("topic read a/#/b", "'#' must be the last"),
         ("pattern a+", "'\\+' must be a level"),
