@@ -180,7 +180,9 @@ def _store(
 ) -> None:
     """Append the record and promise its acknowledgement, or refuse the message. A cluster sends the
     record to its leader. Delivery and the retained update follow when it comes back committed."""
-    text = refusal_of(connection) or state.cluster.refusal(connection, record)
+    text = "" if connection.meter is None else refusal_of(connection)
+    if not text:
+        text = state.cluster.refusal(connection, record)
     if text:
         _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
         return
