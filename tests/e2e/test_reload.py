@@ -380,6 +380,19 @@ def test_nodes_of_a_cluster_reload_each_its_own_files(tmp_path: Path) -> None:
             client.close()
 
 
+def test_other_signals_are_ignored(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    """Mosquitto's operators send them; a process ends by default."""
+    passwords_of(tmp_path / "passwords", "alice")
+    (tmp_path / "passwords").chmod(0o644)
+    broker = start_holdfast({"security": {"password_file": str(tmp_path / "passwords")}})
+    assert "readable_by_everyone" in broker.log_text()
+    assert broker.process is not None
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        broker.process.send_signal(number)
+        until(lambda number=number: number.name in broker.log_text(), "the line")  # type: ignore[misc]
+    Client(broker.port, "alice").close()
+
+
 def test_a_file_that_hangs_holds_nobody_up(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     """A named pipe gives nothing to its reader before somebody writes, like a directory that
     hangs."""

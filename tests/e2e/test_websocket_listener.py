@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from tests.e2e import wire
 from tests.e2e.test_garbage import AFTER_CONNECT
+from tests.e2e.test_reload import until
 from tests.e2e.websocket_wire import (
     BINARY,
     CLOSE,
@@ -109,12 +110,22 @@ def test_upgrade_byte_by_byte_and_with_the_first_packet_behind_it(
             answer += received
 
 
+def test_any_path(tmp_path: Path) -> None:
+    with websocket_broker(tmp_path, listener={"path": "*"}) as broker:
+        for path in ("/", "/mqtt", "/some/where?x=1"):
+            address = ("127.0.0.1", broker.websocket_port)
+            with socket.create_connection(address, timeout=10) as client:
+                client.sendall(request(path))
+                assert client.recv(4096).startswith(b"HTTP/1.1 101 ")
+
+
 def test_path_and_origins(tmp_path: Path) -> None:
     page = "https://app.example:8443"
     listener = {"path": "/live/mqtt", "allowed_origins": [page]}
     with websocket_broker(tmp_path, listener=listener) as broker:
         port = broker.websocket_port
         assert exchange(port, request("/mqtt")).startswith(b"HTTP/1.1 404 ")
+        until(lambda: "There is nothing at /mqtt" in broker.log_text(), "the path in the log")
         for origin in ("https://evil.example", "null", "https://app.example"):
             answer = exchange(port, request("/live/mqtt", Origin=origin))
             assert answer.startswith(b"HTTP/1.1 403 "), answer

@@ -91,6 +91,24 @@ def test_all_files_that_a_start_opens_are_checked(
     assert capsys.readouterr().out == "configuration is fine\n"
 
 
+def test_serve_checks_all_files_and_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text(f'[security]\npassword_file = "{tmp_path}/none"\n[admin]\nbind = "0.0.0.0"\n')
+    assert main(["serve", "-c", str(path), "--check-config"]) == 2
+    warning, problem = capsys.readouterr().err.splitlines()
+    assert "warning: admin.bind" in warning
+    assert f"{tmp_path}/none" in problem
+
+
+def test_a_mosquitto_conf_is_recognized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "any.conf"
+    path.write_text("# comment\nlistener 1883\n")
+    assert main(["serve", "-c", str(path)]) == 2
+    assert "`holdfast config import` translates it" in capsys.readouterr().err
+
+
 MOSQUITTO = """\
 listener 1883
 listener 8883 127.0.0.1

@@ -13,6 +13,7 @@ from holdfast.config.explain import DEFAULT, NoSuchKey, explain, settings_of
 from holdfast.config.load import load
 from holdfast.config.mosquitto.configuration import MosquittoImport, import_configuration
 from holdfast.config.problem import ConfigError
+from holdfast.config.schema import Config
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
@@ -62,8 +63,16 @@ def run_check(args: argparse.Namespace) -> int:
         config = load(args.config, os.environ)
     except ConfigError as error:
         return _fail(EXIT_CONFIG, *error.problems)
+    return check_files(config)
+
+
+def check_files(config: Config) -> int:
+    """Print one line for each file that a start could not use, and for each warning of a start."""
+    from holdfast.config.check import warnings
     from holdfast.server.file_check import file_problems
 
+    for warning in warnings(config):
+        print(f"holdfast: warning: {warning}", file=sys.stderr)
     problems = file_problems(config)
     if problems:
         return _fail(EXIT_CONFIG, *problems)

@@ -64,7 +64,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="what an acknowledgement waits for (default fsync)",
     )
     parser.add_argument(
-        "--check-config", action="store_true", help="check the configuration and exit"
+        "--check-config",
+        action="store_true",
+        help="check the configuration with all its files, and exit",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log at debug level")
     parser.set_defaults(run=run)
@@ -129,8 +131,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"holdfast: {problem}", file=sys.stderr)
         return EXIT_CONFIG
     if args.check_config:
-        print("configuration is fine")
-        return 0
+        from holdfast.cli.config import check_files
+
+        return check_files(config)
     return serve(config, read, partial(settings_of, args.config, os.environ, _overrides(args)))
 
 

@@ -10,6 +10,7 @@
 Relative paths in values count from the working directory.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from holdfast.config.problem import ConfigError, Problem, shown
 from holdfast.config.values import find_type, problems
 
 PREFIX: Final = "HOLDFAST_"
+_MOSQUITTO: Final = re.compile(r"^(listener|port|include_dir|password_file|allow_anonymous) ", re.M)
+"""A line of Mosquitto's configuration, where a key and its value have no = between them."""
 FILES_MAX: Final = 100
 """The most files of one configuration."""
 
@@ -187,14 +190,19 @@ def _matches(directory: Path, name: str) -> list[Path]:
 
 
 def _read(path: Path) -> Tree:
+    text = ""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: byte {error.start} is wrong") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        hint = ""
+        if _MOSQUITTO.search(text):
+            hint = "; is it a mosquitto.conf? `holdfast config import` translates it"
+        raise ConfigError(f"{path}: not valid TOML: {error}{hint}") from None
 
 
 def _put_text(

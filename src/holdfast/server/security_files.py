@@ -2,6 +2,7 @@
 
 import logging
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -81,6 +82,9 @@ def load_security(config: Config) -> SecurityFiles:
             sources = (*sources, HookSource(hooks, config.hooks.timeout_s))
     except (PasswordError, AclError, ScramError, SourceError, OSError) as error:
         raise SecurityFileError(str(error)) from error
+    for path in (security.password_file, security.scram_file):
+        if path and Path(path).stat().st_mode & stat.S_IROTH:
+            logger.warning("readable_by_everyone file=%r text='chmod o= it'", path)
     if acl is not None and acl.names_users() and not authenticates_users(config):
         logger.warning(
             "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"

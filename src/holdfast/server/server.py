@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import astuple
 from functools import partial
@@ -23,6 +22,7 @@ from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import LEVELS, Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
+from holdfast.server.event_loop.loop import handle_signals
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.node_settings import new_node, node_config
@@ -97,9 +97,7 @@ class Server:
         stop_on_unexpected(loop, self.fail)
         self._watching = watched(Readiness(self).watch())
         descriptors.watch_files()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+        handle_signals(loop, self._stop.set, self._reload_soon)
         config = self.config
         try:
             self._security = load_security(config)

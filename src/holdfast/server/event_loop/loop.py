@@ -5,6 +5,11 @@ The loop is uvloop if it is installed, else asyncio's.
 
 import asyncio
 import gc
+import logging
+import signal
+from collections.abc import Callable
+
+logger = logging.getLogger("holdfast")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -28,3 +33,15 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def handle_signals(
+    loop: asyncio.AbstractEventLoop, stop: Callable[[], object], reload: Callable[[], object]
+) -> None:
+    """Call `stop` at SIGTERM and SIGINT, and `reload` at SIGHUP."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # They end a process by default, and Mosquitto's operators send them.
+        loop.add_signal_handler(number, logger.info, "signal_ignored signal=%s", number.name)
