@@ -16,6 +16,7 @@ from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.security.acl import given_rules
+from holdfast.security.enhanced_authentication import Failure, Success
 from holdfast.security.identity.identity import ClientIdentity
 from tests.support.node_bench import NodeBench, Peer
 
@@ -398,3 +399,51 @@ def test_given_rights_are_the_clients_only_rights() -> None:
     late = node.peer()
     late.send(m.Connect(5, True, 0, "x", will, None, None, {}))
     assert reason(late) == reasons.NOT_AUTHORIZED
+
+
+class Trusting:
+    """Enhanced authentication in one step, which the client gets data from."""
+
+    method = "TRUST"
+
+    def start(self, client_id: str, data: bytes | None) -> Success:
+        return Success(b"proof", "u")
+
+    def step(self, data: bytes | None) -> Success:
+        raise AssertionError("there is one step")
+
+
+def test_hooks_give_rights_after_an_exchange_too() -> None:
+    node = bench(limits())
+    control = node.node.state.admission
+    control.authenticators["TRUST"] = Trusting
+    control.asks_rights = True
+    node.rights = given_rules("hook", ["mine"], [], "u", "c")
+    peer = node.peer()
+    connect = m.Connect(5, True, 0, "c", None, None, None, {21: "TRUST", 17: 1000})
+    peer.send(connect, publication(1, 1))
+    (connack,) = peer.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    assert (connack.reason, connack.properties[21], connack.properties[22]) == (
+        0,
+        "TRUST",
+        b"proof",
+    )
+    assert acks(peer) == [reasons.NOT_AUTHORIZED]
+    assert peer.connection.username == "u"
+
+
+def test_a_failed_exchange_counts_for_a_lockout_of_its_user() -> None:
+    node = bench(limits(lockout_failures=1, lockout_scopes=["user"]))
+    node.node.state.admission.authenticators["TRUST"] = lambda: Distrusting()
+    peer = node.peer()
+    peer.send(m.Connect(5, True, 0, "c", None, None, None, {21: "TRUST"}))
+    assert reason(peer) == reasons.NOT_AUTHORIZED
+    assert [each.name for each in present_bans(node.node.state)] == ["mallory"]
+
+
+class Distrusting(Trusting):
+    """The same, for a client that is refused."""
+
+    def start(self, client_id: str, data: bytes | None) -> Failure:  # type: ignore[override]
+        return Failure("no", "mallory")
