@@ -12,7 +12,7 @@ from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.wire import Wire
-from tests.support.api_client import Api
+from tests.support.api_client import Api, Refused
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,47 @@ def test_a_stream_at_one_node_has_the_events_of_all(cluster: ClusterProcesses) -
                 ),
                 "the client of another node",
             )
-        drops = Api(cluster.nodes["n2"].admin_port).get("drops")
+        api = Api(cluster.nodes["n2"].admin_port)
+        assert len(api.get("cluster")["nodes"]) == 3
+        drops = api.get("drops")
         assert [each["node"] for each in drops["nodes"]] == ["n1", "n2", "n3"]
+
+
+def test_a_live_trace_follows_a_client_a_topic_and_an_address(cluster: ClusterProcesses) -> None:
+    port = cluster.nodes["n1"].admin_port
+    path = "/api/v1/trace/live?seconds=60&"
+
+    def records(stream: Stream) -> list[dict[str, Any]]:
+        return [each for event in list(stream.events) for each in event.get("records", [])]
+
+    def notes(stream: Stream) -> list[tuple[str, str]]:
+        found = [each for event in list(stream.events) for each in event.get("notes", [])]
+        return [(each["event"], each["fields"].get("client", "")) for each in found]
+
+    with (
+        Stream(port, path + "client=traced") as of_client,
+        Stream(port, path + "topic=in/%2B") as of_topic,
+        Stream(port, path + "address=127.0.0.1") as of_address,
+    ):
+        with Wire(cluster.nodes["n2"].port) as client, Wire(cluster.nodes["n3"].port) as other:
+            client.connect("traced", expiry_s=60)
+            client.subscribe(("in/#", 1))
+            other.connect("other")
+            other.publish("in/1", b"by other", qos=1)
+            client.publish("in/2/3", b"by traced", qos=1)
+        for stream in (of_client, of_address):
+            until(lambda stream=stream: ("connected", "traced") in notes(stream), "the connect")
+        until(lambda: ("connected", "other") in notes(of_address), "the other's connect")
+        until(
+            lambda: any(each["content"].get("text") == "by traced" for each in records(of_client)),
+            "the client's message",
+        )
+        until(lambda: bool(records(of_topic)), "the topic's message")
+    assert {each["client"] for each in records(of_client)} == {"traced"}
+    assert [each["content"]["text"] for each in records(of_topic)] == ["by other"]
+    assert ("connected", "other") not in notes(of_client)
+    with pytest.raises(Refused, match="one of client"):
+        Api(port).get("trace/live")
 
 
 def test_limits_drops_and_settings(start_holdfast: StartHoldfast) -> None:

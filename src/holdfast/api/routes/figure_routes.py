@@ -108,6 +108,8 @@ class FigureRoutes:
             Endpoint("GET", f"{v1}/drops", viewer,
                      "what was dropped or refused, by reason, with the last cases", self._drops,
                      DropsReply, (CASES,), refusals=(503,)),
+            Endpoint("GET", f"{v1}/cluster", viewer, "the cluster as this node sees it",
+                     self._cluster, dict, refusals=(404,)),
             Endpoint("GET", f"{v1}/settings", viewer, "the settings of this node with their origin",
                      self._settings, SettingsReply, refusals=(503,)),
         ]  # fmt: skip
@@ -158,6 +160,12 @@ class FigureRoutes:
             },
             cases[: min(question.cases, CASES_MAX)],
         )
+
+    async def _cluster(self, call: Call) -> object:
+        cluster = self._node.server.cluster
+        if cluster is None:
+            raise ApiRefusal(404, "this node belongs to no cluster: start it with --peer-bind")
+        return cluster.status()
 
     async def _settings(self, call: Call) -> SettingsReply:
         explain = self._node.server.explain

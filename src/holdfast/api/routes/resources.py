@@ -5,6 +5,7 @@ from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.event_feed import EventFeed
 from holdfast.api.routes.figure_routes import FigureRoutes
+from holdfast.api.routes.live_routes import LiveRoutes
 from holdfast.api.routes.message_routes import MessageRoutes
 from holdfast.api.routes.record_routes import RecordRoutes
 from holdfast.api.routes.session_routes import SessionRoutes
@@ -22,6 +23,7 @@ def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
         *TopicRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
         *TraceRoutes(node).endpoints(),
+        *LiveRoutes(node, everywhere).endpoints(),
         *FigureRoutes(node, everywhere).endpoints(),
         *EventFeed(node, everywhere).endpoints(),
     ]

@@ -4,6 +4,7 @@ In a cluster each node lists the subscriptions of its connected clients, and the
 adds those of the sessions away. A group's position is in the log, so every node knows it.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -15,6 +16,7 @@ from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_routes import AFTER, LIMIT, Choice, has_no_owner, place_of
 from holdfast.api.views.pages import AbsentNode, BestRows, encode_place
 from holdfast.api.views.sessions import is_connected
+from holdfast.api.views.slices import ITEMS
 from holdfast.api.views.subscriptions import (
     GroupDetail,
     GroupMemberRow,
@@ -130,9 +132,16 @@ class SubscriptionRoutes:
                 for key, count in answer.members.items():
                     connected[key] = connected.get(key, 0) + count
         best: BestRows[str] = BestRows(call[LIMIT], place, descending=False)
-        for key in {*connected, *node.recorded.groups}:
-            if search in key.casefold():
-                best.add((key, ""), key)
+        keys = [*connected, *(key for key in list(node.recorded.groups) if key not in connected)]
+
+        def choose() -> Iterator[None]:
+            for number, key in enumerate(keys):
+                if number % ITEMS == ITEMS - 1:
+                    yield
+                if search in key.casefold():
+                    best.add((key, ""), key)
+
+        await node.slices.run(choose())
         rows = [self._row(key, connected.get(key, 0)) for _, key in best.page()]
         is_last = len(rows) < call[LIMIT]
         following = "" if is_last else encode_place((rows[-1].group, ""))
