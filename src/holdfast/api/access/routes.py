@@ -14,7 +14,7 @@ from starlette.responses import Response
 from holdfast.api.access.audit import AuditAnswer, AuditEntry, AuditLog, AuditQuestion
 from holdfast.api.access.gate import CredentialGate, cookie_of
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
-from holdfast.api.routes.everywhere import Everywhere
+from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.views.pages import AbsentNode, BadCursor, decode_place, encode_place
 from holdfast.security.access import changes
 from holdfast.security.access.access_file import NAME, AccessError, StoredToken
