@@ -25,7 +25,7 @@ class CertificateDate(NamedTuple):
     """The end of validity of one file."""
 
     door: str
-    """The listener's address, `peers` or `federation`."""
+    """The listener's address, `admin`, `peers` or `federation`."""
     file: str
     """`certificate` or `ca`."""
     valid_until: float
@@ -83,6 +83,8 @@ def dates_of(config: Config) -> list[CertificateDate]:
         (f"{each.bind}:{each.port}", {"certificate": each.certificate, "ca": each.client_ca})
         for each in config.listeners
     ]
+    if config.admin.certificate:
+        files.append(("admin", {"certificate": config.admin.certificate}))
     cluster, federation = config.cluster, config.federation
     if cluster.peer_bind:
         files.append(("peers", {"certificate": cluster.certificate, "ca": cluster.ca}))

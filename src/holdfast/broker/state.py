@@ -17,6 +17,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.pending_connects import PendingConnects
 from holdfast.broker.effects import ResumeInput
 from holdfast.broker.promise import Promise
+from holdfast.broker.publish.trace_context import PublishTracer
 from holdfast.broker.recorded_state import PROGRESS, WORK, RecordedState
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
@@ -78,6 +79,9 @@ class Route:
 class NodeState(RecordedState):
     """The whole state of a node: what its log records, with connections, routes, jobs and
     promises."""
+
+    tracer: PublishTracer | None = None
+    """Traces publishes; None: nothing is traced."""
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         super().__init__(config, journal)

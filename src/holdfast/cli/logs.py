@@ -21,8 +21,8 @@ from holdfast.cli.log_rate import (
     one_line,
 )
 
-LOGGERS: Final = ("holdfast", "uvicorn", "asyncio")
-"""The loggers of the broker, the admin port's HTTP server, and the event loop."""
+LOGGERS: Final = ("holdfast", "uvicorn", "asyncio", "opentelemetry")
+"""The loggers of the broker, the admin port's HTTP server, the event loop and the traces."""
 SUMMARY: Final = "lines_suppressed"
 
 _now = time.monotonic

@@ -5,6 +5,7 @@ but probably a mistake.
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Final
 
 from holdfast.addresses import address_problem, is_loopback, overlap, split_address
@@ -39,10 +40,21 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f" = {retained}: must be 0 (no limit) or at least log.segment_bytes"
             f" = {config.log.segment_bytes}, for only whole segments are deleted",
         )
+    if config.tracing.enabled and not has_otel():
+        yield "tracing.enabled", " = true: needs OpenTelemetry: pip install 'holdfast[otel]'"
     yield from identity_problems(config.security)
     yield from _lease_problems(config)
     yield from cluster_problems(config)
     yield from federation_contradictions(config)
+
+
+def has_otel() -> bool:
+    """Whether the packages of the extra `otel` are installed."""
+    names = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+    try:
+        return all(find_spec(name) is not None for name in names)
+    except ModuleNotFoundError:
+        return False
 
 
 def _lease_problems(config: Config) -> Iterator[Problem]:

@@ -298,6 +298,19 @@ class Logging(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     format: Literal["text", "json"] = "text"
 
 
+class Traces(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Traces of publishes with OpenTelemetry. It needs the extra `otel`."""
+
+    enabled: bool = False
+    """Whether messages get a `traceparent` user property, and some of them a span."""
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """The share of messages without a `traceparent` that get a span. One that has it decides by its
+    own flag."""
+    endpoint: Annotated[str, Meta(pattern=r"^$|^https?://\S+$", description="an http(s) URL")] = ""
+    """The URL of an OTLP/HTTP collector for traces. Empty: OpenTelemetry's variables decide, and
+    without them http://localhost:4318/v1/traces."""
+
+
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """All settings of a broker, one field per section of the file."""
 
@@ -317,3 +330,4 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     lockout: Lockout = field(default_factory=Lockout)
     sys: Sys = field(default_factory=Sys)
     logging: Logging = field(default_factory=Logging)
+    tracing: Traces = field(default_factory=Traces)

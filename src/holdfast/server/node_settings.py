@@ -9,6 +9,7 @@ from holdfast.broker.node import Node
 from holdfast.config import schema
 from holdfast.config.schema import Config
 from holdfast.server.event_loop import descriptors
+from holdfast.server.event_loop.trace_export import tracer_for
 from holdfast.server.security_files import SecurityFiles, authenticates_users
 from holdfast.storage.journal.journal import Journal
 
@@ -86,6 +87,7 @@ def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
     state = node.state
     state.acl = security.acl
     security.apply_to(node)
+    state.tracer = tracer_for(config.tracing, config.node.id)
     state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
     # The same clock as the loop's, which must not be used in another thread.
     node.tick(time.monotonic(), time.time_ns() // 1000)

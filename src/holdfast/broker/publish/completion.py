@@ -109,6 +109,37 @@ class PublishPromise(Promise):
         )
 
 
+class TracedPromise(PublishPromise):
+    """The promise of an acknowledgement whose message has a span."""
+
+    def __init__(
+        self,
+        record: Record,
+        route: Route | None,
+        connection: Connection | None,
+        packet_id: int,
+        is_repeated: bool,
+        span: object,
+    ) -> None:
+        super().__init__(record, route, connection, packet_id, is_repeated)
+        self.span = span
+
+    def release(self, state: NodeState) -> None:
+        super().release(state)
+        self._end(state, "")
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        super().refuse(state, reason, text)
+        self._end(state, text)
+
+    def _end(self, state: NodeState, error: str) -> None:
+        tracer = state.tracer
+        if tracer is not None:
+            # In a cluster the record that is forwarded has no offset at this node.
+            offset = self.record.offset if self.route is not None else -1
+            tracer.end(self.span, self.record.partition, offset, error)
+
+
 class RetainedPromise(Promise):
     """The promise of a retained update without a publication."""
 

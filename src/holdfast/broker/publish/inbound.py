@@ -12,6 +12,7 @@ from holdfast.broker.publish.completion import (
     PublishPromise,
     RefusalPromise,
     ReplyPromise,
+    TracedPromise,
     acknowledgement,
     encode_refusal,
     retain_at_once,
@@ -60,9 +61,16 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     if route.version != state.route_version:
         resolved(state, route)
     qos = publish.qos
+    tracer = state.tracer
+    if tracer is not None:
+        publish.properties = tracer.begin(
+            route.topic, publish.properties, session.client_id, qos, len(publish.payload)
+        )
     if qos == 0:
         state.stats.publish_qos0_received += 1
         _publish_qos0(state, connection, session, publish, route)
+        if tracer is not None and tracer.span is not None:
+            tracer.end(tracer.span, -1, -1, "")
         return
 
     # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
@@ -193,6 +201,11 @@ def _store(
         is_repeated = publish.dup
     here = route if state.cluster.is_single else None
     promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
+    tracer = state.tracer
+    if tracer is not None and tracer.span is not None:
+        promise = TracedPromise(
+            record, here, connection, publish.packet_id, is_repeated, tracer.span
+        )
     state.publish(record, promise)
     if state.admission.observer is not None:
         _observe(state.admission.observer, connection, publish, route)
