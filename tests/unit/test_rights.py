@@ -9,11 +9,11 @@ from holdfast.broker import federation_session as federating
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
-from holdfast.broker.publish.inbound import publish_own
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights, explain, replace_rules
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import STEPS_AT_ONCE
+from holdfast.broker.sys_topics import publish_own
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.security.acl import READ, WRITE, AclFile

@@ -77,7 +77,7 @@ READ_WAYS: Final = {
     "broker/delivery/delivery.py:send_inflight": LIVE,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
-    "broker/publish/inbound.py:publish_own": LIVE,
+    "broker/sys_topics.py:publish_own": LIVE,
     "broker/connections/wills.py:_publish_qos0": LIVE,
     "broker/federation_session.py:publish": LIVE,
     "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,

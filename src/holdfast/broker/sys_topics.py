@@ -1,7 +1,9 @@
 """The $SYS tree, with Mosquitto's topic names (note the blank in `retained messages`)."""
 
 from holdfast import __version__
-from holdfast.broker.publish.inbound import publish_own
+from holdfast.broker.delivery.delivery import deliver, send_group_qos0
+from holdfast.broker.routing import find_route
+from holdfast.broker.session.message import Message
 from holdfast.broker.state import NodeState
 
 VERSION = f"holdfast version {__version__}"
@@ -108,3 +110,16 @@ class SysTopics:
             if last.get(name) != value:
                 last[name] = value
                 publish_own(self._state, f"$SYS/broker/{name}".encode(), value.encode(), True)
+
+
+def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
+    """Publish a QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
+    message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
+    route = find_route(state, topic)
+    if retain:
+        state.retained.set(route.topic, message)
+    deliver(state, route, message)
+    if not state.cluster.is_single:
+        # Each node publishes its own $SYS topics to its own clients.
+        for group in route.groups:
+            send_group_qos0(state, group, message)

@@ -7,7 +7,7 @@ is committed.
 from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.admission.throttle import charge_publish, refusal_of
 from holdfast.broker.connections.client_notes import note_publish_denied
-from holdfast.broker.delivery.delivery import deliver, send_group_qos0
+from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.publish.completion import (
     PublishPromise,
     RefusalPromise,
@@ -27,7 +27,7 @@ from holdfast.broker.publish.producer_dedup import (
 )
 from holdfast.broker.publish.producers import PROPERTY_HEAD
 from holdfast.broker.rights import may_write
-from holdfast.broker.routing import find_route, look_up, resolved
+from holdfast.broker.routing import look_up, resolved
 from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
@@ -394,16 +394,3 @@ def handle_pubrel(
         sequence=packet_id,
     )
     state.publish(record, promise)
-
-
-def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
-    """Publish a QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
-    message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
-    route = find_route(state, topic)
-    if retain:
-        state.retained.set(route.topic, message)
-    deliver(state, route, message)
-    if not state.cluster.is_single:
-        # Each node publishes its own $SYS topics to its own clients.
-        for group in route.groups:
-            send_group_qos0(state, group, message)
