@@ -6,6 +6,7 @@ Started by the comparison as `python -m bench.generator SCENARIO PORT PID WARM_U
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from bench import flows, idle, paced
@@ -16,21 +17,35 @@ from bench.scenarios import PAYLOAD_BYTES, Figure, Scenario, by_name
 from bench.wire import Frame
 
 DRAIN_TIMEOUT_S = 15.0
+CONNECTING_MAX = 32
+"""Clients that connect at a time."""
 
 
 def open_flows(scenario: Scenario, port: int, loop: Loop) -> list[flows.Flow]:
     """Connects every client; subscribers first, so that nothing is published unheard."""
+    names = [
+        name
+        for topic in range(scenario.topics)
+        for name in (
+            *(f"sub-{topic:04}-{index:03}" for index in range(scenario.subscribers)),
+            f"pub-{topic:04}",
+        )
+    ]
+    # Mosquitto takes 0.2 s for each WebSocket, and takes many at once.
+    with ThreadPoolExecutor(CONNECTING_MAX) as pool:
+        opened = pool.map(lambda name: Connection(port, name, scenario.transport), names)
+        connections = dict(zip(names, opened, strict=True))
     made = []
     for topic in range(scenario.topics):
         frame = Frame(f"bench/{topic:04}", scenario.qos, PAYLOAD_BYTES)
         sinks = []
         for index in range(scenario.subscribers):
-            connection = Connection(port, f"sub-{topic:04}-{index:03}", scenario.transport)
+            connection = connections[f"sub-{topic:04}-{index:03}"]
             connection.subscribe(f"bench/{topic:04}", scenario.qos)
             sink = flows.SUBSCRIBERS[scenario.qos](connection, frame)
             loop.add(connection, sink.handle)
             sinks.append(sink)
-        connection = Connection(port, f"pub-{topic:04}", scenario.transport)
+        connection = connections[f"pub-{topic:04}"]
         source = flows.publisher(connection, frame, scenario.window)
         loop.add(connection, source.handle)
         made.append(flows.Flow(source, sinks, lag_max=scenario.lag_max, batch=scenario.batch))

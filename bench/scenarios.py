@@ -201,8 +201,8 @@ SCENARIOS = (
     ),
     Scenario(
         "connects",
-        "10,000 clients connect, 64 at a time",
-        Figure.RATE,
+        "10,000 clients connect, 64 at a time; CPU of each",
+        Figure.CPU,
         1.0,
         connections=10_000,
     ),
