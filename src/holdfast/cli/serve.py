@@ -163,7 +163,7 @@ def serve(
         loop.close()
     if code == STAND_BY_AGAIN and not (Path(config.node.data) / MANIFEST).exists():
         # A new process would create an empty directory and serve it.
-        text = "data_directory_gone directory=%r text='is it mounted?'"
+        text = "data_directory_gone directory=%r text='the data directory is gone: is it mounted?'"
         logging.getLogger("holdfast").critical(text, config.node.data)
         return EXIT_FAILED
     if code in (STAND_BY_AGAIN, START_ANEW):
