@@ -12,6 +12,7 @@ pytest.importorskip("pyspark.sql")
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.lake.files.commits import CommitLog, Skipped
 from holdfast.pipeline.lake.status import LakeStatus, lake_status, status_lines
+from tests.support.gold_files import write_table
 from tests.support.journal_files import Journal, record
 from tests.unit.test_jobs_commits import commit
 
@@ -54,6 +55,19 @@ def test_a_log_that_ends_before_what_was_read(tmp_path: Path) -> None:
         "partition 0 is in the lake up to offset 8, the log ends at 5: it has lost its end, or is "
         "another log"
     )
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(3, False), (40, True)])
+def test_a_sequence_rule_that_is_absurd(tmp_path: Path, count: int, is_told: bool) -> None:
+    """A device that counts over ten topics: each topic lacks nine numbers of ten."""
+    CommitLog(tmp_path, "records").record(commit(1, table="records", rows_total=20))
+    rows = [{"device": "d", "stream": f"t/{n}", "count": count} for n in range(2)]
+    write_table(tmp_path, load_catalog().table("missing"), rows)
+    (hint,) = lake_status(tmp_path, load_catalog(), {}).hints or [""]
+    assert hint.startswith(
+        "missing: 80 message numbers are missing, more than the 20 messages"
+    ) == (is_told)
+    assert ("sequence_per='device'" in hint) == is_told
 
 
 def test_tables_that_nobody_declares_here(tmp_path: Path) -> None:

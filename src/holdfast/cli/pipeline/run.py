@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.lake import Lake, source_options
     from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
+    from holdfast.pipeline.lake.status import MISSING, hints
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)
@@ -113,6 +114,9 @@ def run(args: argparse.Namespace) -> int:
         stop_on_signals(runner)
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
         progress.finished(report)
+        if not args.quiet and MISSING in report.commits:
+            for hint in hints(lake.path, lake.catalog):
+                print(f"hint: {hint}", file=sys.stderr)
         if not report.ok:
             print(f"holdfast: Spark's own output is in {log.keep()}", file=sys.stderr)
     return 0 if report.ok else 1

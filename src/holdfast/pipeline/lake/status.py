@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
 
 from holdfast.pipeline.lake.catalog import DECLARED_BY, Catalog
 from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
@@ -16,6 +20,8 @@ from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess
 
+MISSING: Final = "missing"
+"""The table of missing message numbers (holdfast.pipeline.tables)."""
 AGE_MAX_S: Final = 40 * 365 * 86_400.0
 """The greatest lag in seconds that is looked for."""
 
@@ -60,6 +66,8 @@ class LakeStatus:
     bronze read them, and failOnDataLoss=false let it skip them."""
     skipped: list[Skipped] = field(default_factory=list)
     """The last skipped ranges."""
+    hints: list[str] = field(default_factory=list)
+    """What looks wrong in the tables, and what may mend it."""
     undeclared: list[str] = field(default_factory=list)
     """The stored tables without a declaration in this catalogue."""
 
@@ -106,8 +114,30 @@ def lake_status(
         problem=found.problem,
         skipped_total=records.skipped_total if records is not None else 0,
         skipped=list(records.skipped) if records is not None else [],
+        hints=hints(lake, catalog),
         undeclared=sorted({path.parent.name for path in lake.glob(f"*/{COMMITS}")} - set(last)),
     )
+
+
+def hints(lake: Path, catalog: Catalog) -> list[str]:
+    """Return what looks wrong in the tables of a lake, and what may mend it."""
+    records = CommitLog(lake, RECORDS).last()
+    log = CommitLog(lake, MISSING)
+    last = log.last()
+    if MISSING not in catalog.tables or records is None or last is None:
+        return []
+    numbers = 0
+    for file in log.live(last.version):
+        with suppress(OSError, pa.ArrowInvalid):  # a run is exchanging the file
+            found = parquet.read_table(lake / file.path, columns=["count"], partitioning=None)
+            numbers += pc.sum(found["count"]).as_py() or 0
+    if numbers <= records.rows_total:
+        return []
+    return [
+        f"{MISSING}: {numbers:,} message numbers are missing, more than the {records.rows_total:,} "
+        "messages that are there. If a device counts over several topics, a rule with "
+        "sequence_per='device' mends it; if its numbers are none, sequence=None"
+    ]
 
 
 @dataclass(frozen=True)
@@ -232,6 +262,7 @@ def status_lines(status: LakeStatus) -> list[str]:
         for table in status.tables
         for name, number in table.counts.items()
     ]
+    lines += [f"hint: {hint}" for hint in status.hints]
     if status.undeclared:
         names = ", ".join(status.undeclared)
         lines += ["", f"also there: {names}; give --tables with {DECLARED_BY}"]
