@@ -139,7 +139,7 @@ def test_a_lake_at_a_url_is_refused(given: str) -> None:
         with pytest.raises(LakeError, match=f"the lake {scheme}://... is no directory"):
             Lake(path)
     with pytest.raises(LakeError, match="is a URL: give host:adminport"):
-        source_options("http://127.0.0.1:18083")
+        source_options("kafka://127.0.0.1/topic")
 
 
 def test_packages() -> None:

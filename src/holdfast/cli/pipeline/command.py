@@ -43,8 +43,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "compact", commands.compact, "make few files of the many that small commits have made"
     )
     package = add("package", commands.write_package, "a zip and a script for spark-submit")
+    infer = add("infer", commands.infer_rules, "propose rules for the payloads of a log")
     report = add("report", commands.write_report, "charts of the tables as one HTML file")
-    for each in (status, rebuild, compact, report):
+    for each in (status, rebuild, compact, report, infer):
         options.add_lake(each)
     for each in (status, schema, rebuild, compact, report):
         options.add_tables(each)
@@ -55,15 +56,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument(
         "--offline", action="store_true", help="do not ask the servers how far the log is"
     )
-    status.add_argument("--prometheus", action="store_true", help="print metrics for Prometheus")
-    status.add_argument(
-        "--fail-if-lag",
-        type=options.duration_s,
-        metavar="TIME",
-        help="exit with 1 if a table is further behind than this, such as 60s, or if that is not "
-        "known",
-    )
+    options.add_watching(status)
     schema.add_argument("name", nargs="*", metavar="TABLE", help="only these (default: all)")
+    options.add_inference(infer)
     rebuild.add_argument("names", nargs="+", metavar="TABLE", help="silver or gold table")
     options.add_what(compact, "TABLE", "bronze, silver, all (default), or names of tables")
     options.add_output(package, PACKAGE_DIRECTORY, "DIR", "where to")

@@ -154,6 +154,40 @@ def write_package(args: argparse.Namespace) -> int:
     return 0
 
 
+def infer_rules(args: argparse.Namespace) -> int:
+    """Write rules that fit the last messages of a log, without Spark."""
+    from holdfast.pipeline.lake.lake import source_options
+    from holdfast.pipeline.lake.runner import check_source
+    from holdfast.pipeline.lake.table import RECORDS
+    from holdfast.pipeline.source.newest import newest_messages
+    from holdfast.pipeline.source.options import parse
+    from holdfast.pipeline.tables.inference import infer, tables_file
+
+    output: Path = args.output
+    source = source_options(args.source) if args.source else _lake(args).source()
+    check_source([RECORDS], source)
+    messages = newest_messages(parse(source), args.messages)
+    topics = len({topic for topic, _ in messages})
+    seen = f"{len(messages):,} messages of {topics:,} topics"
+    proposals = infer(messages)
+    if not proposals:
+        print(f"no rule to propose from {seen}: the default rules fit, or there are too few")
+        return 0
+    text = tables_file(proposals, {"messages": len(messages), "topics": topics})
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except OSError as error:
+        why = error.strerror or error
+        print(f"holdfast: {output} cannot be written: {why}", file=sys.stderr)
+        return EXIT_USAGE
+    print(
+        f"wrote {output}: {len(proposals)} rules from {seen}. Read it, then use it:\n"
+        f"  holdfast pipeline run --lake {args.lake} --tables {output}"
+    )
+    return 0
+
+
 def write_report(args: argparse.Namespace) -> int:
     """Write charts of tables as one HTML file, without Spark."""
     if find_spec("plotly") is None:

@@ -9,6 +9,7 @@ from holdfast.addresses import split_address
 from holdfast.numbers import whole_number
 
 DEFAULT_LAKE: Final = Path("lake")
+RULES: Final = Path("my_tables.py")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -80,6 +81,34 @@ def add_output(parser: argparse.ArgumentParser, default: Path, metavar: str, wha
         metavar=metavar,
         help=f"{what} (default ./{default})",
     )
+
+
+def add_watching(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prometheus", action="store_true", help="print metrics for Prometheus")
+    parser.add_argument(
+        "--fail-if-lag",
+        type=duration_s,
+        metavar="TIME",
+        help="exit with 1 if a table is further behind than this, such as 60s, or if that is not "
+        "known",
+    )
+
+
+def add_inference(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="SOURCE",
+        help="admin ports of the servers or a data directory (default: the source of the lake)",
+    )
+    parser.add_argument(
+        "--messages",
+        type=positive,
+        default=20_000,
+        metavar="N",
+        help="how many of the last messages are read (default 20000)",
+    )
+    add_output(parser, RULES, "FILE", "where to write the rules")
 
 
 def pair(text: str) -> tuple[str, str]:
