@@ -18,7 +18,7 @@ from holdfast.broker.admission.limits import (
     USER,
     AdmissionLimits,
 )
-from holdfast.broker.admission.token_bucket import TokenBucket
+from holdfast.broker.admission.token_bucket import EMPTY, TokenBucket
 
 IDLE_MAX: Final = 100_000
 """The most buckets that are remembered for names without a connection."""
@@ -72,14 +72,19 @@ class Meter:
                 over = OVER_RATE
         return over
 
-    def charge(self, messages: int, size_bytes: int) -> None:
-        """Take what an accepted packet costs. `state` was called for the present time."""
+    def charge(self, messages: int, size_bytes: int) -> bool:
+        """Take what an accepted packet costs, and return whether a rate is used up now. `state` was
+        called for the present time."""
+        is_used_up = False
         for bucket in self.messages:
-            bucket.take(messages)
+            bucket.tokens -= messages
+            is_used_up = is_used_up or bucket.tokens <= EMPTY
         for bucket in self.bytes:
-            bucket.take(size_bytes)
+            bucket.tokens -= size_bytes
+            is_used_up = is_used_up or bucket.tokens <= EMPTY
         if self.quota is not None:
-            self.quota.take(size_bytes)
+            self.quota.tokens -= size_bytes
+        return is_used_up
 
     def wait_s(self) -> float:
         """The seconds until the next message is within the rates."""

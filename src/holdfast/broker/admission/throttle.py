@@ -75,7 +75,8 @@ def charge_publish(state: NodeState, connection: Connection, size_bytes: int, qo
             state.stats.refused_rate += 1
             meter.refusal = "more messages or bytes a second than allowed: send it again later"
             return True
-    meter.charge(1, size_bytes)
+    if not meter.charge(1, size_bytes):
+        return True
     action = state.admission.limits.over
     if action != DISCONNECT and (action != REFUSE or qos == 0 or connection.version < 5):
         _pause(state, connection, meter)
