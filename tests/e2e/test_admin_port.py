@@ -71,7 +71,8 @@ def ask(
         connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body)
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        is_stream = answer.headers.get("Content-Type", "").startswith("text/event-stream")
+        return answer.status, b"" if is_stream else answer.read()
     finally:
         connection.close()
 
