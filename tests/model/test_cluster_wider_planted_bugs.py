@@ -98,7 +98,6 @@ def a_timer_is_not_cancelled() -> Iterator[None]:
         session.owner = owner
 
     def touch(recovery: Recovery, session: Session) -> None:
-        recovery.expired.discard(session)
         recovery.touched.add(session)
 
     with (
