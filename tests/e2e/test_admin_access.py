@@ -164,7 +164,7 @@ def test_a_new_token_works_at_once_and_a_removed_one_ends(secured: Secured) -> N
 
 
 def test_tokens_over_the_api(secured: Secured) -> None:
-    made = secured.ask("POST", "/api/v1/tokens", "admin", {"role": "viewer", "valid_s": 1})
+    made = secured.ask("POST", "/api/v1/tokens", "admin", {"role": "viewer", "valid_s": 5})
     assert made.status == 200
     id, token = made.json["id"], made.json["token"]
     port = secured.broker.admin_port

@@ -16,6 +16,7 @@ ADMIN_PATHS: Final = (
     "/healthz", "/readyz", "/metrics", "/cluster", "/cluster/init", "/cluster/rebalance",
     "/cluster/drain", "/cluster/undrain", "/cluster/remove", "/cluster/unsafe-recover",
     "/api/v1/log", "/api/v1/log/0", "/api/v1/log/read", "/api/v1/log/times", "/api/v1/federation",
+    "/api/v1/login", "/api/v1/audit", "/api/v1/users/x", "/api/v1/tokens/x", "/api/v1/openapi.json",
 )  # fmt: skip
 ADMIN_NAMES: Final = (
     "node",
