@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -415,3 +416,42 @@ def test_the_only_voter_decides_nothing_on_an_older_copy(tmp_path: Path) -> None
         for name in cluster.nodes:
             payloads |= publish(cluster, name, "after")
         wait_all_have(cluster, payloads)
+
+
+def test_the_only_voter_put_back_acknowledges_nothing_before_it_meets_the_other(
+    tmp_path: Path,
+) -> None:
+    """It is a majority by itself, and the copy says that it is alone in sync. The other node, which
+    knows better, is slow to answer."""
+    settings = {"cluster": {"partitions": 4, "min_insync": 1}}
+    with ClusterProcesses(tmp_path, 2, settings) as cluster:
+        voters = [each["node"] for each in cluster.status()["nodes"] if each["voter"]]
+        (voter,) = voters
+        (other,) = cluster.nodes.keys() - {voter}
+        cluster.stop(other)
+
+        def is_alone() -> bool:
+            return all(each["in_sync"] == [voter] for each in cluster.status(voter)["partitions"])
+
+        until(is_alone, "the voter is alone in sync")
+        assert cluster.stop(voter) == 0
+        kept = copy(cluster, voter)
+        cluster.restart(voter, other)
+        cluster.wait_healthy()
+        publish(cluster, voter, "after the copy")
+        assert cluster.stop(voter) == 0
+        put_back(cluster, voter, kept)
+        cluster.pause(other)
+        node = cluster.nodes[voter]
+        node.launch()
+        node.await_ready()
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            # Until the node has met the other one it does not even listen.
+            with contextlib.suppress(OSError), Wire(node.port, timeout_s=1.0) as writer:
+                writer.connect("early")
+                assert writer.publish("t/1", b"early", 1) not in (0, NO_MATCHING_SUBSCRIBERS)
+            time.sleep(0.02)
+        cluster.resume(other)
+        until(lambda: "older_copy" in node.log_text(), "the voter notices")
+        assert node.readiness() != 200

@@ -51,6 +51,8 @@ LEAVE_S: Final = 3.0
 """The time in seconds that other nodes have at shutdown to take over leaderships."""
 PENDING_BYTES: Final = 8 << 20
 """The bytes of uncommitted batches read at a time at the start."""
+MEETING_S: Final = 2.0
+"""The longest wait in seconds at the start for other nodes whose hosts do not answer."""
 SAVE_AGAIN_S: Final = 1.0
 """The pause in seconds after a snapshot that could not be written."""
 
@@ -190,8 +192,11 @@ class ClusterMembership:
             await self.operations.init()
 
     async def wait_until_ready(self) -> None:
-        """Wait until this node leads each partition of its cluster or follows its leader."""
+        """Wait until this node leads each partition of its cluster or follows its leader, and has
+        met the other nodes that run. Counter-example: the disk of the only voter is an older copy.
+        It is a majority by itself, and acknowledges messages before another node can tell it."""
         await self._ready.wait()
+        await self.links.wait_for_peers(MEETING_S)
 
     # ProcessPort
 

@@ -39,6 +39,8 @@ class PeerDialer:
         self.answered = node_id
         """The node that was last found at the address."""
         self.needed = asyncio.Event()
+        self.tried = asyncio.Event()
+        """Set when an attempt has ended, or was not needed."""
         self._attempt = attempt
         self._failures = 0
         self._urgent = asyncio.Event()
@@ -64,6 +66,7 @@ class PeerDialer:
             if self.needed.is_set():
                 self._failures += 1
                 await self._attempt(self)
+            self.tried.set()
 
     async def _pause(self) -> None:
         longest_s = min(DELAY_S_MAX, DELAY_S_MIN * 2 ** min(self._failures - 1, 16))

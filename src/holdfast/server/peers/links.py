@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -171,6 +172,7 @@ class PeerLinks(PeerMesh):
                 dialer.needed.set()
             else:
                 dialer.needed.clear()
+                dialer.tried.set()
 
     def _stop_dialling(self) -> "list[asyncio.Task[None]]":
         dialling = [dialer.stop() for dialer in self._dialers.values()]
@@ -200,6 +202,15 @@ class PeerLinks(PeerMesh):
             text = f"{name} at {dialer.address} {refusal.text}"
             level = logging.INFO if refusal.reason == "reset" else logging.WARNING
             self._complaints.say(name, refusal.text, text, level)
+
+    async def wait_for_peers(self, longest_s: float) -> None:
+        """Wait until each peer is connected or an attempt to dial it has ended, at most
+        `longest_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                for dialer in list(self._dialers.values()):
+                    if dialer.answered not in self._links:
+                        await dialer.tried.wait()
 
     # PeerMesh
 
