@@ -4,11 +4,21 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.test_admin_access import ask, wait_for
 
+RESOURCES = re.compile(
+    r"^holdfast (clients|sessions|subscriptions|groups|retained|log (trace|why))\b.*$", re.MULTILINE
+)
+STATE = (
+    "sub -i pump-7 -c -q 1 -t plant/# -E",
+    "pub -q 1 -t plant/1/state -m on",
+    "pub -q 1 -r -t plant/old/1 -m gone",
+)
+"""What the commands of the page are about."""
 PAGE = (Path(__file__).parents[2] / "docs" / "admin-api.md").read_text()
 
 
@@ -21,12 +31,21 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     environment["PATH"] = f"{shim.parent}:{environment['PATH']}"
     broker = Holdfast(tmp_path)
     broker.start()
+    for words in STATE:
+        subprocess.run(
+            [str(shim), *words.split(), "-p", str(broker.port)],
+            env=environment, capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 4
     outputs = []
     for block in blocks:
         text = block.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
         text = text.replace("curl ", "curl --fail --silent --show-error ")
+        text = text.replace("2026-01-31T12:00:00Z", datetime.now(UTC).isoformat()[:19] + "Z")
+        text = RESOURCES.sub(
+            rf"\g<0> --admin 127.0.0.1:{broker.admin_port} --token-file admin.token", text
+        )
         done = subprocess.run(
             ["bash", "-e", "-c", text],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
@@ -40,5 +59,6 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     assert (tmp_path / "admin.token").read_text().startswith("holdfast_")
     assert "admin" in outputs[0]
     assert '"ranges"' in outputs[1]
-    assert '"entries"' in outputs[-1]
+    assert any('"entries"' in each for each in outputs)
+    assert "published it at QoS 1" in outputs[-1]
     broker.kill()

@@ -181,7 +181,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, Config
     """Exit code of `holdfast serve`, and what it would have served."""
     served: list[Config] = []
 
-    def note(config: Config, read: Callable[[], Config]) -> int:
+    def note(config: Config, read: Callable[[], Config], settings: object) -> int:
         assert read() == config
         served.append(config)
         return 0

@@ -84,7 +84,7 @@ def load_security(config: Config) -> SecurityFiles:
         raise SecurityFileError(str(error)) from error
     for path in (security.password_file, security.scram_file):
         if path and Path(path).stat().st_mode & stat.S_IROTH:
-            logger.warning("readable_by_everyone file=%r text='chmod o= it'", path)
+            logger.warning("readable_by_everyone file=%r text='take the right from others'", path)
     if acl is not None and acl.names_users() and not authenticates_users(config):
         logger.warning(
             "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"

@@ -27,6 +27,9 @@ NOT_LET_IN: Final = (
 LOST: Final = "Connection lost"
 NORMAL: Final = "Normal disconnection"
 
+TOPIC_SHOWN_MAX: Final = 200
+"""The most characters of a topic in a line."""
+
 
 def reason_name(reason: int) -> str:
     """The name of a reason code in the MQTT specification."""
@@ -129,7 +132,7 @@ def note_publish_denied(
             "client": connection.client_id,
             "user": connection.username or "",
             "remote": connection.remote,
-            "topic": topic,
+            "topic": topic[:TOPIC_SHOWN_MAX],
             "reason": text or "no rule allows it",
             "count": count,
         }
@@ -148,7 +151,7 @@ def note_read_denied(state: NodeState, session: Session, topic: str) -> None:
             "client": session.client_id,
             "user": session.username or "",
             "remote": "" if connection is None else connection.remote,
-            "topic": topic,
+            "topic": topic[:TOPIC_SHOWN_MAX],
             "count": count,
         }
         state.note("debug", "read_denied", fields)

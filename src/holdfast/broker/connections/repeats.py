@@ -1,11 +1,14 @@
 """The events that a client may repeat without end, each with one log line a minute."""
 
 from typing import Final
+from zlib import crc32
 
 PAUSE_S: Final = 60.0
 """The shortest time in seconds between two lines about the same event."""
 KEYS_MAX: Final = 1000
 """The most events that are remembered. Beyond that the one noted first is forgotten."""
+KEY_MAX: Final = 200
+"""The most characters of a key that are remembered: a topic may have 65,535."""
 
 
 class Repeat:
@@ -29,6 +32,9 @@ class Repeats:
 
     def count(self, key: str, now: float) -> int:
         """Count an event. Returns the number since the last line if a line is due, else 0."""
+        if len(key) > KEY_MAX:
+            # Two events with one beginning share their lines with a chance of 2 to the -32.
+            key = f"{key[:KEY_MAX]}#{crc32(key.encode()):08x}"
         repeat = self._noted.get(key)
         if repeat is None:
             if len(self._noted) >= KEYS_MAX:

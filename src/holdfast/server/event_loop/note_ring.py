@@ -13,6 +13,10 @@ NOTES_MAX: Final = 2000
 """The most notes that are kept."""
 
 
+TEXT_MAX: Final = 500
+"""The most characters of a value in a kept note: a client id may have 65,535."""
+
+
 class RecentNote(NamedTuple):
     """A note, its number and its time in microseconds since 1970."""
 
@@ -32,7 +36,7 @@ class NoteRing:
     def add(self, at_us: int, note: Note) -> None:
         """Keep a note, and drop the oldest one if there is no room."""
         self.last += 1
-        self._notes.append(RecentNote(self.last, at_us, note))
+        self._notes.append(RecentNote(self.last, at_us, _cut(note)))
 
     def after(self, number: int) -> list[RecentNote]:
         """The notes behind a number, oldest first."""
@@ -41,3 +45,15 @@ class NoteRing:
             return []
         notes = self._notes
         return [notes[index] for index in range(len(notes) - count, len(notes))]
+
+
+def _cut(note: Note) -> Note:
+    """The note with its long values cut."""
+    fields = note.fields
+    if all(not isinstance(value, str) or len(value) <= TEXT_MAX for value in fields.values()):
+        return note
+    cut = {
+        name: value[:TEXT_MAX] if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    return Note(note.level, note.event, cut)
