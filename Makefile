@@ -27,7 +27,7 @@ NOT_COMPILED := e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_*
   model/test_controller* model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* model/test_raft* \
   unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* unit/test_cluster_epochs* \
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* unit/test_cluster_lost_askers* \
-  unit/test_cluster_opening* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* unit/test_deploy* \
+  unit/test_cluster_opening* unit/test_cluster_owners* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* unit/test_deploy* \
   unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* \
   unit/test_lease* unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_security* unit/test_topology* unit/test_websocket_client*

@@ -10,9 +10,6 @@ import os
 
 import pytest
 
-from holdfast.broker.delivery import subscribe
-from holdfast.broker.recovery import session_records
-from holdfast.broker.session.session import Session
 from holdfast.protocol.mqtt import packets as m
 from tests.model.test_sessions import TOPICS, Subscriber, World
 from tests.support.seeds import block_of_seeds
@@ -151,59 +148,3 @@ BLOCKS = 8
 def test_as_one_who_was_there(block: int) -> None:
     for seed in block_of_seeds(block, BLOCKS, SEEDS):
         run(seed)
-
-
-def _fails(seeds: int = 60) -> bool:
-    for seed in range(seeds):
-        try:
-            run(seed)
-        except AssertionError:
-            return True
-    return False
-
-
-def test_planted_others_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session's other subscriptions keep their starts: what they had comes again."""
-
-    def planted(session: Session, positions: list[int], starts: object) -> None:
-        kept = {each: each.start for each in session.subscriptions.values()}
-        session_records.go_back(session, positions, starts)  # type: ignore[arg-type]
-        for each, start in kept.items():
-            each.start = start
-
-    monkeypatch.setattr(subscribe, "go_back", planted)
-    assert _fails()
-
-
-def test_planted_reads_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session reads on while its SUBSCRIBE is on the way to the log."""
-
-    def planted(session: Session, positions: list[int], starts: object) -> None:
-        session_records.go_back(session, positions, starts)  # type: ignore[arg-type]
-        session.replays_awaited -= 1
-
-    monkeypatch.setattr(subscribe, "go_back", planted)
-    assert _fails()
-
-
-def test_planted_position_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session's position does not go back as far as the start."""
-
-    def planted(session: Session, positions: list[int], starts: list[list[int]]) -> None:
-        session_records.go_back(session, positions, [[each + 1 for each in s] for s in starts])
-
-    monkeypatch.setattr(subscribe, "go_back", planted)
-    assert _fails()
-
-
-def test_planted_cancelled_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result of a read from before the SUBSCRIBE is taken for one after it."""
-
-    def planted(session: Session) -> None:
-        session.reading = False
-        session.tailing = False
-        session.tailed_while_reading = None
-        session.recount()
-
-    monkeypatch.setattr(Session, "cancel_read", planted)
-    assert _fails(200)

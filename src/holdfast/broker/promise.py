@@ -1,5 +1,6 @@
 """The promise: an acknowledgement or a delivery that leaves only after a record is committed."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.session.connection import Connection
@@ -36,3 +37,18 @@ class Promise:
         """Take the place of `release` in a cluster: the leader of the record's partition refuses
         the message, or the partition has no leader."""
         raise NotImplementedError
+
+
+class CallbackPromise(Promise):
+    """The promise of a record's outcome to a part of the process: `done` is called with "" once it
+    is committed, or with the reason of a refusal. Interpreted code cannot derive from `Promise`."""
+
+    def __init__(self, done: Callable[[str], None]) -> None:
+        super().__init__()
+        self.done = done
+
+    def release(self, state: "NodeState") -> None:
+        self.done("")
+
+    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
+        self.done(text or "refused")

@@ -22,8 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.endpoints import ApiRefusal, Call
-from holdfast.broker.promise import Promise
-from holdfast.broker.state import NodeState
+from holdfast.broker.promise import CallbackPromise
 from holdfast.server.event_loop.broker import Broker
 from holdfast.storage.record import CONTROL, Batch, Record
 
@@ -75,24 +74,6 @@ class AuditAnswer(msgspec.Struct):
 
     entries: list[AuditEntry]
     has_more: bool
-
-
-class AuditPromise(Promise):
-    """The promise of a committed record of the audit."""
-
-    def __init__(self, done: "asyncio.Future[str]") -> None:
-        super().__init__()
-        self._done = done
-
-    def release(self, state: NodeState) -> None:
-        self._resolve("")
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        self._resolve(text or "refused")
-
-    def _resolve(self, error: str) -> None:
-        if not self._done.done():
-            self._done.set_result(error)
 
 
 class AuditLog:
@@ -156,7 +137,12 @@ class AuditLog:
         record = Record(
             self._find_partition(), CONTROL, timestamp_us=state.wall_us, payload=payload
         )
-        state.publish(record, AuditPromise(done))
+
+        def resolve(failure: str) -> None:
+            if not done.done():
+                done.set_result(failure)
+
+        state.publish(record, CallbackPromise(resolve))
         try:
             async with asyncio.timeout(WAIT_S):
                 return record, await done
