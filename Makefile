@@ -21,7 +21,7 @@ STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 4
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* e2e/test_federat* \
+NOT_COMPILED := e2e/test_admin_openapi* e2e/test_admin_port* e2e/test_api_figures* e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* e2e/test_federat* \
   e2e/test_ledger* e2e/test_log_command* e2e/test_namespaces* e2e/test_pubqueue* e2e/test_readme* e2e/test_shared* \
   e2e/test_stalls* e2e/test_topology* interop/test_* model/test_*planted* model/test_cluster_retention* \
   model/test_controller* model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* model/test_raft* \
