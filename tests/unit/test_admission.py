@@ -8,7 +8,7 @@ from holdfast.broker.admission import bans
 from holdfast.broker.admission.bans import Ban, BanTable, FailureCount
 from holdfast.broker.admission.checks import ban, lift_ban, present_bans
 from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
-from holdfast.broker.admission.meters import MeterTable, names_of
+from holdfast.broker.admission.meters import MeterTable, bounded_name, names_of
 from holdfast.broker.admission.throttle import replace_limits
 from holdfast.broker.admission.token_bucket import TokenBucket
 from holdfast.broker.config import NodeConfig
@@ -447,3 +447,10 @@ class Distrusting(Trusting):
 
     def start(self, client_id: str, data: bytes | None) -> Failure:  # type: ignore[override]
         return Failure("no", "mallory")
+
+
+def test_long_names_are_kept_short_and_apart() -> None:
+    names = [bounded_name("x" * 60_000 + end) for end in ("a", "b")]
+    assert names[0] != names[1]
+    assert max(map(len, names)) < 300
+    assert bounded_name("pump-7") == "pump-7"

@@ -3,9 +3,11 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.replay import SEARCHES_MAX
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import decode_block
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage.reading.starts import FLOOR_BYTES
 from tests.support.node_bench import NodeBench, Peer
 
 USER_PROPERTY = 0x26
@@ -287,3 +289,31 @@ def test_a_client_is_told_what_is_lost(bench: NodeBench) -> None:
     reader = bench.connect("r")
     reader.send(m.Subscribe(1, [m.SubscriptionRequest("a", 1)], {USER_PROPERTY: WISHES}))
     assert [told(each).get("hf-lost") for each in reader.publishes()[:2]] == ["5", None]
+
+
+def test_the_searches_of_one_packet_are_bounded(bench: NodeBench) -> None:
+    reader = bench.connect("r")
+    requests = [m.SubscriptionRequest(f"$stream/@last:1/a/{n}", 1) for n in range(SEARCHES_MAX + 2)]
+    reader.send(m.Subscribe(1, requests))
+    (answer,) = reader.take(m.Suback)
+    assert isinstance(answer, m.Suback)
+    assert answer.reasons == [1] * SEARCHES_MAX + [0x97] * 2
+
+
+def test_the_starts_of_a_session_are_bounded_in_bytes(
+    bench: NodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.broker.delivery.replay.FLOORS_BYTES_MAX", 2 * FLOOR_BYTES)
+    publisher = bench.connect("p")
+    for topic in ("a/1", "b/1"):
+        publish(bench, publisher, topic, "1")
+    bench.delay_reads = True
+    reader = bench.connect("r")
+    request = [m.SubscriptionRequest(f"$stream/@last:1/{each}/+", 1) for each in ("a", "b")]
+    reader.send(m.Subscribe(1, request))
+    bench.delay_reads = False
+    bench.run()
+    (answer,) = reader.take(m.Suback)
+    assert isinstance(answer, m.Suback)
+    assert answer.reasons == [1, 0x97]
+    assert "bytes" in str(answer.properties[REASON_STRING])

@@ -10,7 +10,7 @@ from holdfast.broker.admission.limits import (
     LISTENER,
     USER,
 )
-from holdfast.broker.admission.meters import names_of
+from holdfast.broker.admission.meters import bounded_name, names_of
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.session.connection import Connection
@@ -106,7 +106,7 @@ def note_failure(state: NodeState, connection: Connection, username: str = "") -
 
 def ban(state: NodeState, scope: str, name: str, duration_s: float, reason: str) -> None:
     """Ban a client, user or address for a time, and close its connections (a job)."""
-    added = Ban(scope, name, state.now + duration_s, reason)
+    added = Ban(scope, bounded_name(name), state.now + duration_s, reason)
     state.admission.bans.add(added)
     _note_ban(state, "banned", added)
     state.start_work(Expulsion(list(state.sessions.values()), added))
@@ -114,7 +114,7 @@ def ban(state: NodeState, scope: str, name: str, duration_s: float, reason: str)
 
 def lift_ban(state: NodeState, scope: str, name: str) -> bool:
     """End the bans of a name. False: there was none."""
-    is_lifted = state.admission.bans.lift(scope, name)
+    is_lifted = state.admission.bans.lift(scope, bounded_name(name))
     if is_lifted:
         state.note("info", "ban_lifted", {"scope": scope, "name": name})
     return is_lifted

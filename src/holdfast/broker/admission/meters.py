@@ -8,6 +8,7 @@ Invariants
   is dropped.
 """
 
+from hashlib import sha256
 from typing import Final
 
 from holdfast.broker.admission.limits import (
@@ -22,6 +23,8 @@ from holdfast.broker.admission.token_bucket import EMPTY, TokenBucket
 
 IDLE_MAX: Final = 100_000
 """The most buckets that are remembered for names without a connection."""
+NAME_MAX: Final = 200
+"""The most characters of a name that the tables keep as it is."""
 SWEPT: Final = 2
 """The number of unused buckets that are looked at for each one that becomes unused."""
 
@@ -197,4 +200,17 @@ class MeterTable:
 
 def names_of(client_id: str, username: str | None, address: str, listener: str) -> dict[str, str]:
     """A connection's name in each scope. A client without a user name shares no user's limits."""
-    return {CLIENT: client_id, USER: username or "", ADDRESS: address, LISTENER: listener}
+    return {
+        CLIENT: bounded_name(client_id),
+        USER: bounded_name(username or ""),
+        ADDRESS: address,
+        LISTENER: listener,
+    }
+
+
+def bounded_name(name: str) -> str:
+    """The name, or for a long one its beginning and digest: strangers choose names of 65,535 bytes,
+    and the tables keep 100,000 of them."""
+    if len(name) <= NAME_MAX:
+        return name
+    return f"{name[:NAME_MAX]}#{sha256(name.encode()).hexdigest()}"

@@ -35,10 +35,17 @@ from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Subscribe
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
-from holdfast.storage.reading.starts import FoundStart, StartQuery
+from holdfast.storage.reading.starts import (
+    FLOORS_BYTES_MAX,
+    FoundStart,
+    StartQuery,
+    floors_bytes,
+)
 
 SUBSCRIPTIONS_MAX: Final = 1000
 """The most subscriptions of a session that begins a replay: it changes the start of each."""
+SEARCHES_MAX: Final = 20
+"""The most starts of one SUBSCRIBE that are searched for: other sessions' reads wait meanwhile."""
 
 
 class GrantedStart:
@@ -121,6 +128,9 @@ def _plan_start(
     elif len(session.subscriptions) > SUBSCRIPTIONS_MAX:
         error = f"a session with more than {SUBSCRIPTIONS_MAX} subscriptions has no replay"
         plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
+    elif len(plan.wanted) >= SEARCHES_MAX and (start.last or start.since_us is not None):
+        error = f"a SUBSCRIBE has at most {SEARCHES_MAX} starts that are times or 'last:N'"
+        plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
     elif start.last or start.since_us is not None:
         plan.wanted.append(StartQuery(filter, start.since_us or 0, start.last))
         plan.asking.append(index)
@@ -156,11 +166,22 @@ def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> 
     state.effects.append(FindStarts(connection, plan, plan.wanted, list(state.delivered)))
 
 
-def take_found(state: NodeState, plan: StartPlan, found: list[FoundStart]) -> None:
-    """Grant or refuse what was searched for."""
+def take_found(
+    state: NodeState, session: Session, plan: StartPlan, found: list[FoundStart]
+) -> None:
+    """Grant or refuse what was searched for. All floors of a session have one bound."""
+    size_bytes = 0
+    for subscription in session.subscriptions.values():
+        if subscription.replay is not None:
+            size_bytes += floors_bytes(subscription.replay.floors)
     for index, start in zip(plan.asking, found, strict=True):
         if start.error:
             plan.refuse(index, reasons.QUOTA_EXCEEDED, start.error)
+            continue
+        size_bytes += floors_bytes(start.floors)
+        if size_bytes > FLOORS_BYTES_MAX:
+            error = f"the session's starts of topics need more than {FLOORS_BYTES_MAX} bytes"
+            plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
             continue
         replay = Replay(list(state.delivered), start.floors)
         plan.granted[index] = GrantedStart(start.offsets, replay)

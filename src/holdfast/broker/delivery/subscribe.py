@@ -211,7 +211,7 @@ def handle_starts(state: NodeState, effect: FindStarts, found: list[FoundStart])
     assert isinstance(plan, StartPlan)
     if connection.state != OPEN or session is None:
         return
-    take_found(state, plan, found)
+    take_found(state, session, plan, found)
     _subscribe(state, connection, session, plan.packet, plan)
     state.effects.append(ResumeInput(connection))
 

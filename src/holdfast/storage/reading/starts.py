@@ -5,7 +5,7 @@ a floor per topic: the offset of the first of them. A topic without a floor has 
 all of its later ones count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from holdfast.storage.journal.journal import Journal
@@ -23,6 +23,15 @@ from holdfast.storage.reading.segment_store import SegmentStore
 
 TOPICS_MAX: Final = 10_000
 """The most topics of which the last records are looked up."""
+FLOORS_BYTES_MAX: Final = 4 << 20
+"""The most bytes of floors, their topics' names included, of one search and of one session."""
+FLOOR_BYTES: Final = 150
+"""The memory in bytes of one floor without its topic's name, approximately."""
+
+
+def floors_bytes(floors: Mapping[bytes, int]) -> int:
+    """The memory in bytes of floors by topic."""
+    return sum(len(topic) + FLOOR_BYTES for topic in floors)
 
 
 class StartQuery:
@@ -79,6 +88,9 @@ class LastRecords:
                     store.pause()
             if len(self.floors) > TOPICS_MAX:
                 return FoundStart(error=f"the filter has more than {TOPICS_MAX} topics")
+            if floors_bytes(self.floors) > FLOORS_BYTES_MAX:
+                text = f"the names of the filter's topics have more than {FLOORS_BYTES_MAX} bytes"
+                return FoundStart(error=text)
             if self._is_complete():
                 break
         # A partition without such a topic begins at its end: it has nothing of the past to read.
