@@ -1,4 +1,4 @@
-"""What a connection of the generator speaks below MQTT: TCP, TLS, or WebSocket."""
+"""The transports of a generator's connection below MQTT: TCP, TLS, or WebSocket."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""What a QoS 1 message costs the core alone: no socket, no file, one thread.
+"""The cost of a QoS 1 message in the core alone: no socket, no file, one thread.
 
     python -m bench.core [--rounds 600] [--publishers 50]
 

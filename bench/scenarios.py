@@ -38,7 +38,7 @@ class Scenario:
     """Messages a second in all, each in its own socket write; 0: as fast as the bounds allow."""
     connections: int = 0
     transport: str = "tcp"
-    """What the clients speak below MQTT: tcp, tls or websocket."""
+    """The transport of the clients below MQTT: tcp, tls or websocket."""
     feature: str = ""
     """Not empty: Holdfast with this feature (`bench.features`) is compared with Holdfast without,
     in place of Mosquitto."""

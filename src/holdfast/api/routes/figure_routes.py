@@ -49,7 +49,7 @@ class LimitsReply(Struct):
 
 
 class NodeDrops(Struct):
-    """What one node has dropped and refused since its start."""
+    """The drops and refusals of one node since its start."""
 
     node: str
     since_us: int
@@ -62,7 +62,7 @@ class NodeDrops(Struct):
 
 
 class DropsReply(Struct):
-    """What all nodes have dropped and refused."""
+    """The drops and refusals of all nodes."""
 
     nodes: list[NodeDrops]
     missing: list[AbsentNode] = []

@@ -42,7 +42,7 @@ BYTES: Final = Whole("bytes", "the most bytes of each payload", default=200, mos
 
 
 class LiveBatch(Struct):
-    """What happened since the last event."""
+    """The changes since the last event."""
 
     records: list[LogRecord]
     notes: list[NoteRow]

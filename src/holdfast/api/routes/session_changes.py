@@ -1,4 +1,4 @@
-"""What an operator does with one session: disconnect, end, move in the log."""
+"""An operator's commands for one session: disconnect, end, move in the log."""
 
 import asyncio
 from collections.abc import Callable

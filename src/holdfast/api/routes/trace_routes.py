@@ -55,7 +55,7 @@ class Why(Struct):
     status: str
     record: LogRecord | None = None
     unknown: list[str] = []
-    """What the log cannot tell."""
+    """The facts that the log does not have."""
 
 
 class TraceRoutes:

@@ -1,4 +1,4 @@
-"""What changes at a node, gathered tick by tick for readers who watch."""
+"""The changes at a node, gathered tick by tick for readers who watch."""
 
 from typing import Any, Final
 
