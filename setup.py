@@ -38,6 +38,7 @@ HOT = [
     "protocol/topics/names.py",
     "protocol/topics/retained.py",
     "protocol/topics/trie.py",
+    "broker/session/additions.py",
     "broker/session/audience.py",
     "broker/admission/checks.py",
     "broker/admission/control.py",

@@ -111,7 +111,7 @@ def test_messages_wait_until_everything_before_is_known() -> None:
     assert not bench.can_send()
     message = Message(b"t", b"payload", 1, False, b"", -1, 0, b"p")
     message.partition = 0
-    bench.session.push(Delivery(message, 1, False, ()))
+    bench.session.push(Delivery(message, 1, False, None))
     bench.proposal_done(bench.requests + 1, KNOWN)
     assert not bench.can_send()
     bench.proposal_done(bench.requests, KNOWN)

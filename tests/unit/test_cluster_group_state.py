@@ -34,7 +34,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
     message = Message(b"t", b"payload", 1, False, b"", -1, 0, b"p")
     message.partition = 0
     group = Group("$share/g/t", "t") if is_shared else None
-    assert send_inflight(state, session, message, 1, False, (), False, group)
+    assert send_inflight(state, session, message, 1, False, None, False, group)
     assert len(session.inflight) == 1
     assert (session.changes is not None) == is_told
 

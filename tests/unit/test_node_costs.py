@@ -139,7 +139,8 @@ def test_overlapping_filters_are_merged_at_once(monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(Subscription, "__init__", copied)
     (target,) = routing.find_route(bench.node.state, b"x/x/x/x/x/x/x/x").targets
-    assert sorted(target.subscription_ids) == list(range(1, 201))
+    assert target.additions is not None
+    assert sorted(target.additions.ids) == list(range(1, 201))
     assert copies <= 1
 
 

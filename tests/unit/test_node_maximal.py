@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.state_records import log_cursor
+from holdfast.broker.session.additions import Additions, additions_of
 from holdfast.broker.session.connection import ALIAS_TOPIC_BYTES_MAX
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight
@@ -95,12 +96,13 @@ def test_a_form_beyond_the_largest_packet_has_no_frame() -> None:
                 assert message.frame_qos0(version, False) == b""
                 assert message.frame_qos0(version, True) == b""
         if rest < 6 + 6 + 3:
-            special = message.frame_special(5, 1, False, True, 1, 0, (VARINT_MAX,), b"t", 65_535)
+            additions = additions_of(VARINT_MAX)
+            special = message.frame_special(5, 1, False, True, 1, 0, additions, b"t", 65_535)
             assert special == b""
-    ids = tuple(range(VARINT_MAX - 10, VARINT_MAX))
+    many = Additions(tuple(range(VARINT_MAX - 10, VARINT_MAX)), False, False)
     topic = LONGEST.encode()
     small = Message(topic, b"x", 2, True, b"", 0xFFFFFFFF, 0, b"")
-    assert small.frame_special(5, 2, True, True, 65_535, 0, ids, topic, 65_535)
+    assert small.frame_special(5, 2, True, True, 65_535, 0, many, topic, 65_535)
 
 
 def test_what_the_log_has_and_a_client_does_not_take_holds_nothing_up() -> None:

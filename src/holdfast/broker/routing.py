@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.broker.connections.client_notes import note_read_denied
 from holdfast.broker.rights import is_reserved, may_read
+from holdfast.broker.session.additions import Additions, merged
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Group, Session, Subscription
 from holdfast.broker.state import NodeState, Route
@@ -131,16 +132,17 @@ def merge(subscriptions: list[Subscription]) -> Subscription:
     qos = 0
     no_local = True
     retain_as_published = False
-    ids: list[int] = []
+    additions: list[Additions] = []
     replay: Replay | None = None
     for each in subscriptions:
         replay = replay or each.replay
         qos = max(qos, each.qos)
         no_local = no_local and each.no_local
         retain_as_published = retain_as_published or each.retain_as_published
-        ids.extend(each.subscription_ids)
+        if each.additions is not None:
+            additions.append(each.additions)
     both = Subscription(first.session, first.filter, qos, no_local, retain_as_published, 0, 0)
-    both.subscription_ids = tuple(ids)
+    both.additions = merged(additions)
     both.replay = replay
     return both
 

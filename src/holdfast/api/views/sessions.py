@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from holdfast.api.views.pages import AbsentNode, BestRows, Place, SortKey
 from holdfast.api.views.slices import ITEMS
+from holdfast.broker.session.additions import identifier_of
 from holdfast.broker.session.connection import OPEN
-from holdfast.broker.session.message import TELL_PLACE
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState
 
@@ -200,7 +200,7 @@ def session_detail(state: NodeState, session: Session, node: str) -> SessionDeta
                 each.no_local,
                 each.retain_as_published,
                 each.retain_handling,
-                sum(each.subscription_ids) % TELL_PLACE,
+                identifier_of(each.additions),
             )
             for each in subscriptions
         ],

@@ -9,7 +9,7 @@ from holdfast.api.views.pages import AbsentNode, BestRows, Place
 from holdfast.api.views.sessions import is_connected, is_hidden
 from holdfast.api.views.slices import ITEMS
 from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session.message import TELL_PLACE
+from holdfast.broker.session.additions import identifier_of
 from holdfast.broker.session.session import Group, Session
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
 
@@ -114,7 +114,7 @@ class SubscriptionScan:
             subscription.qos,
             subscription.no_local,
             subscription.retain_as_published,
-            sum(subscription.subscription_ids) % TELL_PLACE,
+            identifier_of(subscription.additions),
         )
 
 

@@ -13,6 +13,7 @@ from holdfast.broker.effects import FetchInflight
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import has_rules, may_any_read, may_read
+from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
@@ -30,8 +31,7 @@ topic, whether any member may read it."""
 
 def deliver(state: NodeState, route: Route, message: Message) -> int:
     """Deliver a message to the subscribers in its audience. Returns their number."""
-    targets = route.targets
-    groups = route.groups
+    targets, groups = route.targets, route.groups
     if route.denied:
         state.stats.reads_denied += route.denied
     audience = message.audience
@@ -74,7 +74,7 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
     retain = message.retain and target.retain_as_published
     if not connection.mount and (
         connection.version < 5
-        or (message.expiry_s < 0 and not target.subscription_ids and connection.aliases_out is None)
+        or (message.expiry_s < 0 and target.additions is None and connection.aliases_out is None)
     ):
         frame = message.frame_qos0(connection.version, retain)
     else:
@@ -82,7 +82,7 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
             state.stats.dropped_expired += 1
             return
         frame = special_frame(
-            state, connection, message, 0, retain, False, 0, target.subscription_ids, True
+            state, connection, message, 0, retain, False, 0, target.additions, True
         )
     # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
     if not 0 < len(frame) <= connection.packet_bytes_max:
@@ -100,7 +100,7 @@ def special_frame(
     retain: bool,
     dup: bool,
     packet_id: int,
-    subscription_ids: tuple[int, ...],
+    additions: Additions | None,
     may_introduce: bool,
 ) -> bytes:
     """A PUBLISH with properties of this receiver's own.
@@ -127,7 +127,7 @@ def special_frame(
         dup,
         packet_id,
         state.wall_us,
-        subscription_ids,
+        additions,
         topic,
         alias,
     )
@@ -148,12 +148,12 @@ def _deliver_to_session(
     if qos and can_send(state, session) and not session.outbox and not session.reading:
         if state.stats.durations.takes_delivery:
             state.stats.durations.deliver(state.wall_us - message.timestamp_us)
-        send_inflight(state, session, message, qos, retain, target.subscription_ids, False, None)
+        send_inflight(state, session, message, qos, retain, target.additions, False, None)
         return
     if not has_room(state, session.outbox_count(), session.outbox_bytes):
         fall_behind(state, session, message)
         return
-    session.push(Delivery(message, qos, retain, target.subscription_ids))
+    session.push(Delivery(message, qos, retain, target.additions))
 
 
 def has_room(state: NodeState, count: int, size_bytes: int) -> bool:
@@ -213,7 +213,7 @@ def send_inflight(
     message: Message,
     qos: int,
     retain: bool,
-    subscription_ids: tuple[int, ...],
+    additions: Additions | None,
     is_retained: bool,
     group: Group | None,
 ) -> bool:
@@ -228,7 +228,7 @@ def send_inflight(
         and not connection.mount
         and (
             connection.version < 5
-            or (message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None)
+            or (message.expiry_s < 0 and additions is None and connection.aliases_out is None)
         )
     ):
         frame = message.frame(connection.version, qos, retain, packet_id)
@@ -238,7 +238,7 @@ def send_inflight(
             return False
         waits = session.expiry_s > 0 and (qos == 2 or session.promised_sends > 0)
         frame = special_frame(
-            state, connection, message, qos, retain, dup, packet_id, subscription_ids, not waits
+            state, connection, message, qos, retain, dup, packet_id, additions, not waits
         )
     if not 0 < len(frame) <= connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
@@ -364,7 +364,7 @@ def _deliver_to_group(state: NodeState, group: Group, message: Message) -> None:
     if not group.connected or not has_room(state, group.outbox_count(), group.outbox_bytes):
         fall_behind(state, group, message)
         return
-    group.push(Delivery(message, message.qos, message.retain, ()))
+    group.push(Delivery(message, message.qos, message.retain, None))
     if has_rules(state) and not group.reading:
         # The ready members may not be allowed to read it. Later messages should not wait for that.
         pump_group(state, group)
@@ -406,7 +406,7 @@ def send_to_member(
         message,
         qos,
         message.retain and subscription.retain_as_published,
-        subscription.subscription_ids,
+        subscription.additions,
         False,
         group,
     )

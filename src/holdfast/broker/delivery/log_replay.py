@@ -381,12 +381,11 @@ def _resend(
     message: Message,
 ) -> bool:
     """Send an inflight message again. False: it is larger than the client takes."""
-    subscription_ids: tuple[int, ...] = ()
     retain = is_retained
     matching = subscriptions_of(state, session, message.topic.decode())
     subscription = subscription_at(matching, message.partition, message.offset)
+    additions = None if subscription is None else subscription.additions
     if subscription is not None:
-        subscription_ids = subscription.subscription_ids
         retain = retain or (message.retain and subscription.retain_as_published)
     frame = message.frame_special(
         connection.version,
@@ -395,7 +394,7 @@ def _resend(
         True,
         packet_id,
         state.wall_us,
-        subscription_ids,
+        additions,
         connection.topic_of(message.topic),
         0,
     )

@@ -4,7 +4,7 @@ from holdfast.broker.delivery.delivery import can_send, send_inflight, special_f
 from holdfast.broker.delivery.replay_start import END_TOPIC
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.cursor import Delivery
-from holdfast.broker.session.message import NO_EXPIRY, TELL_END, Message
+from holdfast.broker.session.message import NO_EXPIRY, Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 
@@ -26,7 +26,7 @@ def pump(state: NodeState, session: Session) -> None:
                 message,
                 delivery.qos,
                 delivery.retain,
-                delivery.subscription_ids,
+                delivery.additions,
                 False,
                 None,
             )
@@ -41,7 +41,8 @@ def _forget_starts(state: NodeState, session: Session) -> None:
     session.has_starts = False
     state.interests.pop(session, None)
     for subscription in session.subscriptions.values():
-        if subscription.replay is not None and TELL_END in subscription.subscription_ids:
+        additions = subscription.additions
+        if subscription.replay is not None and additions is not None and additions.tells_end:
             _tell_end(state, session, subscription.filter)
         subscription.start = None
         subscription.replay = None
@@ -65,14 +66,16 @@ def _send_past_qos0(state: NodeState, session: Session, delivery: Delivery) -> N
     connection = session.connection
     assert connection is not None
     message = delivery.message
-    ids = delivery.subscription_ids
+    additions = delivery.additions
     if not connection.mount and (
         connection.version < 5
-        or (message.expiry_s < 0 and not ids and connection.aliases_out is None)
+        or (message.expiry_s < 0 and additions is None and connection.aliases_out is None)
     ):
         frame = message.frame_qos0(connection.version, delivery.retain)
     else:
-        frame = special_frame(state, connection, message, 0, delivery.retain, False, 0, ids, True)
+        frame = special_frame(
+            state, connection, message, 0, delivery.retain, False, 0, additions, True
+        )
     if not 0 < len(frame) <= connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
         return

@@ -11,7 +11,6 @@ from holdfast.broker.rights import may_read, may_replay
 from holdfast.broker.routing import subscription_to, subscriptions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Delivery
-from holdfast.broker.session.message import TELL_LOST, TELL_PAST, TELL_PLACE
 from holdfast.broker.session.session import (
     Group,
     Session,
@@ -56,7 +55,7 @@ def handle_read(
         if reader.assigned is not None and (record.partition, record.offset) in reader.assigned:
             continue
         if message.qos > 0 and (audience is None or reader.key in audience.groups):
-            _queue(reader, Delivery(message, message.qos, message.retain, ()))
+            _queue(reader, Delivery(message, message.qos, message.retain, None))
     reader.finish_read(positions, done)
     state.cluster.groups.moved(reader)
     pump_group(state, reader)
@@ -158,18 +157,16 @@ class QueueRead(Work):
         message = message_of(record)
         if message.audience is not None and not message.audience.is_plain:
             return steps
-        ids = subscription.subscription_ids
-        if is_past and TELL_PLACE in ids:
-            ids = (*ids, TELL_PAST)
-        if session.lost and TELL_PLACE in ids:
-            ids = (*ids, TELL_LOST + session.lost)
+        additions = subscription.additions
+        if additions is not None and additions.tells_place and (is_past or session.lost):
+            additions = additions.of_past(is_past, session.lost)
             session.lost = 0
         self.deliveries.append(
             Delivery(
                 message,
                 min(message.qos, subscription.qos),
                 message.retain and subscription.retain_as_published,
-                ids,
+                additions,
             )
         )
         return steps

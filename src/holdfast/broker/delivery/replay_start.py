@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from holdfast.broker.session.message import TELL_END, TELL_PLACE
+from holdfast.broker.session.additions import END_WISH, PLACE_WISH
 from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
 
@@ -116,11 +116,11 @@ def property_start(properties: Properties) -> str:
 
 
 def wishes(properties: Properties) -> int:
-    """What a SUBSCRIBE asks to be told: TELL_PLACE and TELL_END, or 0."""
+    """What a SUBSCRIBE asks to be told: PLACE_WISH and END_WISH, or 0."""
     pairs = properties.get(USER_PROPERTY) if properties else None
     wished = 0
     if isinstance(pairs, list):
-        for wish, tell in ((PLACE_ASKED, TELL_PLACE), (END_ASKED, TELL_END)):
+        for wish, tell in ((PLACE_ASKED, PLACE_WISH), (END_ASKED, END_WISH)):
             if wish in pairs:
                 wished |= tell
     return wished

@@ -163,9 +163,7 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
             continue
         # [MQTT-3.3.1-8] RETAIN is 1 on a message sent because of a new subscription
         if qos > 0:
-            send_inflight(
-                state, session, message, qos, True, subscription.subscription_ids, True, None
-            )
+            send_inflight(state, session, message, qos, True, subscription.additions, True, None)
             continue
         frame = message.frame_special(
             connection.version,
@@ -174,7 +172,7 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
             False,
             0,
             state.wall_us,
-            subscription.subscription_ids,
+            subscription.additions,
             connection.topic_of(message.topic),
             0,
         )

@@ -256,10 +256,10 @@ def _check_all(
 ) -> tuple[list[Subscription], list[int]]:
     """The accepted subscriptions, and the reason for each requested one."""
     identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
-    subscription_id = 0
+    additions_code = 0
     if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
-        subscription_id = identifiers[0]
-    subscription_id |= wishes(packet.properties)
+        additions_code = identifiers[0]
+    additions_code |= wishes(packet.properties)
     accepted: list[Subscription] = []
     codes: list[int] = []
     invalid: list[str] = []
@@ -286,7 +286,7 @@ def _check_all(
                 # MQTT 3 clients get RETAIN 0 on live messages [MQTT3-3.3.1-9]
                 request.retain_as_published or connection.is_bridge,
                 request.retain_handling,
-                subscription_id,
+                additions_code,
             )
             granted = None if plan is None else plan.granted[index]
             if granted is not None:

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
+from holdfast.broker.session.additions import code_of
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Session, Subscription, Will
 from holdfast.broker.session.state import CursorState, decode_cursor
@@ -15,8 +16,8 @@ from holdfast.broker.session.state import CursorState, decode_cursor
 T = TypeVar("T")
 
 SubscriptionRow = tuple[str, int, bool, bool, int, int]
-"""Filter, QoS, No Local, Retain As Published, Retain Handling, and subscription id or 0, plus
-those of TELLS that the client asked for."""
+"""Filter, QoS, No Local, Retain As Published, Retain Handling, and the code of the additions, which
+is the subscription identifier or 0 if the client asked for nothing else."""
 EntryRow = tuple[str, int, bool, bool, int, int, list[int] | None]
 """A SubscriptionRow and `Subscription.start`."""
 
@@ -29,7 +30,7 @@ def subscription_row(subscription: Subscription) -> SubscriptionRow:
         subscription.no_local,
         subscription.retain_as_published,
         subscription.retain_handling,
-        sum(subscription.subscription_ids),
+        code_of(subscription.additions),
     )
 
 

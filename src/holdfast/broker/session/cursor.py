@@ -16,23 +16,24 @@ inflight), and every one at or above it will be sent.
 
 from collections import deque
 
+from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.message import Message
 
 
 class Delivery:
-    """One message for one reader, with the QoS, RETAIN and subscription ids of its subscription."""
+    """One message for one reader, with the QoS, RETAIN and additions of its subscription."""
 
     def __init__(
         self,
         message: Message,
         qos: int,
         retain: bool,
-        subscription_ids: tuple[int, ...],
+        additions: Additions | None,
     ) -> None:
         self.message = message
         self.qos = qos
         self.retain = retain
-        self.subscription_ids = subscription_ids
+        self.additions = additions
 
 
 class Cursor:

@@ -10,22 +10,13 @@ an MQTT 3 client sent in 268,435,455 bytes is one byte too large for MQTT 5.
 
 from typing import Final
 
+from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.audience import Audience
 from holdfast.protocol.mqtt.fields import VARINT_MAX, string_field, varint
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
 from holdfast.protocol.mqtt.publish import splice_properties, topic_field
 
 NO_EXPIRY: Final = -1
-TELL_PLACE: Final = 1 << 28
-"""Among the subscription identifiers of a delivery, all of which are lower: the client wants to be
-told the place of each message."""
-TELL_END: Final = 1 << 29
-"""As TELL_PLACE: the client wants to be told the end of the past."""
-TELLS: Final = TELL_PLACE | TELL_END
-TELL_LOST: Final = 1 << 40
-"""Beside TELL_PLACE, plus the number of records that were lost before this one."""
-TELL_PAST: Final = TELL_PLACE + 1
-"""Beside it: the message is from before the SUBSCRIBE."""
 
 
 class Message:
@@ -164,27 +155,24 @@ class Message:
         dup: bool,
         packet_id: int,
         wall_us: int,
-        subscription_ids: tuple[int, ...],
+        additions: Additions | None,
         topic: bytes,
         topic_alias: int,
     ) -> bytes:
-        """Any PUBLISH: with its own expiry, subscription ids, or alias (then `topic` is empty or
+        """Any PUBLISH: with its own expiry, additions, or alias (then `topic` is empty or
         complete)."""
         head = topic_field(topic)
         if qos:
             head += packet_id.to_bytes(2, "big")
         if version >= 5:
             properties = self.properties
-            told = b""
-            if subscription_ids and max(subscription_ids) >= TELL_PLACE:
-                if TELL_PLACE in subscription_ids:
-                    told = self._place(TELL_PAST in subscription_ids, max(subscription_ids))
-                subscription_ids = tuple(each for each in subscription_ids if each < TELL_PLACE)
-            if self.expiry_s >= 0 or subscription_ids or topic_alias:
+            ids = () if additions is None else additions.ids
+            if self.expiry_s >= 0 or ids or topic_alias:
                 properties = splice_properties(
-                    properties, self.remaining_expiry_s(wall_us), subscription_ids, topic_alias
+                    properties, self.remaining_expiry_s(wall_us), ids, topic_alias
                 )
-            properties += told
+            if additions is not None and additions.tells_place:
+                properties += self._place(additions)
             if len(properties) > VARINT_MAX:
                 return b""
             head += varint(len(properties)) + properties
@@ -194,16 +182,16 @@ class Message:
         first = 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
         return b"".join((bytes((first,)), varint(size_bytes), head, self.payload))
 
-    def _place(self, is_past: bool, highest: int) -> bytes:
+    def _place(self, additions: Additions) -> bytes:
         """The user properties that tell a client the place and the time of the message."""
         block = _user_property("hf-time", self.timestamp_us)
         if self.partition >= 0:
             block += _user_property("hf-partition", self.partition)
             block += _user_property("hf-offset", self.offset)
-        if is_past:
+        if additions.is_past:
             block += _user_property("hf-past", 1)
-        if highest >= TELL_LOST:
-            block += _user_property("hf-lost", highest - TELL_LOST)
+        if additions.lost:
+            block += _user_property("hf-lost", additions.lost)
         return block
 
 

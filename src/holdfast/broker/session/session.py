@@ -13,9 +13,10 @@ from collections import OrderedDict, deque
 from typing import Final
 from zlib import crc32
 
+from holdfast.broker.session.additions import additions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
-from holdfast.broker.session.message import TELL_END, TELL_PLACE, Message
+from holdfast.broker.session.message import Message
 from holdfast.broker.session.replay import Replay
 from holdfast.protocol.topics.names import is_shared
 
@@ -92,7 +93,7 @@ class Subscription:
         no_local: bool,
         retain_as_published: bool,
         retain_handling: int,
-        subscription_id: int,
+        additions_code: int,
     ) -> None:
         self.session = session
         self.filter = filter
@@ -100,11 +101,7 @@ class Subscription:
         self.no_local = no_local
         self.retain_as_published = retain_as_published
         self.retain_handling = retain_handling
-        # The identifier, unless 0, and those of TELLS that `subscription_id` contains.
-        self.subscription_ids: tuple[int, ...] = ()
-        for part in (TELL_PLACE - 1, TELL_PLACE, TELL_END):
-            if subscription_id & part:
-                self.subscription_ids += (subscription_id & part,)
+        self.additions = additions_of(additions_code)
         self.start: list[int] | None = None
         # Set from a SUBSCRIBE with a start in the past until the session has caught up.
         self.replay: Replay | None = None
@@ -124,7 +121,7 @@ class GroupMember(Subscription):
         no_local: bool,
         retain_as_published: bool,
         retain_handling: int,
-        subscription_id: int,
+        additions_code: int,
     ) -> None:
         super().__init__(
             session,
@@ -133,7 +130,7 @@ class GroupMember(Subscription):
             no_local,
             retain_as_published,
             retain_handling,
-            subscription_id,
+            additions_code,
         )
         self.slot = -1
 
@@ -145,7 +142,7 @@ def new_subscription(
     no_local: bool,
     retain_as_published: bool,
     retain_handling: int,
-    subscription_id: int,
+    additions_code: int,
 ) -> Subscription:
     """A GroupMember if the filter is a shared one, else a Subscription."""
     if is_shared(filter):
@@ -156,7 +153,7 @@ def new_subscription(
             no_local,
             retain_as_published,
             retain_handling,
-            subscription_id,
+            additions_code,
         )
     return Subscription(
         session,
@@ -165,7 +162,7 @@ def new_subscription(
         no_local,
         retain_as_published,
         retain_handling,
-        subscription_id,
+        additions_code,
     )
 
 

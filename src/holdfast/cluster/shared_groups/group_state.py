@@ -310,7 +310,7 @@ class Coordination:
         if not has_room(self._state, cursor.outbox_count(), cursor.outbox_bytes):
             fall_behind(self._state, cursor, message)
             return
-        cursor.push(Delivery(message, message.qos, message.retain, ()))
+        cursor.push(Delivery(message, message.qos, message.retain, None))
 
     def park(self) -> None:
         """Frees the memory of a group without members; its records remain in the log."""
@@ -378,7 +378,7 @@ class Coordination:
         for record in records:
             message = message_of(record)
             if message.qos:
-                cursor.push(Delivery(message, message.qos, message.retain, ()))
+                cursor.push(Delivery(message, message.qos, message.retain, None))
         cursor.reading = True
         cursor.finish_read(positions, done)
 
