@@ -78,9 +78,10 @@ class Checks:
         self._written: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._watermarks: dict[tuple[str, int], list[int]] = {}
         self._owners: dict[tuple[str, int], str] = {}
-        # The newest metadata that was looked at, by its version; and until when each node that it
-        # has said to be down was so.
+        # The newest metadata that was looked at: its version and nodes. And until when each node
+        # that it has said to be down, or no longer has, was so.
         self._version = 0
+        self._known: set[str] = set()
         self._down_until: dict[str, float] = {}
         # Messages.
         self.acknowledged = 0
@@ -105,7 +106,11 @@ class Checks:
             )
 
     def was_down(self, node: str, since: float) -> bool:
-        """Did the cluster take it for lost, at that time or later?"""
+        """Did the cluster take it for lost, or remove it, at that time or later?
+
+        A node that is removed while it is cut off does not know it yet: its clients without a
+        session of their own lose what they had there, as those of a lost one do.
+        """
         return self._down_until.get(node, -1.0) >= since
 
     def _note_down(self, process: "Process") -> None:
@@ -113,6 +118,9 @@ class Checks:
         if metadata is None or metadata.version <= self._version:
             return
         self._version = metadata.version
+        for node in self._known - metadata.nodes.keys():
+            self._down_until[node] = float("inf")
+        self._known |= metadata.nodes.keys()
         for node, info in metadata.nodes.items():
             if info.state == NodePhase.DOWN:
                 self._down_until[node] = float("inf")

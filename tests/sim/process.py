@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.sim.host import Host
     from tests.sim.sockets import ClientSocket
 
+SAVE_AGAIN_S: Final = 1.0
+"""The pause after a manifest that could not be written, as that of the server."""
 LEAVE_S: Final = 3.0
 """How long the others have, at a shutdown, to take over what this node leads."""
 LOOK_S: Final = 1.0
@@ -208,10 +210,16 @@ class Process:
     def take_nodes(self, metadata: ClusterMetadata) -> None:
         directory = self.cores.directory
         if directory.manifest.cluster_id != metadata.cluster_id:
-            directory.join_cluster(metadata.cluster_id)
+            self._store_cluster_id(metadata.cluster_id)
         for other in list(self.links):
             if self.host.world.hosts[other].was_removed(metadata):
                 self.close(other)
+
+    def _store_cluster_id(self, cluster_id: str) -> None:
+        try:
+            self.cores.directory.join_cluster(cluster_id)
+        except OSError:
+            self.later(SAVE_AGAIN_S, lambda: self._store_cluster_id(cluster_id))
 
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
         for request, outcome in outcomes:

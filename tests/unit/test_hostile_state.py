@@ -12,17 +12,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.routing import find_route
 from holdfast.cluster.state.entries import entries, take
 from holdfast.cluster.state.replicated import (
     SNAPSHOT_EPOCHS,
     SNAPSHOT_INBOUND,
     ReplicatedState,
 )
-from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.topics.names import InvalidTopic
+from holdfast.storage.record import MESSAGE, Batch, BatchBuilder, CorruptBatch, Record
 from tests.fuzz.mutation import damage
 from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED
 from tests.sim.world import Settings, World
+from tests.support.node_bench import NodeBench
 
 ROUNDS = 4_000
 FIELDS = ("client_id", "topic", "payload", "properties", "producer")
@@ -148,3 +154,56 @@ def check_that_it_can_be_kept(state: ReplicatedState) -> None:
     assert isinstance(state, Recovery)
     for kind, data in list(state.snapshot()):
         state.apply_snapshot_entry(kind, data)
+
+
+PROPERTIES = (
+    b"",
+    b"\x01\x01\x02\x00\x00\x00\x3c",
+    b"\x02\x00\x00\x00\x3c\x26\x00\x01k\x00\x01v",
+    b"\x03\x00\x04text\x08\x00\x05reply\x09\x00\x02id",
+)
+
+
+def hostile_message(rng: random.Random) -> Record:
+    record = Record(
+        0,
+        MESSAGE,
+        flags=rng.choice((0, 1, 2, 1 << 2, rng.randrange(256))),
+        timestamp_us=1_700_000_000_000_000,
+        topic=damage(rng, b"plant/a/b", [b"#", b"+/\x00", b"\xff\xfe"]),
+        client_id=damage(rng, b"someone", [b"\xff"]),
+        sequence=rng.choice((0, 1, 1 << 31, (1 << 64) - 1)),
+        payload=damage(rng, b"21.5", [b""]),
+        properties=damage(rng, rng.choice(PROPERTIES), PROPERTIES),
+        producer=damage(rng, b"p", [b"\xff"]),
+        producer_epoch=rng.choice((0, (1 << 32) - 1)),
+        audience=damage(rng, b"\x01$share/g/#", [b"\xff"]),
+    )
+    builder = BatchBuilder(0, 0)
+    builder.add(record)
+    return Batch(builder.build(0)).record(0)
+
+
+def test_messages_are_delivered_or_left_out() -> None:
+    """Live, and from the log: to clients of both versions, groups and retained messages."""
+    rng = random.Random(3)
+    bench = NodeBench()
+    peers = []
+    for version in (4, 5):
+        peer = bench.connect(f"sub{version}", version=version)
+        peer.send(m.Subscribe(1, [m.SubscriptionRequest("#", 0)]))
+        peer.send(m.Subscribe(2, [m.SubscriptionRequest(f"$share/g{version}/#", 0)]))
+        peer.deliver = lambda data: None  # type: ignore[method-assign]
+        peers.append(peer)
+    state = bench.node.state
+    known = 0
+    for _ in range(ROUNDS):
+        message = message_of(hostile_message(rng))
+        try:
+            route = find_route(state, message.topic)
+        except InvalidTopic:
+            continue
+        known += deliver(state, route, message) > 0
+        bench.run()
+    assert known > ROUNDS / 4
+    assert all(peer.connection.transport is peer for peer in peers)

@@ -20,7 +20,7 @@ from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.promise import Promise
 from holdfast.broker.rights import has_rules
 from holdfast.broker.routing import find_route
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, stored_message
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame, decode_json
@@ -32,7 +32,6 @@ from holdfast.cluster.interest_frames import (
 )
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, is_shared, split_shared
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.storage import record as log_record
@@ -351,16 +350,7 @@ class Qos0Routing:
             raise BadFrame(f"messages: {error}") from None
         state = self._state
         for record in batch.records():
-            message = Message(
-                record.topic,
-                record.payload,
-                0,
-                record.flags & log_record.FLAG_RETAIN != 0,
-                record.properties,
-                expiry_of(record.properties),
-                record.timestamp_us,
-                record.client_id,
-            )
+            message = stored_message(record, 0, record.timestamp_us)
             try:
                 route = find_route(state, record.topic)
             except InvalidTopic:

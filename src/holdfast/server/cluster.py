@@ -54,7 +54,7 @@ PENDING_BYTES: Final = 8 << 20
 MEETING_S: Final = 2.0
 """The longest wait in seconds at the start for other nodes whose hosts do not answer."""
 SAVE_AGAIN_S: Final = 1.0
-"""The pause in seconds after a snapshot that could not be written."""
+"""The pause in seconds after a snapshot or manifest that could not be written."""
 
 
 class ClusterMembership:
@@ -79,6 +79,7 @@ class ClusterMembership:
         # Set during `leave`; done when this node leads nothing or is connected to no other node.
         self._relieved = asyncio.Event()
         self._saving: asyncio.Task[None] | None = None
+        self._storing: asyncio.TimerHandle | None = None
         self._forgetting: asyncio.Task[None] | None = None
         auth = _load_auth(config)
         root = Path(config.node.data)
@@ -204,10 +205,19 @@ class ClusterMembership:
         """Adjust the links, because the cluster's nodes have changed."""
         if self.links.identity.cluster_id != metadata.cluster_id:
             logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
-            self.storage.directory.join_cluster(metadata.cluster_id)
+            self._store_cluster_id(metadata.cluster_id)
             self.links.set_cluster(metadata.cluster_id)
         self.links.set_removed(metadata.removed)
         self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
+
+    def _store_cluster_id(self, cluster_id: str) -> None:
+        """Write it to the manifest, again and again while the disk is full. A node that starts
+        before it is there gets it from the metadata, as now."""
+        try:
+            self.storage.directory.join_cluster(cluster_id)
+        except OSError as error:
+            logger.error("cluster_id_not_stored error=%r", str(error))
+            self._storing = self._loop.call_later(SAVE_AGAIN_S, self._store_cluster_id, cluster_id)
 
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
         """Resolve the operator's operations."""
@@ -288,6 +298,8 @@ class ClusterMembership:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        if self._storing is not None:
+            self._storing.cancel()
         await self.links.stop()
         await self.broker.write_last_watermarks()
         older_copy.rejoin(self.storage.directory.files)

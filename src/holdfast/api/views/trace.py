@@ -17,10 +17,9 @@ from holdfast.api.views.records import LogRecord
 from holdfast.api.views.sessions import is_hidden
 from holdfast.api.views.slices import ITEMS
 from holdfast.broker.rights import may_read_later
-from holdfast.broker.session.message import NO_EXPIRY
+from holdfast.broker.session.message import NO_EXPIRY, stored_message
 from holdfast.broker.session.session import RECEIVED, Session
 from holdfast.broker.state import NodeState
-from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
 from holdfast.storage.record import Record
 
@@ -80,7 +79,7 @@ class TracedMessage:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.topic = record.topic.decode("utf-8", "replace")
-        expiry_s = expiry_of(record.properties)
+        expiry_s = stored_message(record, 0, 0).expiry_s
         self.expires_us = 0
         if expiry_s != NO_EXPIRY:
             self.expires_us = record.timestamp_us + expiry_s * 1_000_000

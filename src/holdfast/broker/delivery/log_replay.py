@@ -19,9 +19,9 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import may_read
 from holdfast.broker.routing import subscription_at, subscriptions_of
-from holdfast.broker.session.audience import decode_audience
+from holdfast.broker.session.audience import Audience, decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, stored_message
 from holdfast.broker.session.session import (
     RECEIVED,
     Group,
@@ -33,7 +33,6 @@ from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import PUBREL
-from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.protocol.topics.names import matches
 from holdfast.storage import record as log_record
 from holdfast.storage.reading.interest import ReadInterest
@@ -145,21 +144,15 @@ def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
 
 
 def message_of(record: Record) -> Message:
-    """The message that a record contains."""
-    message = Message(
-        record.topic,
-        record.payload,
-        record.flags & log_record.FLAG_QOS_MASK,
-        record.flags & log_record.FLAG_RETAIN != 0,
-        record.properties,
-        expiry_of(record.properties),
-        record.timestamp_us,
-        record.client_id,
-    )
+    """The message that a record contains. An audience that is none is nobody."""
+    message = stored_message(record, record.flags & log_record.FLAG_QOS_MASK, record.timestamp_us)
     message.partition = record.partition
     message.offset = record.offset
     if record.flags & log_record.FLAG_AUDIENCE:
-        message.audience = decode_audience(record.audience)
+        try:
+            message.audience = decode_audience(record.audience)
+        except ValueError:
+            message.audience = Audience(False, ())
     return message
 
 

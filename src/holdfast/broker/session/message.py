@@ -12,9 +12,12 @@ from typing import Final
 
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.audience import Audience
+from holdfast.protocol.mqtt.errors import MalformedPacket
 from holdfast.protocol.mqtt.fields import VARINT_MAX, string_field, varint
-from holdfast.protocol.mqtt.properties import USER_PROPERTY
+from holdfast.protocol.mqtt.properties import USER_PROPERTY, expiry_of
 from holdfast.protocol.mqtt.publish import splice_properties, topic_field
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
 
 NO_EXPIRY: Final = -1
 
@@ -217,3 +220,28 @@ def retained_size(entry: Message) -> int:
 
 
 FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]
+
+
+def stored_message(record: Record, qos: int, timestamp_us: int) -> Message:
+    """The message of a record from the log or from another node.
+
+    Properties that are none are left out. Nobody checks a record again when it comes from another
+    node, and an error here would stop every node that delivers the message.
+    """
+    properties = record.properties
+    expiry_s = NO_EXPIRY
+    if properties:
+        try:
+            expiry_s = expiry_of(properties)
+        except MalformedPacket:
+            properties = b""
+    return Message(
+        record.topic,
+        record.payload,
+        qos,
+        record.flags & log_record.FLAG_RETAIN != 0,
+        properties,
+        expiry_s,
+        timestamp_us,
+        record.client_id,
+    )

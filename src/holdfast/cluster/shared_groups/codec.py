@@ -13,10 +13,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, stored_message
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.control_frames import ASSIGN, REPORT, Place
-from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
 
@@ -176,16 +175,7 @@ def decode_assign(payload: bytes) -> Assign:
         raise BadFrame(f"{count} places for {batch.count} records")
     messages: list[Message] = []
     for record, (partition, offset) in zip(batch.records(), places, strict=True):
-        message = Message(
-            record.topic,
-            record.payload,
-            record.flags & log_record.FLAG_QOS_MASK,
-            record.flags & log_record.FLAG_RETAIN != 0,
-            record.properties,
-            expiry_of(record.properties),
-            record.sequence,
-            record.client_id,
-        )
+        message = stored_message(record, record.flags & log_record.FLAG_QOS_MASK, record.sequence)
         message.partition = partition
         message.offset = offset
         messages.append(message)

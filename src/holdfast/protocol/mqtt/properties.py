@@ -276,12 +276,18 @@ def _encode_number(info: PropertyInfo, encoding: int, value: int) -> bytes:
 
 
 def expiry_of(block: bytes) -> int:
-    """The message expiry interval in a block, in seconds, or -1.
-
-    An invalid block raises `MalformedPacket`.
-    """
-    position = expiry_position(block)
-    return read_four(block, position, len(block)) if position >= 0 else -1
+    """The message expiry interval in a block, in seconds, or -1. Raises `MalformedPacket` for a
+    block that is not a sequence of whole properties."""
+    expiry_s = -1
+    position = 0
+    while position < len(block):
+        if block[position] == MESSAGE_EXPIRY_INTERVAL:
+            expiry_s = read_four(block, position + 1, len(block))
+        position = _skip(block, position, len(block))
+    # A string that is longer than the rest leads beyond the end.
+    if position != len(block):
+        raise MalformedPacket("the properties end within one")
+    return expiry_s
 
 
 def expiry_position(block: bytes) -> int:
@@ -384,9 +390,7 @@ def check_response_topic(topic: str) -> None:
 def check_repeats(count: int) -> None:
     """Raise `ProtocolViolation` if a packet has `count` properties of one kind already."""
     if count >= REPEATS_MAX:
-        raise ProtocolViolation(
-            QUOTA_EXCEEDED, f"more than {REPEATS_MAX} properties of one kind in a packet"
-        )
+        raise ProtocolViolation(QUOTA_EXCEEDED, f"over {REPEATS_MAX} properties of one kind")
 
 
 def _refuse_second(properties: Properties, identifier: int, info: PropertyInfo) -> None:
