@@ -32,7 +32,11 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(buf: bytes, position: int, end: int) -> tuple[int, int]:
-    """The variable byte integer at `position`, and the position after it."""
+    """The variable byte integer at `position`, and the position after it.
+
+    The first byte has the lowest seven bits. Four bytes are the most, for 268,435,455; a value in
+    more bytes than it needs is malformed, so that each value has one encoding.
+    """
     if position < end:
         byte = buf[position]
         if byte < 128:
