@@ -68,6 +68,7 @@ from holdfast.security.acl import AclError, AclFile
 from holdfast.security.identity.keys import KeysError, parse_keys
 from holdfast.security.passwords import PasswordError, PasswordFile, parse_hash
 from holdfast.security.scram_file import ScramError, ScramFile, parse_credentials
+from holdfast.storage.files.json_object import decode_object
 from holdfast.storage.journal.watermarks import decode_checkpoint
 from holdfast.storage.reading.index_file import CorruptIndex, decode, decode_head
 from holdfast.storage.record import MESSAGE, BatchBuilder, Record
@@ -322,6 +323,7 @@ def table() -> dict[str, Decoder]:
         (BadCursor,),
         pages,
     )
+    add("storage/files/json_object.py:decode_object", decode_object, invalid, JSON)
     return found
 
 
@@ -381,3 +383,13 @@ def test_each_decoder_is_tested() -> None:
     assert found == DECODERS.keys() | ELSEWHERE.keys()
     for test in ELSEWHERE.values():
         assert (Path(__file__).parents[1] / test).exists(), test
+
+
+def test_json_is_read_where_nesting_is_known() -> None:
+    """Whoever calls `json.loads` names the error of a text that is nested too deeply. Files of a
+    data directory are read by `decode_object`."""
+    for package in ("api", "broker", "client", "cluster", "federation", "protocol", "security",
+                    "server", "storage"):  # fmt: skip
+        for path in (SOURCE / package).rglob("*.py"):
+            text = path.read_text()
+            assert text.count("json.loads(") <= text.count("RecursionError"), path

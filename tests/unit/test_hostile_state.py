@@ -26,7 +26,7 @@ from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.topics.names import InvalidTopic
 from holdfast.storage.record import MESSAGE, Batch, BatchBuilder, CorruptBatch, Record
 from tests.fuzz.mutation import damage
-from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED
+from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED, TRAVELLERS
 from tests.sim.world import Settings, World
 from tests.support.node_bench import NodeBench
 
@@ -51,7 +51,7 @@ class Life:
             apply(state, record)
 
         patch.setattr(ReplicatedState, "apply", note)
-        world = World(3, Settings(casts=(LOG, TIMED, GROUPS, MOVERS), duration_s=2.0))
+        world = World(3, Settings(casts=(LOG, TIMED, GROUPS, MOVERS, TRAVELLERS), duration_s=2.0))
         world.run()
         patch.setattr(ReplicatedState, "apply", apply)
         process = world.hosts["n1"].process

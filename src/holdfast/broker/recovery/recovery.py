@@ -305,7 +305,7 @@ class Recovery:
         elif isinstance(change, SubscribeRecord):
             for row in change.subscriptions:
                 self._subscribe(session, row, change.start)
-            restore_replays(session, change.replays, change.positions)
+            restore_replays(session, change.replays, self.state.config.partitions, change.positions)
         elif isinstance(change, UnsubscribeRecord):
             for filter in change.filters:
                 self._remove_subscription(session, filter)
@@ -362,7 +362,7 @@ class Recovery:
             self.open.add(session)
         for row in entry.subscriptions:
             self._subscribe(session, row[:6], row[6])
-        restore_replays(session, entry.replays)
+        restore_replays(session, entry.replays, self.state.config.partitions)
         if entry.inbound:
             session.inbound = dict(entry.inbound)
         self._set_cursor(session, cursor)

@@ -129,12 +129,22 @@ def replay_entry(start: list[int], replay: Replay) -> ReplayEntry:
 def restore_replays(
     session: Session,
     replays: dict[str, ReplayEntry] | UnsetType,
+    partitions: int,
     positions: list[int] | UnsetType = UNSET,
 ) -> None:
     """Let the session's subscriptions begin where the entries say. `positions`: where the session
-    was when they were made, unless the session's own say it all."""
+    was when they were made, unless the session's own say it all.
+
+    Raises `ValueError` if a list does not have an offset for each of the `partitions`.
+    """
     if replays is UNSET:
         return
+    lists = [each for entry in replays.values() for each in (entry.start, entry.seam)]
+    if positions is not UNSET:
+        lists.append(positions)
+    for each in lists:
+        if len(each) != partitions:
+            raise ValueError(f"a replay of {len(each)} partitions, there are {partitions}")
     if positions is not UNSET:
         go_back(session, list(positions), [entry.start for entry in replays.values()])
     for filter, entry in replays.items():

@@ -21,9 +21,10 @@ import json
 import struct
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from holdfast.storage.files.filesystem import FileSystem, Lock, WriteFile, read_file, replace_file
+from holdfast.storage.files.json_object import decode_object
 from holdfast.storage.journal.epoch_folders import (
     CLAIM_BYTES,
     CLAIMED_NAME,
@@ -162,7 +163,7 @@ class LeaseDirectory:
             content = self._read_json(HANDOVER)
         except FileNotFoundError:
             return False
-        return isinstance(content, dict) and content.get("epoch") == epoch
+        return content is not None and bool(content.get("epoch") == epoch)
 
     # Nodes
 
@@ -212,15 +213,15 @@ class LeaseDirectory:
     def _read_node(self, name: str) -> HolderInfo | None:
         try:
             content = self._read_json(name)
-            return HolderInfo(**content) if isinstance(content, dict) else None
+            return None if content is None else HolderInfo(**content)
         except (FileNotFoundError, TypeError):
             return None
 
-    def _read_json(self, name: str) -> object:
+    def _read_json(self, name: str) -> Any:
         """The content of the file; None if it is incomplete."""
         data = read_file(self.root, name)
         try:
-            return json.loads(data)
+            return decode_object(data)
         except ValueError:
             return None
 

@@ -1,11 +1,11 @@
 """Finding, creating, locking and opening a data directory. Uses os and pathlib."""
 
-import json
 import os
 from pathlib import Path
 from typing import Final
 
 from holdfast.storage.files.filesystem import TEMPORARY, FileSystem, OsFileSystem
+from holdfast.storage.files.json_object import decode_object
 from holdfast.storage.files.layout import (
     ASIDE,
     FORMAT,
@@ -215,7 +215,7 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
     """
     try:
         file = files.open_read(MANIFEST)
-        content = json.loads(file.read(0, file.size()))
+        content = decode_object(file.read(0, file.size()))
         format, partitions = content["format"], content["partitions"]
         node_id, created = content["node_id"], content["created"]
         cluster_id, incarnation = content.get("cluster_id", ""), content.get("incarnation", "")
@@ -225,7 +225,7 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise DataDirectoryError(f"{path / MANIFEST}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataDirectoryError(
             f"{path / MANIFEST} is damaged: restore it; it holds format, node_id, partitions,"
             " created"

@@ -31,6 +31,7 @@ from holdfast.storage.files.filesystem import (
     read_file,
     replace_file,
 )
+from holdfast.storage.files.json_object import decode_object
 from holdfast.storage.journal.epoch_folders import NEVER_SHARED, Epoch
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 from holdfast.storage.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
@@ -200,14 +201,14 @@ class DataDirectory:
         if data is None:
             return None
         try:
-            content = json.loads(data)
+            content = decode_object(data)
             sequence, offsets = int(content["sequence"]), [int(o) for o in content["offsets"]]
             epochs = [
                 (int(partition), int(epoch), int(start))
                 for partition, epoch, start in content.get("epochs", ())
             ]
             valid = content["crc"] == _start_crc(sequence, offsets, epochs)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
         if not valid or len(offsets) != self.manifest.partitions:
             return None

@@ -21,6 +21,7 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.storage.files.filesystem import FileSystem, SubFolder, replace_file
+from holdfast.storage.files.json_object import decode_object
 
 EPOCHS: Final = "epochs"
 LEASE: Final = "lease"
@@ -122,13 +123,13 @@ def read_epoch(root: FileSystem, number: int) -> Epoch | None:
         return None
     file = root.open_read(name)
     try:
-        content = json.loads(file.read(0, file.size()))
+        content = decode_object(file.read(0, file.size()))
         checked = content.pop("crc")
         if checked != _crc(content) or content["epoch"] != number:
             raise ValueError
         sealed = {int(sequence): int(size) for sequence, size in content["sealed"].items()}
         return Epoch(number, str(content["node_id"]), str(content["began"]), sealed)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise CorruptEpoch(f"{name} is damaged: restore it, or the segments it sealed") from None
 
 
