@@ -29,11 +29,11 @@ from bench.paced import Probe
 from bench.process import cpu_s
 from bench.spark import BATCH_RECORDS, Node, node, write_log
 from holdfast.client.admin_connection import TIMEOUT_S, Server
-from holdfast.pipeline.source import offsets
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.reader_http import FETCH_BYTES, PATH, read_ranges
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Servers
+from holdfast.client.log.reading import offsets
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.reader_http import FETCH_BYTES, PATH, read_ranges
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
 
 RATE: Final = 2000.0
 READERS: Final = 2

@@ -19,11 +19,11 @@ import trustme
 
 from holdfast.client.admin_access import AdminAccess
 from holdfast.client.admin_connection import AdminConnection, AdminError, NoAnswer
-from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.reader_http import read_ranges
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
 from holdfast.pipeline.source.options import parse
-from holdfast.pipeline.source.reader_http import read_ranges
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Servers
 from holdfast.security.http.tls_door import HANDSHAKES_MAX
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Holdfast

@@ -9,12 +9,12 @@ from paho.mqtt.enums import CallbackAPIVersion
 pytest.importorskip("pyarrow")
 
 import holdfast.client.admin_connection as admin_connection
-import holdfast.pipeline.source.reader_http as reader_http
-from holdfast.pipeline.source import offsets
-from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Assignment, Servers
+import holdfast.client.log.reading.reader_http as reader_http
+from holdfast.client.log.reading import offsets
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Assignment, Servers
+from holdfast.storage.columns.decode import decode_rows
 from tests.e2e.cluster_processes import ClusterProcesses
 
 MESSAGES = 1200

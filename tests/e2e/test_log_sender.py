@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import holdfast.pipeline.source.reader_http as reader_http
+import holdfast.client.log.reading.reader_http as reader_http
 from holdfast.api import log_sender
-from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Servers
-from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
+from holdfast.storage.columns.decode import decode_rows
+from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 from holdfast.storage.record import MESSAGE, SESSION, Record
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast.storage.reading.scan as scan
-from holdfast.pipeline.source.segment_index import SegmentMap
+from holdfast.client.log.reading.segment_index import SegmentMap
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.storage.files.data_directory import create
 from holdfast.storage.files.filesystem import OsFileSystem

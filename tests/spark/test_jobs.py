@@ -16,10 +16,10 @@ pytest.importorskip("deltalake")
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from holdfast.client.log.reading.offsets import DataLossError
 from holdfast.pipeline import Column, Grain, Lake, Outputs, Table
 from holdfast.pipeline.lake.engine import locked
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.source.offsets import DataLossError
 from holdfast.storage.record import MESSAGE
 from tests.support.iceberg_tables import MISSING, can_test_iceberg
 from tests.support.lake_site import OWN, Crash, Site

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("pyspark.sql")
 
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.pipeline.lake.bronze import Bronze
 from holdfast.pipeline.lake.engine import Engine
 from holdfast.pipeline.lake.files.commits import SKIPPED_KEPT, CommitLog, newly_skipped
 from holdfast.pipeline.lake.stores.store import ParquetStore
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
 from tests.support.journal_files import Journal, record
 
 

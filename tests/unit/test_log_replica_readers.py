@@ -9,10 +9,11 @@ import pytest
 
 from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.main import main
-from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.reader_path import read_pieces
-from holdfast.pipeline.source.scan import Chunk, Coverage
+from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.reader_path import read_pieces
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.storage.columns.chunk import Chunk
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.reading.segment_reader import SegmentReader
 from holdfast.storage.record import Batch

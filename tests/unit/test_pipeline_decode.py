@@ -5,9 +5,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.pipeline.source.decode import ROWS_MAX, SCHEMA, decode, decode_rows, select
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.scan import Chunk, Coverage
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.storage.columns.chunk import Chunk
+from holdfast.storage.columns.decode import ROWS_MAX, SCHEMA, decode, decode_rows, select
 from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION, Batch, Record
 from tests.support.journal_files import TIME_US, build, record
 

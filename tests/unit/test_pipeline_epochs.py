@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from holdfast.pipeline.source import journal_index as journal_map
-from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.reader_path import read_pieces
-from holdfast.pipeline.source.scan import Coverage
+from holdfast.client.log.reading import journal_index as journal_map
+from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.reader_path import read_pieces
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.storage.columns.decode import decode_rows
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.epoch_folders import (

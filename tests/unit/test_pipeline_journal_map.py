@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-import holdfast.pipeline.source.reader_path as reader_path
-import holdfast.pipeline.source.segment_index as segment_map
-from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
-from holdfast.pipeline.source.reader_path import read_pieces
-from holdfast.pipeline.source.scan import Coverage
+import holdfast.client.log.reading.reader_path as reader_path
+import holdfast.client.log.reading.segment_index as segment_map
+from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
+from holdfast.client.log.reading.reader_path import read_pieces
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.storage.columns.decode import decode_rows
 from holdfast.storage.files.data_directory import DataDirectoryError
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.record import CONTROL, MESSAGE, SESSION, Record

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pipeline.source.offsets import (
+from holdfast.client.log.reading.offsets import (
     DataLossError,
     OffsetError,
     OffsetRange,

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import holdfast.client.admin_connection as admin_connection
-import holdfast.pipeline.source.reader_http as reader_http
-import holdfast.pipeline.source.servers as servers
+import holdfast.client.log.reading.reader_http as reader_http
+import holdfast.client.log.reading.servers as servers
 from holdfast.client.admin_connection import AdminConnection, AdminError, NoAnswer
-from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
-from holdfast.pipeline.source.reader_http import read_ranges
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Servers
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
+from holdfast.client.log.reading.reader_http import read_ranges
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
+from holdfast.storage.columns.decode import decode_rows
 from tests.support.journal_files import TIME_US, Journal, Server, record, serving
 from tests.support.ports import free_port
 
@@ -135,8 +135,8 @@ def test_a_server_that_is_away_is_waited_for(
         now[0] += pause_s
 
     monkeypatch.setattr(servers, "PAUSE_S", 0.2)
-    monkeypatch.setattr("holdfast.pipeline.source.servers.time.sleep", sleep)
-    monkeypatch.setattr("holdfast.pipeline.source.servers.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("holdfast.client.log.reading.servers.time.sleep", sleep)
+    monkeypatch.setattr("holdfast.client.log.reading.servers.time.monotonic", lambda: now[0])
     server.fail_next = 12
     log = Servers([("127.0.0.1", server.port)], wait_s=300.0)
     assert log.bounds()[0].end == 45

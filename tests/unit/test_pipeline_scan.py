@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.pipeline.source import scan
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.source.scan import Chunk, Coverage, ScanStop, find_batch_in
+from holdfast.client.log.reading import scan
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
+from holdfast.client.log.reading.scan import Coverage, ScanStop, find_batch_in
+from holdfast.storage.columns.chunk import Chunk
 from holdfast.storage.record import HEADER_BYTES
 from tests.support.journal_files import build, record
 
@@ -78,7 +79,7 @@ def test_every_flipped_byte_is_noticed() -> None:
 def one_by_one(data: bytes, *ranges: tuple[int, int, int]) -> tuple[Chunk, Coverage, ScanStop]:
     chunk, coverage = Chunk(data), cover(*ranges, loss=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "_AT_ONCE_MIN", 10**9)
+        patch.setattr(scan, "scan_stretch", None)
         return chunk, coverage, coverage.scan(chunk, 0, len(data))
 
 

@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import holdfast.pipeline.source.reader_http as reader_http
-import holdfast.pipeline.source.servers as servers
+import holdfast.client.log.reading.reader_http as reader_http
+import holdfast.client.log.reading.servers as servers
 from holdfast.client.admin_connection import AdminError
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
-from holdfast.pipeline.source.reader_http import read_ranges
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Servers
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
+from holdfast.client.log.reading.reader_http import read_ranges
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
 from tests.support.journal_files import Journal, Server, record, serving
 from tests.support.ports import free_port
 

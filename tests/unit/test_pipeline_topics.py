@@ -9,12 +9,12 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.source.reader_path import Piece, read_pieces
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
+from holdfast.client.log.reading.reader_path import Piece, read_pieces
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.storage.columns.decode import decode_rows
+from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 from holdfast.storage.reading.topic_postings import TopicChoice
 from holdfast.storage.record import MESSAGE, SESSION
 from tests.support.journal_files import Journal, batches_of, record

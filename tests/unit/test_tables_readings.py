@@ -16,13 +16,13 @@ import numpy as np  # noqa: E402
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX  # noqa: E402
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS  # noqa: E402
 from holdfast.pipeline.lake.files.commits import STATE as STATES  # noqa: E402
-from holdfast.pipeline.source.decode import SCHEMA  # noqa: E402
 from holdfast.pipeline.tables import Rule  # noqa: E402
 from holdfast.pipeline.tables import columns as declared  # noqa: E402
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX  # noqa: E402
 from holdfast.pipeline.tables.readings import COLUMNS, ReadingsFold, _cuts  # noqa: E402
 from holdfast.pipeline.tables.rules import with_defaults  # noqa: E402
 from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX  # noqa: E402
+from holdfast.storage.columns.decode import SCHEMA  # noqa: E402
 
 BEGIN = datetime(2026, 11, 21, 23, 59, tzinfo=UTC)
 Found = tuple[list[Any], list[Any], list[Any]]

@@ -80,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return EXIT_USAGE
+    from holdfast.client.log.reading.offsets import OffsetError
     from holdfast.pipeline.lake.files.files import LakeError
     from holdfast.pipeline.lake.table import TableError
     from holdfast.pipeline.session import JavaError
-    from holdfast.pipeline.source.offsets import OffsetError
     from holdfast.pipeline.source.options import OptionError
 
     try:

@@ -16,16 +16,16 @@ from typing import Final
 
 import pyarrow as pa
 
+from holdfast.client.log.reading import offsets
+from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS, Commit
 from holdfast.pipeline.lake.files.writer import WriteSpec, with_date, write_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.lake.table import RECORDS
-from holdfast.pipeline.source import offsets
-from holdfast.pipeline.source.decode import SCHEMA
-from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
 from holdfast.pipeline.source.options import SourceOptions, parse
 from holdfast.pipeline.source.source import LogAccess, ReadWork, read_work
+from holdfast.storage.columns.decode import SCHEMA
 
 RECORDS_PER_STEP: Final = 2_000_000
 """The most records of one step, unless maxRecordsPerTrigger sets another limit."""
@@ -82,8 +82,8 @@ class Bronze:
     def step(self, target: Offsets | None = None) -> Commit | None:
         """Append up to `records_max` records, none at or above `target`.
 
-        Returns None if the log has no new record. Raises DataLossError (pipeline/source/offsets.py)
-        and the errors of the source.
+        Returns None if the log has no new record. Raises DataLossError and the errors of the
+        source.
         """
         step = Step(self.engine, RECORDS)
         columns = names_of(RECORDS_COLUMNS)

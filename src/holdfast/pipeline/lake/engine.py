@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.pipeline.lake.files.commits import (
     QUARANTINED,
     ROWS,
@@ -43,7 +44,6 @@ from holdfast.pipeline.lake.files.readers import LOCKS
 from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
 from holdfast.pipeline.lake.schema import struct_type
 from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, paths_of
-from holdfast.pipeline.source.offsets import OffsetRange
 
 LOCAL_TASK: Final = "00000-0"
 """The name of the driver as a task, in names of files."""

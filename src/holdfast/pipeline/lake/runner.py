@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from holdfast.client.log.reading.offsets import DataLossError, OffsetError, Offsets
 from holdfast.pipeline.lake.bronze import Bronze
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.engine import Engine, locked, recover
@@ -24,7 +25,6 @@ from holdfast.pipeline.lake.files.readers import BusyError, reading
 from holdfast.pipeline.lake.gold import step_gold
 from holdfast.pipeline.lake.silver import step_silver
 from holdfast.pipeline.lake.table import RECORDS, Table, TableError
-from holdfast.pipeline.source.offsets import DataLossError, OffsetError, Offsets
 from holdfast.pipeline.source.options import OptionError
 
 IDLE_S: Final = 0.05

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
+from holdfast.client.log.reading import offsets
 from holdfast.pipeline.lake.catalog import DECLARED_BY, Catalog
 from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.table import RECORDS
-from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess
 

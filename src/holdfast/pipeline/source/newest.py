@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
-from holdfast.pipeline.source.decode import SCHEMA
-from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.pipeline.source.options import SourceOptions
 from holdfast.pipeline.source.source import LogAccess, read_work
+from holdfast.storage.columns.decode import SCHEMA
 
 
 def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes]]:

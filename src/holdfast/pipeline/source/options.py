@@ -49,23 +49,25 @@ from holdfast.client.admin_access import (
     admin_address,
     load_access,
 )
+from holdfast.client.log.reading.offsets import Offsets, parse_position
 from holdfast.numbers import whole_number
-from holdfast.pipeline.source.offsets import Offsets, parse_position
-from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 
-COLUMNS: Final = (
-    "topic",
-    "payload",
-    "partition",
-    "offset",
-    "timestamp",
-    "qos",
-    "retain",
-    "properties",
-    "client_id",
-    "producer",
-)
+DDL_TYPES: Final = {
+    "topic": "string",
+    "payload": "binary",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "qos": "tinyint",
+    "retain": "boolean",
+    "properties": "binary",
+    "client_id": "string",
+    "producer": "struct<id: string, epoch: bigint, sequence: bigint>",
+}
+"""The columns of the source with their types in Spark."""
+COLUMNS: Final = tuple(DDL_TYPES)
 NAMES: Final = (
     "path",
     "servers",

@@ -26,8 +26,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """The largest offset, which stands for no upper bound."""

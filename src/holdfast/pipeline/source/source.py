@@ -35,17 +35,29 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.client.admin_connection import Server
-from holdfast.pipeline.source import offsets
-from holdfast.pipeline.source.decode import SCHEMA, decode_rows
-from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import EARLIEST, LATEST, OffsetRange, Offsets, PartitionBounds
-from holdfast.pipeline.source.options import OptionError, SourceOptions, for_stream, parse
+from holdfast.client.log.reading import offsets
+from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.reading.offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetRange,
+    Offsets,
+    PartitionBounds,
+)
+from holdfast.client.log.reading.reader_http import read_ranges
+from holdfast.client.log.reading.reader_path import Piece, read_pieces
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
+from holdfast.pipeline.source.options import (
+    DDL_TYPES,
+    OptionError,
+    SourceOptions,
+    for_stream,
+    parse,
+)
 from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
-from holdfast.pipeline.source.reader_http import read_ranges
-from holdfast.pipeline.source.reader_path import Piece, read_pieces
-from holdfast.pipeline.source.scan import Coverage
-from holdfast.pipeline.source.servers import Servers
-from holdfast.pipeline.source.topic_filter import TopicFilter
+from holdfast.storage.columns.decode import SCHEMA, decode_rows
+from holdfast.storage.reading.topic_filter import TopicFilter
 from holdfast.storage.reading.topic_postings import TopicChoice
 
 logger = logging.getLogger("holdfast")
@@ -55,18 +67,6 @@ LOST_SHOWN: Final = 20
 TASK_RECORDS: Final = 20_000
 """The offsets of a micro-batch for which a stream plans one more task. For fewer, the start of the
 task costs more than it saves."""
-_DDL_TYPES: Final = {
-    "topic": "string",
-    "payload": "binary",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "qos": "tinyint",
-    "retain": "boolean",
-    "properties": "binary",
-    "client_id": "string",
-    "producer": "struct<id: string, epoch: bigint, sequence: bigint>",
-}
 
 
 @dataclass
@@ -234,7 +234,7 @@ class HoldfastSource(DataSource):
 
     def schema(self) -> str:
         """The selected columns as DDL."""
-        return ", ".join(f"{name} {_DDL_TYPES[name]}" for name in self.parsed.columns)
+        return ", ".join(f"{name} {DDL_TYPES[name]}" for name in self.parsed.columns)
 
     def reader(self, schema: StructType) -> "HoldfastReader":
         """Make the reader of a batch query."""
@@ -265,10 +265,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     OptionError.
     """
     for name in schema.names:
-        if name not in _DDL_TYPES:
-            raise OptionError(
-                f"the schema has a column {name!r}; there are {', '.join(_DDL_TYPES)}"
-            )
+        if name not in DDL_TYPES:
+            raise OptionError(f"the schema has a column {name!r}; there are {', '.join(DDL_TYPES)}")
     return pa.schema([SCHEMA.field(name) for name in schema.names])
 
 

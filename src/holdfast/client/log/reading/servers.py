@@ -21,8 +21,8 @@ from holdfast.client.admin_connection import (
     NoAnswer,
     Server,
 )
-from holdfast.pipeline.source import offsets
-from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading import offsets
+from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
 
 ROUNDS: Final = 5
 """The fewest rounds over all servers for one request. They take 3 s, and more of them the time that

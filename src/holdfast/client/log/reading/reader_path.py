@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from holdfast.pipeline.source.scan import Chunk, Coverage, header_damage
+from holdfast.client.log.reading.scan import Coverage, header_damage
+from holdfast.storage.columns.chunk import Chunk
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import JOURNAL
 from holdfast.storage.journal.epoch_folders import EPOCHS, newest_epoch

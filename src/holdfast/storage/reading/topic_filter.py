@@ -8,8 +8,6 @@ again.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from holdfast.protocol.topics.names import has_wildcard, matches
 from holdfast.storage.partition import partition_of
 
@@ -61,11 +59,3 @@ class TopicFilter:
         return min(
             self.clauses, key=lambda each: (not each.is_exact, len(each.filters + each.prefixes))
         )
-
-    def mask(self, topics: pa.Array) -> pa.Array:
-        """Return for an array of topics which of them match."""
-        encoded = topics.dictionary_encode()
-        hits = pa.array(
-            [self.matches(topic) for topic in encoded.dictionary.to_pylist()], pa.bool_()
-        )
-        return hits.take(encoded.indices)

@@ -7,63 +7,24 @@ A hole or a damaged batch raises DataLossError, unless the reader may skip it.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
+from holdfast.storage.columns.checksum import crc32
+from holdfast.storage.columns.chunk import Chunk
 from holdfast.storage.record import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER, HEADER_BYTES, MAGIC
 
 try:
-    # Every byte that is read passes through it, and zlib-ng is up to ten times as fast as zlib.
-    from zlib_ng.zlib_ng import crc32
+    from holdfast.client.log.reading.stretch import scan_stretch
 except ImportError:
-    from zlib import crc32
+    # Without numpy the loop does everything.
+    scan_stretch = None  # type: ignore[assignment]
 
 logger = logging.getLogger("holdfast")
 
-HEADER_DTYPE = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("length", "<u4"),
-        ("crc", "<u4"),
-        ("format", "u1"),
-        ("attributes", "u1"),
-        ("partition", "<u2"),
-        ("base_offset", "<i8"),
-        ("epoch", "<u4"),
-        ("count", "<u4"),
-        ("base_timestamp_us", "<i8"),
-        ("body_bytes", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
-_MAGIC_WORD = int.from_bytes(MAGIC, "little")
 LOST_MAX: Final = 10_000
 """The most holes that a reader remembers with their offsets."""
-_AT_ONCE_MIN = 8
-"""The fewest batches for which the vectorised scan is faster than the loop."""
-
-Data = bytes | bytearray | memoryview
-
-
-@dataclass
-class Chunk:
-    """Raw bytes, and the byte positions at which the wanted, verified batches begin in them,
-    ascending.
-
-    Of the batch at `positions[i]` the offsets `starts[i]` to `ends[i]` count. Byte positions are
-    multiples of 8.
-    """
-
-    data: Data
-    positions: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    records: int = 0
-    """The number of offsets that count, over all batches."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +135,8 @@ class Coverage:
         ends = self.end
         if limits is not None:
             ends = {p: min(end, limits.get(p, end)) for p, end in ends.items()}
-        if not cuts:
-            position = self._scan_vectorised(chunk, position, data_end, ends)
+        if not cuts and scan_stretch is not None:
+            position = scan_stretch(self.next, chunk, position, data_end, ends)
         view = memoryview(chunk.data)
         while position + HEADER_BYTES <= data_end:
             magic, length, crc, layout, _, partition, base, _, count, _, body, _ = (
@@ -234,77 +195,6 @@ class Coverage:
         self.next[partition] = start
         return start
 
-    def _scan_vectorised(
-        self, chunk: Chunk, position: int, data_end: int, ends: Mapping[int, int]
-    ) -> int:
-        """Scan a stretch in which everything is in order, vectorised.
-
-        The stretch is taken completely or not at all, so that the loop in `scan` finds the exact
-        place of a fault. Returns the position at which the stretch ends.
-        """
-        data = chunk.data
-        found = walk(data, position, data_end)
-        if len(found) < _AT_ONCE_MIN:
-            return position
-        positions = np.array(found, np.int64)
-        headers = headers_at(data, positions)
-        sound = _sound(headers)
-        if not sound.all():
-            return position
-        # The index of each partition in the arrays of next and end. Partitions beyond the last one
-        # share index 0, and the next line leaves them out.
-        known = np.array(sorted(self.next), np.int64)
-        slot = np.searchsorted(known, headers["partition"])
-        slot[slot == len(known)] = 0
-        wanted = known[slot] == headers["partition"] if len(known) else slot < 0
-        positions, headers, slot = positions[wanted], headers[wanted], slot[wanted]
-        if len(positions):
-            base = headers["base_offset"]
-            stop = base + headers["count"]
-            order = np.argsort(slot, kind="stable")
-            sorted_slot, sorted_base, sorted_stop = slot[order], base[order], stop[order]
-            same = sorted_slot[1:] == sorted_slot[:-1]
-            expected = np.array([self.next[p] for p in known.tolist()], np.int64)[sorted_slot]
-            limit = np.array([ends[p] for p in known.tolist()], np.int64)[slot]
-            dense = sorted_base[1:][same] == sorted_stop[:-1][same]
-            first = np.concatenate([[True], ~same])
-            if not dense.all() or (sorted_base[first] > expected[first]).any():
-                return position
-            start = np.maximum(base, expected[np.argsort(order, kind="stable")])
-            end = np.minimum(stop, limit)
-            counts = start < end
-            positions, start, end = positions[counts], start[counts], end[counts]
-            lengths = headers["length"][counts].tolist()
-            view = memoryview(data)
-            sums = [
-                crc32(view[at + 12 : at + length])
-                for at, length in zip(positions.tolist(), lengths, strict=True)
-            ]
-            if sums != headers["crc"][counts].tolist():
-                return position
-            chunk.positions += positions.tolist()
-            chunk.starts += start.tolist()
-            chunk.ends += end.tolist()
-            chunk.records += int((end - start).sum())
-            reached = np.array([self.next[p] for p in known.tolist()], np.int64)
-            np.maximum.at(reached, slot[counts], end)
-            self.next.update(zip(known.tolist(), reached.tolist(), strict=True))
-        last = found[-1]
-        return last + int.from_bytes(data[last + 4 : last + 8], "little")
-
-
-def walk(data: Data, position: int, data_end: int) -> list[int]:
-    """Return the byte positions at which complete batches begin, by their lengths alone."""
-    words = memoryview(data)[: len(data) & ~3].cast("I")
-    found = []
-    while position + HEADER_BYTES <= data_end:
-        length = words[(position >> 2) + 1]
-        if length < HEADER_BYTES or length & 7 or position + length > data_end:
-            break
-        found.append(position)
-        position += length
-    return found
-
 
 def find_batch_in(data: memoryview, position: int) -> int | None:
     """Return the position of the first valid batch at or after `position`, a multiple of 8."""
@@ -319,28 +209,6 @@ def find_batch_in(data: memoryview, position: int) -> int | None:
         following = bytes(data[at + 1 :]).find(MAGIC)
         place = -1 if following < 0 else at + 1 + following - position
     return None
-
-
-def headers_at(data: Data, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
-    """Return the batch headers at positions that are multiples of 8, as HEADER_DTYPE."""
-    words = np.frombuffer(data, "<u8", len(data) // 8)
-    # Gathering 8-byte words is faster than gathering structures.
-    gathered = words[(positions >> 3)[:, None] + np.arange(HEADER_BYTES // 8)]
-    return np.ascontiguousarray(gathered).view(HEADER_DTYPE).reshape(-1)
-
-
-def _sound(headers: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    """Apply the rules of `header_damage` to many headers."""
-    length = headers["length"].astype(np.int64)
-    heads = headers["count"].astype(np.int64) * HEAD_BYTES
-    smallest = HEADER_BYTES + heads + headers["body_bytes"]
-    sound: npt.NDArray[np.bool_] = (
-        (headers["magic"] == _MAGIC_WORD)
-        & (headers["format"] == FORMAT)
-        & (length <= BATCH_BYTES_MAX)
-        & (length == (smallest + 7) & ~7)
-    )
-    return sound
 
 
 def header_damage(magic: bytes, length: int, layout: int, count: int, body_bytes: int) -> str:

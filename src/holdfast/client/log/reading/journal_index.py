@@ -21,12 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from holdfast.pipeline.source.indexed_read import chosen_pieces
-from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
-from holdfast.pipeline.source.reader_path import Piece, find_batch
-from holdfast.pipeline.source.segment_index import NO_OFFSET, SegmentMap
+from holdfast.client.log.reading.indexed_read import chosen_pieces
+from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading.reader_path import Piece, find_batch
+from holdfast.client.log.reading.segment_index import NO_OFFSET, SegmentMap
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import segment_name
@@ -34,7 +32,7 @@ from holdfast.storage.journal.epoch_folders import newest_claimed
 from holdfast.storage.reading.index import IndexHead
 from holdfast.storage.reading.index_file import CorruptIndex
 from holdfast.storage.reading.topic_postings import TopicChoice
-from holdfast.storage.record import HEAD_FIELDS, HEADER_BYTES, Batch, CorruptBatch
+from holdfast.storage.record import HEAD, HEAD_BYTES, HEADER_BYTES, Batch, CorruptBatch
 
 CLAIM_LOOKS: Final = 100
 """The most looks for the end of a takeover, CLAIM_PAUSE_S apart."""
@@ -255,6 +253,9 @@ def _batches(piece: Piece) -> Iterator[tuple[int, Batch]]:
 def _first_index_at(batch: Batch, timestamp_us: int) -> int:
     """Return the index of the first record that is not older, or the batch's count if all are
     older."""
-    heads = np.frombuffer(batch.data, HEAD_FIELDS, batch.count, batch.start + HEADER_BYTES)
-    late = heads["timestamp_delta_us"] >= timestamp_us - batch.base_timestamp_us
-    return int(late.argmax()) if late.any() else batch.count
+    elapsed_us = timestamp_us - batch.base_timestamp_us
+    heads = memoryview(batch.data)[batch.start + HEADER_BYTES :]
+    for index, fields in enumerate(HEAD.iter_unpack(heads[: batch.count * HEAD_BYTES])):
+        if fields[8] >= elapsed_us:
+            return index
+    return batch.count

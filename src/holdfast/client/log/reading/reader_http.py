@@ -19,9 +19,10 @@ from holdfast.client.admin_connection import (
     NoAnswer,
     Server,
 )
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.scan import Chunk, Coverage, find_batch_in
-from holdfast.pipeline.source.topic_filter import TopicFilter
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.scan import Coverage, find_batch_in
+from holdfast.storage.columns.chunk import Chunk
+from holdfast.storage.reading.topic_filter import TopicFilter
 from holdfast.storage.record import BATCH_BYTES_MAX
 
 PATH: Final = "/api/v1/log/read"

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.pipeline.source.scan import Chunk, headers_at
-from holdfast.pipeline.source.topic_filter import TopicFilter
+from holdfast.storage.columns.chunk import Chunk
+from holdfast.storage.columns.headers import headers_at
+from holdfast.storage.reading.topic_filter import TopicFilter
 from holdfast.storage.record import (
     FLAG_PRODUCER,
     FLAG_QOS_MASK,
@@ -158,10 +159,17 @@ def decode(
     """
     heads = Heads(chunk)
     if topics and heads.count:
-        mask = topics.mask(_text(heads, "topic"))
+        mask = topic_mask(topics, _text(heads, "topic"))
         heads.keep(mask.to_numpy(zero_copy_only=False))
     arrays = [_COLUMNS[field.name](heads) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def topic_mask(topics: TopicFilter, column: pa.Array) -> pa.Array:
+    """Return for an array of topics which of them match."""
+    encoded = column.dictionary_encode()
+    hits = pa.array([topics.matches(topic) for topic in encoded.dictionary.to_pylist()], pa.bool_())
+    return hits.take(encoded.indices)
 
 
 def decode_rows(

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
-from holdfast.pipeline.source.scan import header_damage
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
+from holdfast.client.log.reading.scan import header_damage
 from holdfast.storage.reading.index import IndexHead
 from holdfast.storage.reading.segment_reader import is_later_group
 from holdfast.storage.record import (

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.pipeline.source.offsets import OffsetRange
-from holdfast.pipeline.source.reader_path import Piece
-from holdfast.pipeline.source.segment_index import SegmentMap
+from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.reader_path import Piece
+from holdfast.client.log.reading.segment_index import SegmentMap
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decode
 from holdfast.storage.reading.topic_postings import TopicChoice

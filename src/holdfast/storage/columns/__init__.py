@@ -1,0 +1,1 @@
+"""Record batches as columns: their headers with numpy, their messages as Arrow."""
