@@ -29,8 +29,8 @@ NOT_COMPILED := e2e/test_admin_openapi* e2e/test_admin_port* e2e/test_api_figure
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* unit/test_cluster_lost_askers* \
   unit/test_cluster_opening* unit/test_cluster_owners* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* unit/test_deploy* \
   unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* \
-  unit/test_lease* unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
-  unit/test_replication_ring* unit/test_security* unit/test_topology* unit/test_websocket_client*
+  unit/test_lease* unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* unit/test_testing* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
+  unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* unit/test_websocket_client*
 
 .PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline stalls sim conformance clean
 

@@ -47,7 +47,7 @@ DOCUMENTED = ("client", "pipeline", LAB.name)
 NOUNS = {
     "finding", "flooding", "folding", "forwarding", "framing", "heading", "incoming", "logging",
     "matching", "outgoing", "planning", "ring", "routing", "setting", "signing", "sorting",
-    "string", "tailing", "timing",
+    "string", "tailing", "testing", "timing",
 }  # fmt: skip
 """Words that end in -ing and are nouns of the field."""
 UNTYPED = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (object|Any)\]")

@@ -42,6 +42,7 @@ ROOMS = {
     "api": ("api",),
     "process": ("server",),
     "cli": ("cli",),
+    "testing": ("testing.py", "pytest_plugin.py"),
 }  # fmt: skip
 """Room -> its folders and modules; the longest one that fits a module says whose it is."""
 
@@ -89,6 +90,7 @@ BELOW = {
         "log", "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
         "pipeline", "manager",
     },
+    "testing": {"process", "drivers", "security", "config"},
 }  # fmt: skip
 """Room -> the rooms it may import."""
 

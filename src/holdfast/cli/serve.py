@@ -177,6 +177,7 @@ def serve(
 def _claim_descriptors(config: Config) -> None:
     from holdfast.server.event_loop import descriptors
 
+    descriptors.watch_files()
     limit = descriptors.raise_limit()
     clients = descriptors.for_clients()
     logger = logging.getLogger("holdfast")
@@ -197,13 +198,14 @@ async def _serve(
     explain: Callable[[], list[Setting]] | None,
 ) -> int:
     from holdfast.config.check import warnings
-    from holdfast.server.event_loop.loop import spare_the_collector
+    from holdfast.server.event_loop.loop import handle_signals, spare_the_collector
     from holdfast.server.server import Server, StartError
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration text=%r", warning)
     server = Server(config, read)
     server.explain = explain
+    handle_signals(asyncio.get_running_loop(), server.request_stop, server.request_reload)
     try:
         await server.start()
     except StartError as error:

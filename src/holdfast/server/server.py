@@ -19,10 +19,8 @@ from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
 from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
-from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import LEVELS, Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
-from holdfast.server.event_loop.loop import handle_signals
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.node_settings import new_node, node_config
@@ -83,7 +81,9 @@ class Server:
         self._security = SecurityFiles()
         self.manager = ServiceManager()
         self._stop = asyncio.Event()
-        self._failure: BaseException | None = None
+        # A function that makes `run` stop in order.
+        self.request_stop = self._stop.set
+        self.failure: BaseException | None = None
         self._hands_over = self._starts_anew = False
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -96,8 +96,6 @@ class Server:
         loop = asyncio.get_running_loop()
         stop_on_unexpected(loop, self.fail)
         self._watching = watched(Readiness(self).watch())
-        descriptors.watch_files()
-        handle_signals(loop, self._stop.set, self._reload_soon)
         config = self.config
         try:
             self._security = load_security(config)
@@ -287,8 +285,8 @@ class Server:
 
     def fail(self, error: BaseException) -> None:
         """Stop at once: the journal or the state cannot be trusted. The first failure counts."""
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
         broker = self.broker if self._clustering is None else self._clustering.broker
         if broker is not None:
             broker.has_failed = True
@@ -311,7 +309,8 @@ class Server:
                 logger.error("reload_failed error=%r text='everything stays as it was'", str(error))
                 raise
 
-    def _reload_soon(self) -> None:
+    def request_reload(self) -> None:
+        """Reload soon, and report it to the service manager."""
         self._reload_task = watched(self.manager.report_reload(self.reload))
 
     def _count_reload(self, name: str) -> None:
@@ -353,14 +352,14 @@ class Server:
         self.manager.report_ready("running")
         await self._stop.wait()
         # A process whose directory hangs ends late, and must take no clients meanwhile.
-        for listener in self.listeners if self._failure is not None else ():
+        for listener in self.listeners if self.failure is not None else ():
             listener.close()
-        if isinstance(self._failure, LeaseLost):
+        if isinstance(self.failure, LeaseLost):
             # Without the lease nothing can be saved, and the new holder may already write.
-            logger.critical("lease_lost error=%r", str(self._failure))
+            logger.critical("lease_lost error=%r", str(self.failure))
             return STAND_BY_AGAIN
-        if self._failure is not None:
-            logger.critical("stopping error=%r", str(self._failure))
+        if self.failure is not None:
+            logger.critical("stopping error=%r", str(self.failure))
             return 1
         await self.stop()
         if self._starts_anew:
