@@ -21,7 +21,7 @@ STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 4
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := e2e/test_admin_openapi* e2e/test_admin_port* e2e/test_api_figures* e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* e2e/test_federat* \
+NOT_COMPILED := browser/* e2e/test_admin_openapi* e2e/test_admin_port* e2e/test_api_figures* e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* e2e/test_federat* \
   e2e/test_ledger* e2e/test_log_command* e2e/test_namespaces* e2e/test_pubqueue* e2e/test_readme* e2e/test_shared* \
   e2e/test_stalls* e2e/test_topology* interop/test_* model/test_*planted* model/test_cluster_retention* \
   model/test_controller* model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* model/test_raft* \
@@ -32,11 +32,11 @@ NOT_COMPILED := e2e/test_admin_openapi* e2e/test_admin_port* e2e/test_api_figure
   unit/test_lease* unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* unit/test_testing* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* unit/test_websocket_client*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline stalls sim conformance clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline console vendor stalls sim conformance clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
-	@echo "make test      set up, then all tests but the long ones of the pipeline, interpreted and compiled"
+	@echo "make test      set up, then all tests but the long ones, interpreted and compiled"
 	@echo "make check     format, lint, types, tidy, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
@@ -45,6 +45,7 @@ help:
 	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters, of federations: fresh seeds each time"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
+	@echo "make console   the console in Chromium: every screen, its types, its libraries against npm"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make setup     only the set-up the others share"
 
@@ -85,7 +86,7 @@ test-fast: $(VENV)/.installed
 check: lint tidy test-fast
 
 test-interpreted: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal tests -m "not spark"
+	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal tests -m "not spark and not long"
 
 # Each worker starts a Java of its own, so there are few, and a file's tests stay together.
 test-spark: $(VENV)/.installed
@@ -93,7 +94,7 @@ test-spark: $(VENV)/.installed
 
 test-compiled: setup
 	@if $(BIN)/python tools/is_compiled.py; then \
-	  $(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
+	  $(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests -m "not spark and not long" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
 	else echo "no C compiler here: the interpreted form was tested"; fi
 
 test: setup test-interpreted test-spark test-compiled
@@ -123,6 +124,14 @@ pipeline: setup
 	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[iceberg-tests]' \
 	  || echo "without Iceberg's library: its tests are left out"
 	$(BIN)/python -m pytest -q tests/spark tests/e2e/test_readme.py -m spark
+
+# Every screen in Chromium, and the types of its modules.
+console: setup
+	$(BIN)/python tools/vendor_console.py --check
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q tests/browser tests/unit/test_console_files.py
+
+vendor: setup
+	$(BIN)/python tools/vendor_console.py
 
 stalls: setup
 	HOLDFAST_STALLS=$(STALLS) $(BIN)/python -m pytest -q -s tests/e2e/test_stalls.py

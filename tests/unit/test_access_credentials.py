@@ -263,13 +263,13 @@ def test_sessions_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert table.find(busy, at) is not None
         at += sessions.IDLE_S / 2
     assert table.find(busy, sessions.SESSION_S) is None
-    many = [table.begin("ada", HASHED, 0.0) for _ in range(sessions.SESSIONS_PER_USER_MAX + 1)]
+    many = [table.begin("ada", HASHED, 0.0) for _ in range(sessions.SESSIONS_PER_OWNER_MAX + 1)]
     assert table.find(many[0], 1.0) is None
     assert table.find(many[1], 1.0) is not None
     monkeypatch.setattr(sessions, "SESSIONS_MAX", 5)
     for number in range(50):
         table.begin(f"u{number}", HASHED, 0.0)
-    assert len(table) <= sessions.SESSIONS_PER_USER_MAX + 1
+    assert len(table) <= sessions.SESSIONS_PER_OWNER_MAX + 1
 
 
 def test_identify_from_several_threads(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ QUESTIONS = (
     "retained message stored", "PUBACK wait for fsync", "authentication method",
     "Raft election", "disk hangs", "member of a shared subscription", "Spark partition planned",
     "payload decoder", "HTTP admin endpoint", "next hop computed", "publish queue stored on disk",
-    "message expiry enforced", "reply for the whole cluster",
+    "message expiry enforced", "reply for the whole cluster", "screen of the console",
 )  # fmt: skip
 
 FILES = {

@@ -10,6 +10,7 @@
 - POST /api/v1/reload: applies the settings and files as they are now, like SIGHUP. The reply names
   the changed settings; 409 means that a file cannot be used, and nothing has changed.
 - /api/v1/federation: see `holdfast.api.federation_routes`.
+- /console/: pages for people, see `holdfast.api.console`.
 
 Requests from web pages and for other host names receive 403, see `holdfast.security.http.requests`.
 """
@@ -23,12 +24,14 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute
 
 from holdfast.api.access.audit import AuditLog
 from holdfast.api.access.gate import CredentialGate
 from holdfast.api.access.routes import AccessRoutes
 from holdfast.api.census import Census
 from holdfast.api.cluster_routes import ClusterRoutes
+from holdfast.api.console.pages import PREFIX, console_routes
 from holdfast.api.dispatch import AccessGate, application
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
@@ -75,9 +78,9 @@ class AdminRoutes:
             access.share(everywhere)
         everywhere.connect()
 
-    def application(self, gate: AccessGate) -> Starlette:
-        """The application of all endpoints."""
-        return application(self.endpoints(), gate, "Holdfast admin API")
+    def application(self, gate: AccessGate, pages: Iterable[BaseRoute] = ()) -> Starlette:
+        """The application of all endpoints, and of public pages."""
+        return application(self.endpoints(), gate, "Holdfast admin API", pages)
 
     def endpoints(self) -> list[Endpoint]:
         """The declarations of all endpoints."""
@@ -172,7 +175,9 @@ class AdminServer:
         self.context: ssl.SSLContext | None = admin_context(server.config.admin)
         """The TLS context of new connections; None: plain HTTP."""
         connections = bounded(LogConnections, connections_max, sender=self._sender)
-        self._server = HttpServer(Guard(routes.application(self._gate), known), connections, 1)
+        pages = console_routes() if server.config.admin.console else []
+        guard = Guard(routes.application(self._gate, pages), known, pages=PREFIX)
+        self._server = HttpServer(guard, connections, 1)
         self._door = TlsDoor(self._socket, self._server.new_protocol, lambda: self.context)
         self._serving: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Values, bad_request
 from holdfast.api.openapi import document
@@ -47,8 +47,11 @@ def remote_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-def application(endpoints: Iterable[Endpoint], gate: AccessGate, title: str) -> Starlette:
-    """The application of these endpoints, and of the OpenAPI document about them."""
+def application(
+    endpoints: Iterable[Endpoint], gate: AccessGate, title: str, pages: Iterable[BaseRoute] = ()
+) -> Starlette:
+    """The application of these endpoints, and of the OpenAPI document about them. `pages`: the
+    routes of public files, which are not part of the API."""
     declared = list(endpoints)
     encoded: list[bytes] = []
 
@@ -68,8 +71,11 @@ def application(endpoints: Iterable[Endpoint], gate: AccessGate, title: str) -> 
             raise ValueError(f"{each.method} {each.path} is declared twice")
         known.add((each.method, each.path))
     return Starlette(
-        routes=[Route(each.path, _responder(each, gate), methods=[each.method])
-                for each in declared],
+        routes=[
+            *(Route(each.path, _responder(each, gate), methods=[each.method])
+              for each in declared),
+            *pages,
+        ],
         exception_handlers={HTTPException: _no_route},
     )  # fmt: skip
 

@@ -119,6 +119,8 @@ class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     changes to this machine's address."""
     open: list[Literal["health", "metrics"]] = field(default_factory=lambda: ["health"])
     """The routes that anybody who reaches the port may read without credentials."""
+    console: bool = True
+    """Whether the port serves the console, at `/console/`."""
     certificate: str = ""
     """The PEM file with the port's chain; with it the port serves HTTPS only. `key` goes with
     it."""

@@ -19,6 +19,7 @@ from holdfast.api.views.pages import AbsentNode, BadCursor, decode_place, encode
 from holdfast.security.access import changes
 from holdfast.security.access.access_file import NAME, AccessError, StoredToken
 from holdfast.security.access.changes import Change
+from holdfast.security.access.credentials import Unauthenticated
 from holdfast.security.access.scopes import ROLES, Scope
 from holdfast.security.access.sessions import COOKIE, SESSION_S
 from holdfast.security.http.requests import shown
@@ -35,10 +36,12 @@ Password = Annotated[str, Meta(max_length=changes.PASSWORD_BYTES_MAX)]
 
 
 class Login(Struct, forbid_unknown_fields=True):
-    """The credentials of a user."""
+    """The credentials of a user, or a token."""
 
-    user: Annotated[str, Meta(max_length=64)]
-    password: Password
+    user: Annotated[str, Meta(max_length=64)] = ""
+    password: Password = ""
+    token: Annotated[str, Meta(max_length=256)] = ""
+    """Instead of user and password. The session has the role of the token, and ends with it."""
 
 
 class NewUser(Struct, forbid_unknown_fields=True):
@@ -164,6 +167,8 @@ class AccessRoutes:
     async def _login(self, call: Call) -> Response:
         login = call.body(Login)
         credentials, remote = self._credentials, call.caller.remote
+        if login.token:
+            return await self._login_by_token(login, call)
         if not credentials.data.users:
             raise ApiRefusal(409, "there are no users: `holdfast access user add` makes one")
         wait_s = credentials.throttle.begin(remote, login.user, time.monotonic())
@@ -178,12 +183,30 @@ class AccessRoutes:
         user = credentials.data.users.get(login.user)
         if user is None:
             raise ApiRefusal(401, "user or password is wrong")
-        # A login of a browser that has a session replaces it.
-        credentials.sessions.end(cookie_of(call.request))
         secret = credentials.begin_session(login.user, hashed)
         call.after = {"user": login.user}
-        body = msgspec.json.encode(WhoView(f"user {login.user}", user.role))
-        response = Response(body, media_type="application/json")
+        return self._logged_in(WhoView(f"user {login.user}", user.role), secret, call)
+
+    async def _login_by_token(self, login: Login, call: Call) -> Response:
+        """Exchange a token for a session, so that a page need not keep the token."""
+        if login.user or login.password:
+            raise bad_request("give user and password, or token")
+        credentials, remote = self._credentials, call.caller.remote
+        # Checked like the header of a request, so a token that was made just now is known.
+        asked = (f"Bearer {login.token}", "", remote, Scope.VIEWER)
+        try:
+            await asyncio.to_thread(self._gate.decide_now, *asked)
+            owner, secret = credentials.begin_token_session(login.token)
+        except (ApiRefusal, Unauthenticated) as error:
+            logger.warning("login_failed token='' remote=%r", remote)
+            raise ApiRefusal(401, str(error)) from None
+        call.after = {"token": owner.name}
+        return self._logged_in(WhoView(owner.name, owner.scope.role), secret, call)
+
+    def _logged_in(self, who: WhoView, secret: str, call: Call) -> Response:
+        # A login of a browser that has a session replaces it.
+        self._credentials.sessions.end(cookie_of(call.request))
+        response = Response(msgspec.json.encode(who), media_type="application/json")
         _set_cookie(response, secret, SESSION_S, call)
         return response
 
@@ -191,7 +214,7 @@ class AccessRoutes:
         secret = cookie_of(call.request)
         session = self._credentials.session_of(secret)
         if session is not None:
-            call.before = {"user": session.user}
+            call.before = {"owner": session.owner}
         self._credentials.sessions.end(secret)
         response = Response(b"{}", media_type="application/json")
         _set_cookie(response, "", 0, call)

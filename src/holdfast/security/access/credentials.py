@@ -90,11 +90,22 @@ class AdminCredentials:
         if not cookie:
             raise Unauthenticated("send a token (Authorization: Bearer TOKEN), or log in")
         session = self.sessions.find(cookie, time.monotonic())
-        user = None if session is None else self._data.users.get(session.user)
-        if session is None or user is None or user.password != session.password_hash:
+        role = "" if session is None else self._role_of(session)
+        if session is None or not role:
             self.sessions.end(cookie)
             raise Unauthenticated("the session has ended: log in again")
-        return self._used(CredentialOwner(f"user {session.user}", ROLES[user.role]))
+        return self._used(CredentialOwner(session.owner, ROLES[role]))
+
+    def _role_of(self, session: BrowserSession) -> str:
+        """The present role of a session's owner, or "" if the session is no longer valid."""
+        kind, _, name = session.owner.partition(" ")
+        if kind == "user":
+            user = self._data.users.get(name)
+            return "" if user is None or user.password != session.secret_hash else user.role
+        token = self._data.tokens.get(name)
+        if token is None or token.sha256 != session.secret_hash or token.has_expired(time.time()):
+            return ""
+        return token.role
 
     def _by_token(self, authorization: str) -> CredentialOwner:
         if not authorization.lower().startswith(BEARER):
@@ -160,7 +171,14 @@ class AdminCredentials:
     def begin_session(self, user: str, password_hash: str) -> str:
         """Begin a session after `verify`. Returns the secret for the cookie."""
         self._used(CredentialOwner(f"user {user}", Scope.OPEN))
-        return self.sessions.begin(user, password_hash, time.monotonic())
+        return self.sessions.begin(f"user {user}", password_hash, time.monotonic())
+
+    def begin_token_session(self, token: str) -> tuple[CredentialOwner, str]:
+        """Begin a session that ends with its token. Returns the owner, and the secret for the
+        cookie. Raises `Unauthenticated`."""
+        owner = self._by_token(BEARER + token)
+        stored = self._data.tokens[owner.name.partition(" ")[2]]
+        return owner, self.sessions.begin(owner.name, stored.sha256, time.monotonic())
 
     def session_of(self, cookie: str) -> BrowserSession | None:
         """The session of a cookie, or None."""

@@ -10,8 +10,8 @@ SESSION_S: Final = 12 * 3600.0
 IDLE_S: Final = 2 * 3600.0
 """The seconds without a request after which a session ends."""
 SESSIONS_MAX: Final = 1024
-SESSIONS_PER_USER_MAX: Final = 16
-"""The most sessions of one user. A further login ends the oldest one."""
+SESSIONS_PER_OWNER_MAX: Final = 16
+"""The most sessions of one user or token. A further login ends the oldest one."""
 COOKIE: Final = "holdfast_session"
 
 
@@ -19,9 +19,10 @@ COOKIE: Final = "holdfast_session"
 class BrowserSession:
     """The session of one login."""
 
-    user: str
-    password_hash: str
-    """The hash of the password that was right. A changed password ends the session."""
+    owner: str
+    """`user NAME` or `token ID`."""
+    secret_hash: str
+    """The hash of the password or token that was right. With another one the session ends."""
     began_s: float
     used_s: float
 
@@ -35,16 +36,16 @@ class BrowserSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, user: str, password_hash: str, now_s: float) -> str:
+    def begin(self, owner: str, secret_hash: str, now_s: float) -> str:
         """Begin a session. Returns the secret for the cookie."""
         self._sweep(now_s)
-        own = [key for key, session in self._sessions.items() if session.user == user]
-        if len(own) >= SESSIONS_PER_USER_MAX:
+        own = [key for key, session in self._sessions.items() if session.owner == owner]
+        if len(own) >= SESSIONS_PER_OWNER_MAX:
             del self._sessions[own[0]]
         if len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         secret = secrets.token_urlsafe(32)
-        self._sessions[_key(secret)] = BrowserSession(user, password_hash, now_s, now_s)
+        self._sessions[_key(secret)] = BrowserSession(owner, secret_hash, now_s, now_s)
         return secret
 
     def find(self, secret: str, now_s: float) -> BrowserSession | None:

@@ -28,11 +28,14 @@ class Guard:
         application: Application,
         hosts: Hosts | None,
         body: Callable[[str], object] = refusal_body,
+        pages: str = "",
     ) -> None:
-        """`hosts` None allows any name. `body` makes the JSON of a refusal."""
+        """`hosts` None allows any name. `body` makes the JSON of a refusal. `pages`: the beginning
+        of the paths of public pages, to which any site may have a link; "": there are none."""
         self._application = application
         self._hosts = hosts
         self._body = body
+        self._pages = pages
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         text = self._refusal(scope) if scope["type"] == "http" else ""
@@ -54,7 +57,14 @@ class Guard:
 
         hosts = sent(b"host")
         own = [each for each in hosts if self._hosts is not None and self._hosts.knows(each)]
-        text = page_refusal(sent(b"origin"), sent(b"sec-fetch-site"), own)
+        text = ""
+        if not (self._pages and self._is_link(scope, sent(b"sec-fetch-dest"))):
+            text = page_refusal(sent(b"origin"), sent(b"sec-fetch-site"), own)
         if not text and self._hosts is not None:
             text = self._hosts.refusal(hosts)
         return text
+
+    def _is_link(self, scope: Message, kinds: list[str]) -> bool:
+        """Whether a browser opens a page as its document, and so shows it to its user only."""
+        is_page = scope["method"] == "GET" and scope["path"].startswith(self._pages)
+        return is_page and kinds == ["document"]

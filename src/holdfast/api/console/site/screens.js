@@ -1,0 +1,10 @@
+/** The screens, in the order of the navigation. A screen is one module in `screens/`, one line here,
+ * and its part of `text.js`. */
+import * as overview from "./screens/overview.js";
+
+/** @typedef {{path: string, title: string, scope: string, component: () => any, group?: string}} Screen
+ * `scope`: the role that the screen needs; a screen without `group` is at the top of the navigation */
+/** @type {Screen[]} */
+export const screens = [
+  overview,
+];

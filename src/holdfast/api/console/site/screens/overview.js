@@ -1,0 +1,68 @@
+/** The overview: health in words, rates, sessions behind, and the last events. */
+import { compact, count, bytes } from "../format.js";
+import { nodes, notes, rates, states } from "../events.js";
+import { html } from "../lib.js";
+import { useLoad } from "../load.js";
+import { Badge, Card, Figure, Head, State, Time } from "../parts/basics.js";
+import { Chart } from "../parts/chart.js";
+import { Raw } from "../parts/raw.js";
+import { Table } from "../parts/table.js";
+import { text } from "../text.js";
+
+const own = text.overview;
+export const path = "";
+export const title = own.title;
+export const scope = "viewer";
+
+/** @typedef {import("../events.js").Note} Note */
+
+/** What is wrong, in sentences; empty: nothing. @param {any} cluster */
+function problems(cluster) {
+  const found = [];
+  for (const [name, node] of Object.entries(nodes.value)) {
+    if (node.obstacles.length) found.push(own.notReady(name, node.obstacles.join(", ")));
+  }
+  const down = Object.entries(states.value).filter(([, state]) => !["up", "removed"].includes(state));
+  for (const [name, state] of down) found.push(text.nodeIs(name, state));
+  const short = cluster?.partitions.filter((/** @type {any} */ each) => each.in_sync.length < each.replicas.length).length;
+  if (short) found.push(own.short(short));
+  return found;
+}
+
+/** A line of the log as a row: its fields in one text. @param {Note} note */
+const fields = (note) => Object.entries(note.fields).map(([name, value]) => `${name}=${value}`).join(" ");
+
+export const level = (/** @type {string} */ name) => /** @type {"bad" | "warn" | ""} */ (({ error: "bad", warning: "warn", critical: "bad" })[name.toLowerCase()] || "");
+
+const eventColumns = [
+  { key: "time", title: own.time, cell: (/** @type {Note} */ note) => html`<${Time} us=${note.at_us} />` },
+  { key: "node", title: own.node, cell: (/** @type {Note} */ note) => note.node, minor: true },
+  { key: "event", title: own.event, cell: (/** @type {Note} */ note) => html`<${Badge} kind=${level(note.level)}>${note.event}<//>` },
+  { key: "fields", title: own.fields, cell: (/** @type {Note} */ note) => html`<${Raw} value=${fields(note)} max=${140} />` },
+];
+
+export function component() {
+  const cluster = useLoad(Object.keys(states.value).length ? "cluster" : null, {}, { every: 5 });
+  const behind = useLoad("sessions", { sort: "log_lag", descending: true, limit: 5 }, { every: 5 });
+  const wrong = problems(cluster.data);
+  const last = rates.value.at(-1)?.[1] || {};
+  const size = Object.keys(nodes.value).length;
+  const rows = (behind.data?.sessions || []).filter((/** @type {any} */ each) => each.log_lag > 0);
+  return html`<${Head} title=${title} />
+    <div class=${wrong.length ? "health bad" : "health"} role="status">${wrong.length ? wrong.map((each) => html`<p>${each}</p>`) : size ? html`<p>${own.serves(size)}</p>` : html`<p>${text.loading}</p>`}</div>
+    <div class="figures">
+      <${Figure} name=${own.received} value=${compact(last.publish_received || 0)} note=${bytes(last.bytes_received || 0) + "/s"} />
+      <${Figure} name=${own.sent} value=${compact(last.publish_sent || 0)} note=${bytes(last.bytes_sent || 0) + "/s"} />
+      <${Figure} name=${own.connections} value=${count(last.connections || 0)} />
+      <${Figure} name=${own.sessions} value=${count(behind.data?.matched || 0)} />
+    </div>
+    <div class="grid"><${Card} title=${own.ratesTitle} aside=${own.ratesNote}>
+      <${Chart} label=${own.ratesTitle} height=${180} x=${rates.value.map(([at]) => at)} series=${[
+        { label: own.in, values: rates.value.map(([, each]) => each.publish_received || 0), fill: true },
+        { label: own.out, values: rates.value.map(([, each]) => each.publish_sent || 0) }]} /><//>
+    <${Card} title=${own.slowest}><${State} of=${behind} /><${Table} label=${own.slowest} rows=${rows} rowKey=${(/** @type {any} */ row) => row.client} empty=${own.noneBehind} columns=${[
+      { key: "client", title: own.client, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.client} max=${40} />` },
+      { key: "lag", title: own.lag, align: "right", cell: (/** @type {any} */ row) => count(row.log_lag) }]} /><//></div>
+    <${Card} title=${own.events}><${Table} label=${own.events} columns=${eventColumns} rows=${notes.value.slice(0, 12)}
+      rowKey=${(/** @type {Note} */ note) => `${note.node}${note.at_us}${note.event}${fields(note)}`} empty=${own.noEvents} /><//>`;
+}

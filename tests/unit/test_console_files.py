@@ -1,0 +1,55 @@
+"""The files of the console: the libraries are those that are listed, and all together are small."""
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.api.console.pages import page_files
+
+SITE = Path(holdfast.__file__).parent / "api" / "console" / "site"
+VENDOR = SITE / "vendor"
+SIZE_MAX = 200_000
+"""The most bytes of all files that a browser may load."""
+LICENCES = {"MIT", "ISC", "Apache-2.0"}
+OWN = sorted(path for path in SITE.rglob("*.js") if VENDOR not in path.parents)
+
+
+def listed() -> dict[str, str]:
+    packages = tomllib.loads((VENDOR / "VENDOR.toml").read_text())["package"]
+    for package in packages:
+        assert package["licence"] in LICENCES
+        assert package["version"] in package["url"]
+        assert re.fullmatch("[0-9a-f]{64}", package["sha256"])
+    return {file["file"]: file["sha256"] for package in packages for file in package["files"]}
+
+
+def test_the_libraries_are_those_that_are_listed() -> None:
+    found = {path.name: path.read_bytes() for path in VENDOR.iterdir() if path.suffix != ".toml"}
+    texts = found.pop("LICENCES.txt").decode()
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in found.items()} == listed()
+    for package in tomllib.loads((VENDOR / "VENDOR.toml").read_text())["package"]:
+        assert f"{package['name']} {package['version']} ({package['licence']})" in texts
+
+
+def test_all_files_together_are_small() -> None:
+    files = page_files()
+    assert "index.html" in files
+    assert not any("LICENCES" in name or "toml" in name for name in files)
+    assert sum(len(file.data) for file in files.values()) <= SIZE_MAX
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_own_modules_ask_nothing_of_elsewhere(path: Path) -> None:
+    """Relative imports of files that are there; no address, no markup from text, no eval."""
+    text = path.read_text()
+    for name in re.findall(r"""(?:from|import) ["\']([^"\']+)["\']""", text):
+        assert name.startswith("."), name
+        assert (path.parent / name).resolve().is_relative_to(SITE)
+        assert (path.parent / name).exists(), name
+    for word in ("https://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write",
+                 "dangerouslySetInnerHTML", "eval(", "new Function", "javascript:"):  # fmt: skip
+        assert word not in text, word
