@@ -64,6 +64,7 @@ HOT = [
     "broker/connections/keep_alive.py",
     "broker/connections/session_open.py",
     "broker/delivery/delivery.py",
+    "broker/delivery/transmission.py",
     "broker/durations.py",
     "broker/effects.py",
     "broker/federation_session.py",

@@ -1,7 +1,7 @@
 """A node that was held up hands nothing out before it knows whose its sessions are."""
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.delivery import can_send
+from holdfast.broker.delivery.transmission import can_send
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.listener_rules import ListenerRules

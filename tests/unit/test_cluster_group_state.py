@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.delivery import send_inflight
+from holdfast.broker.delivery.transmission import send_inflight
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules

@@ -4,7 +4,7 @@ fetched piece by piece as window, socket and `outbox_bytes` allow."""
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.delivery import READ_BYTES_MAX
+from holdfast.broker.delivery.transmission import READ_BYTES_MAX
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session
 from holdfast.protocol.mqtt import packets as m

@@ -69,12 +69,12 @@ PLAIN_CLUSTER = "test_a_client_of_a_cluster_gets_only_what_it_may_read"
 READ_WAYS: Final = {
     # They make frames of a message: who calls them is listed too.
     "broker/session/message.py:Message.frame_qos0": LIVE,
-    "broker/delivery/delivery.py:special_frame": LIVE,
+    "broker/delivery/transmission.py:special_frame": LIVE,
     # The routes have only those that may read (`routing._resolve`).
     "broker/delivery/delivery.py:deliver": LIVE,
-    "broker/delivery/delivery.py:send_qos0": LIVE,
+    "broker/delivery/transmission.py:send_qos0": LIVE,
     "broker/delivery/delivery.py:_deliver_to_session": LIVE,
-    "broker/delivery/delivery.py:send_inflight": LIVE,
+    "broker/delivery/transmission.py:send_inflight": LIVE,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/sys_topics.py:publish_own": LIVE,

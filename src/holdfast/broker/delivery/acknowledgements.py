@@ -5,7 +5,6 @@ acknowledgement for an unknown id has no effect: after a reconnect a client repe
 does not know to have arrived.
 """
 
-from holdfast.broker.delivery.delivery import can_send, finish_inflight
 from holdfast.broker.delivery.log_replay import (
     await_pubcomp,
     continue_reading,
@@ -14,6 +13,7 @@ from holdfast.broker.delivery.log_replay import (
 )
 from holdfast.broker.delivery.outbox import pump
 from holdfast.broker.delivery.retained import continue_scans
+from holdfast.broker.delivery.transmission import can_send, finish_inflight
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.state import NodeState

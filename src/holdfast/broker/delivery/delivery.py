@@ -9,19 +9,22 @@ counted.
 from collections import OrderedDict
 from typing import Final
 
+from holdfast.broker.delivery.transmission import (
+    READ_BYTES_MAX,
+    can_send,
+    fall_behind,
+    has_room,
+    send_inflight,
+    send_qos0,
+)
 from holdfast.broker.effects import FetchInflight
-from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import has_rules, may_any_read, may_read
-from holdfast.broker.session.additions import Additions
-from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, GroupMember, Inflight, Session, Subscription
 from holdfast.broker.state import NodeState, Route
 
-READ_BYTES_MAX: Final = 1 << 20
-"""The most bytes of one read of the log, or of one fetch. A single record may exceed it."""
 FETCH_RECORDS_MAX: Final = 100
 """The most records of one fetch of unfinished messages."""
 PASSED_MAX: Final = 16
@@ -58,86 +61,6 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
     return receivers
 
 
-def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
-    """Send at QoS 0, or drop and count: the socket is full, or the message expired or too large."""
-    connection = target.session.connection
-    if connection is None or connection.state != OPEN:
-        return
-    # [MQTT-3.8.3-3] no local
-    if target.no_local and target.session.key == message.publisher:
-        return
-    if connection.out_bytes > state.config.outbox_bytes:
-        state.stats.dropped_qos0_slow += 1
-        target.session.dropped += 1
-        return
-    # [MQTT-3.3.1-12] [MQTT-3.3.1-13] RETAIN of the publisher only where the subscription asks
-    retain = message.retain and target.retain_as_published
-    if not connection.mount and (
-        connection.version < 5
-        or (message.expiry_s < 0 and target.additions is None and connection.aliases_out is None)
-    ):
-        frame = message.frame_qos0(connection.version, retain)
-    else:
-        if message.is_expired(state.wall_us):
-            state.stats.dropped_expired += 1
-            return
-        frame = special_frame(
-            state, connection, message, 0, retain, False, 0, target.additions, True
-        )
-    # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
-    if not 0 < len(frame) <= connection.packet_bytes_max:
-        state.stats.dropped_too_large += 1
-        return
-    state.stats.publish_sent += 1
-    connection.send(frame, state.dirty)
-
-
-def special_frame(
-    state: NodeState,
-    connection: Connection,
-    message: Message,
-    qos: int,
-    retain: bool,
-    dup: bool,
-    packet_id: int,
-    additions: Additions | None,
-    may_introduce: bool,
-) -> bytes:
-    """A PUBLISH with properties of this receiver's own.
-
-    `may_introduce` a topic alias: only if this frame is the next to be sent. Otherwise a later
-    frame may leave first and use an alias that the client does not have yet.
-    """
-    topic = connection.topic_of(message.topic)
-    alias = 0
-    aliases = connection.aliases_out
-    is_introduced = False
-    if aliases is not None:
-        # [MQTT-3.1.2-26] [MQTT-3.1.2-27] never above the client's maximum
-        alias = aliases.by_topic.get(topic, 0)
-        if alias:
-            topic = b""
-        elif may_introduce and aliases.has_room(topic, connection.alias_out_max):
-            alias = aliases.add(topic)
-            is_introduced = True
-    frame = message.frame_special(
-        connection.version,
-        qos,
-        retain,
-        dup,
-        packet_id,
-        state.wall_us,
-        additions,
-        topic,
-        alias,
-    )
-    if is_introduced and not 0 < len(frame) <= connection.packet_bytes_max:
-        # The frame will not be sent, so the client would never receive the alias.
-        assert aliases is not None
-        aliases.remove_last(topic)
-    return frame
-
-
 def _deliver_to_session(
     state: NodeState, session: Session, target: Subscription, message: Message
 ) -> None:
@@ -154,148 +77,6 @@ def _deliver_to_session(
         fall_behind(state, session, message)
         return
     session.push(Delivery(message, qos, retain, target.additions))
-
-
-def has_room(state: NodeState, count: int, size_bytes: int) -> bool:
-    """Whether a queue of this size takes another message."""
-    return count < state.config.outbox_messages and size_bytes < state.config.outbox_bytes
-
-
-def fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
-    """Let the reader read the log from `message` on, the first record that it was not handed."""
-    state.stats.readers_fell_behind += 1
-    delivered = state.delivered
-    was = delivered[message.partition]
-    delivered[message.partition] = message.offset
-    reader.fall_behind(delivered)
-    delivered[message.partition] = was
-
-
-def can_send(state: NodeState, session: Session) -> bool:
-    """Whether there is a connection that takes another QoS > 0 PUBLISH now."""
-    connection = session.connection
-    return (
-        connection is not None
-        and connection.state == OPEN
-        and not state.is_ownership_expired
-        and not session.resuming
-        and session.unsent is None
-        and session.window_is_open()
-        and connection.out_bytes <= state.config.outbox_bytes
-    )
-
-
-class SendPromise(Promise):
-    """An outbound QoS 2 PUBLISH of a durable session.
-
-    Its packet id must be in the log first, or a crash could send the message again under another
-    id. QoS 1 ones behind it wait too, so that a topic's order is the same for every receiver.
-    """
-
-    def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
-        super().__init__(connection)
-        self.session = session
-        self.frame = frame
-        session.promised_sends += 1
-
-    def release(self, state: NodeState) -> None:
-        self.session.promised_sends -= 1
-        connection = self.connection
-        assert connection is not None
-        if connection.state == OPEN:
-            state.stats.publish_sent += 1
-            connection.send(self.frame, state.dirty)
-
-
-def send_inflight(
-    state: NodeState,
-    session: Session,
-    message: Message,
-    qos: int,
-    retain: bool,
-    additions: Additions | None,
-    is_retained: bool,
-    group: Group | None,
-) -> bool:
-    """Send a QoS 1 or 2 PUBLISH, make it inflight; needs can_send(). False: nothing was sent."""
-    connection = session.connection
-    assert connection is not None
-    packet_id = session.allocate_packet_id()
-    dup = session.maybe_sent is not None and group is None and _was_sent(session, message)
-    if (
-        not dup
-        and not is_retained
-        and not connection.mount
-        and (
-            connection.version < 5
-            or (message.expiry_s < 0 and additions is None and connection.aliases_out is None)
-        )
-    ):
-        frame = message.frame(connection.version, qos, retain, packet_id)
-    else:
-        if message.is_expired(state.wall_us):
-            state.stats.dropped_expired += 1
-            return False
-        waits = session.expiry_s > 0 and (qos == 2 or session.promised_sends > 0)
-        frame = special_frame(
-            state, connection, message, qos, retain, dup, packet_id, additions, not waits
-        )
-    if not 0 < len(frame) <= connection.packet_bytes_max:
-        state.stats.dropped_too_large += 1
-        return False
-    entry = Inflight(message.partition, message.offset, qos, is_retained)
-    if group is not None:
-        entry.group = group
-        entry.group_tag = group.tag
-    elif is_retained:
-        entry.topic = message.topic
-    session.inflight[packet_id] = entry
-    if session.expiry_s > 0:
-        note_progress(state, session)
-        if group is None or qos == 2 or state.cluster.is_single:
-            session.note_change(packet_id, entry)
-        # Otherwise the group's position stays below the record until it is finished. After a crash
-        # the group assigns the record again.
-        if qos == 2:
-            log_changes(state, session, SendPromise(connection, session, frame))
-            return True
-        if session.promised_sends:
-            state.promise(SendPromise(connection, session, frame))
-            return True
-    state.stats.publish_sent += 1
-    connection.send(frame, state.dirty)
-    return True
-
-
-def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
-    """Free the packet id and record that the message is finished."""
-    del session.inflight[packet_id]
-    if session.unsent is not None and packet_id in session.unsent:
-        session.unsent.remove(packet_id)
-    if entry.group is not None:
-        state.cluster.groups.moved(entry.group)
-        state.cluster.groups.finished(entry.group, entry.partition, entry.offset)
-    if session.replaying and not entry.is_retained and not entry.group_tag:
-        session.note_done(entry.partition, entry.offset)
-    if session.expiry_s > 0:
-        if entry.logged:
-            session.note_change(packet_id, None)
-        elif session.changes is not None:
-            session.changes.pop(packet_id, None)
-        note_progress(state, session)
-
-
-def _was_sent(session: Session, message: Message) -> bool:
-    """Whether the message may have been sent before a crash, under an id that was not in the log
-    yet. DUP is set for such messages. [MQTT-3.3.1-1]"""
-    below = session.maybe_sent
-    if below is None or message.partition < 0:
-        return False
-    if message.offset < below[message.partition]:
-        return True
-    if session.tailing and not session.outbox:
-        session.maybe_sent = None
-    return False
 
 
 def ready_member(state: NodeState, group: Group, topic: bytes) -> GroupMember | None:

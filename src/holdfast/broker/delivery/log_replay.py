@@ -9,11 +9,10 @@ from collections import deque
 
 from holdfast.broker.delivery.delivery import (
     FETCH_RECORDS_MAX,
-    READ_BYTES_MAX,
-    finish_inflight,
     pump_group,
     send_deferred,
 )
+from holdfast.broker.delivery.transmission import READ_BYTES_MAX, finish_inflight
 from holdfast.broker.effects import FetchInflight, ReadLog
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import log_changes, note_progress

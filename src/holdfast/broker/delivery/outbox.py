@@ -1,7 +1,7 @@
 """The outbox of a session: deliveries that wait for the window or the socket."""
 
-from holdfast.broker.delivery.delivery import can_send, send_inflight, special_frame
 from holdfast.broker.delivery.replay_start import END_TOPIC
+from holdfast.broker.delivery.transmission import can_send, send_inflight, special_frame
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import NO_EXPIRY, Message

@@ -6,7 +6,7 @@ receiver's window and socket allow, a bounded number per call.
 
 from collections import deque
 
-from holdfast.broker.delivery.delivery import can_send, send_inflight
+from holdfast.broker.delivery.transmission import can_send, send_inflight
 from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import Message

@@ -26,8 +26,8 @@ node returns the record, it would be assigned again.
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.broker.delivery.delivery import READ_BYTES_MAX, fall_behind, has_room
 from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, message_of
+from holdfast.broker.delivery.transmission import READ_BYTES_MAX, fall_behind, has_room
 from holdfast.broker.effects import ReadLog
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message

@@ -12,7 +12,8 @@ is lost with the link. Without `finished` in the TELL, a new coordinator assigns
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.broker.delivery.delivery import can_send, note_blocked, note_room, pump_group
+from holdfast.broker.delivery.delivery import note_blocked, note_room, pump_group
+from holdfast.broker.delivery.transmission import can_send
 from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import CLOSED, OPEN
 from holdfast.broker.session.message import Message
@@ -73,8 +74,7 @@ class NodeAssignments:
         self.returned: list[Place] = []
         # Those of `returned` that no member here may read.
         self.denied: list[Place] = []
-        # The records denied since members last joined or left, and those of them that were assigned
-        # again.
+        # The records denied since members last joined or left, and those assigned again since.
         self.refused: dict[Place, None] = {}
         self.again: dict[Place, None] = {}
         # `Group.changes` when the coordinator was last informed of joined or left members.
