@@ -101,6 +101,56 @@ def test_a_stream_at_one_node_has_the_events_of_all(cluster: ClusterProcesses) -
         assert [each["node"] for each in drops["nodes"]] == ["n1", "n2", "n3"]
 
 
+def test_the_plan_of_a_drain_is_what_the_drain_does(cluster: ClusterProcesses) -> None:
+    api = Api(cluster.nodes["n1"].admin_port)
+    with Wire(cluster.nodes["n1"].port) as client:
+        client.connect("writer")
+        client.publish("t", b"x", qos=1)
+
+    def at_rest() -> bool:
+        status = cluster.status()
+        replicas = api.get("cluster/replicas")["partitions"]
+        return not status["moving"] + status["not_preferred"] and all(
+            len(each["lags"]) == 2 for each in replicas
+        )
+
+    until(at_rest, "every partition has its preferred leader and two followers")
+    replicas = api.get("cluster/replicas")["partitions"]
+    assert [each["partition"] for each in replicas] == [0, 1, 2, 3]
+    assert sum(each["end_offset"] for each in replicas) > 0
+    refused = api.get("cluster/plan", action="remove", node="n2")
+    assert not refused["possible"]
+    assert "drain it first" in refused["reason"]
+    plan = api.get("cluster/plan", action="drain", node="n2")
+    assert plan["possible"]
+    assert plan["leaders"]["n2"] == 0
+    before_us = api.get("timeline")["now_us"]
+    cluster.nodes["n1"].admin("/cluster/drain?node=n2", "POST")
+
+    def as_planned() -> bool:
+        now = cluster.status()["partitions"]
+        return all(
+            (now[each["partition"]]["leader"], now[each["partition"]]["replicas"])
+            == (each["next_leader"], each["next_replicas"])
+            for each in plan["partitions"]
+        )
+
+    until(as_planned, "the plan is carried out")
+    timeline = Api(cluster.nodes["n3"].admin_port).get("timeline", since_us=before_us)
+    assert [each["node"] for each in timeline["nodes"]] == ["n1", "n2", "n3"]
+    moved = {
+        each["partition"]
+        for step in timeline["steps"]
+        for each in step["partitions"]
+        if each["leader_before"] == "n2" != each["leader_after"]
+    }
+    assert moved == {each["partition"] for each in plan["partitions"] if each["leader"] == "n2"}
+    everything = Api(cluster.nodes["n2"].admin_port).get("timeline")
+    assert all(each["figures"]["at_us"] for each in everything["nodes"])
+    cluster.nodes["n1"].admin("/cluster/undrain?node=n2", "POST")
+    until(cluster.is_healthy, "healthy again")
+
+
 def test_a_live_trace_follows_a_client_a_topic_and_an_address(cluster: ClusterProcesses) -> None:
     port = cluster.nodes["n1"].admin_port
     path = "/api/v1/trace/live?seconds=60&"

@@ -25,6 +25,16 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:
         yield members
 
 
+def test_every_member_knows_the_whole_graph(members: list[Member]) -> None:
+    """The members are on a line, so the first one reaches the last one over the middle."""
+    graphs = [json.loads(each.admin("/api/v1/federation/graph")[1]) for each in members]
+    a, b, c = [each["id"] for each in graphs]
+    for graph in graphs:
+        assert {each["id"] for each in graph["members"]} == {a, b, c}
+        links = {frozenset((each["a"], each["b"])) for each in graph["links"] if each["mutual"]}
+        assert links == {frozenset((a, b)), frozenset((b, c))}
+
+
 # What crosses
 
 

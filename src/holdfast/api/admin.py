@@ -30,6 +30,7 @@ from holdfast.api.access.audit import AuditLog
 from holdfast.api.access.gate import CredentialGate
 from holdfast.api.access.routes import AccessRoutes
 from holdfast.api.census import Census
+from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster_routes import ClusterRoutes
 from holdfast.api.console.pages import PREFIX, console_routes
 from holdfast.api.dispatch import AccessGate, application
@@ -70,10 +71,11 @@ class AdminRoutes:
         self._server = server
         self._access = access
         self.census = Census(server)
+        self.figures = FigureRecorder(server)
         self._registry = registry_for(server, self.census)
         self._top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
-        self._resources = resource_endpoints(OwnNode(server), everywhere)
+        self._resources = resource_endpoints(OwnNode(server), everywhere, self.figures)
         if access is not None:
             access.share(everywhere)
         everywhere.connect()
@@ -171,7 +173,7 @@ class AdminServer:
         self._sender = LogSender(lambda: server.broker, RequestChecks(known, self._gate))
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
-        self.census = routes.census
+        self.census, self._figures = routes.census, routes.figures
         self.context: ssl.SSLContext | None = admin_context(server.config.admin)
         """The TLS context of new connections; None: plain HTTP."""
         connections = bounded(LogConnections, connections_max, sender=self._sender)
@@ -186,7 +188,13 @@ class AdminServer:
         """Serve, and watch the file of users and tokens."""
         self._serving = watched(self._server.serve(sockets=[]))
         self._watching = [
-            watched(each) for each in (self.census.run(), self._gate.watch(), self._door.run())
+            watched(each)
+            for each in (
+                self.census.run(),
+                self._figures.run(),
+                self._gate.watch(),
+                self._door.run(),
+            )
         ]
 
     async def stop(self) -> None:

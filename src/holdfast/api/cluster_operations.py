@@ -4,11 +4,14 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from holdfast.broker.session.session import Session
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import Command
+from holdfast.cluster.metadata.history import MetadataChange
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.cluster.metadata.status import (
@@ -17,10 +20,19 @@ from holdfast.cluster.metadata.status import (
     lacks_voters,
     under_replicated,
 )
+from holdfast.cluster.placement.forecast import PartitionForecast, forecast
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.peers.questions import PeerQuestions
+
+PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] = {
+    "drain": operations.drain,
+    "undrain": operations.undrain,
+    "remove": operations.remove,
+    "rebalance": lambda metadata, node: operations.rebalance(metadata),
+}
+"""The commands of the operations that can be planned, by name."""
 
 
 class ClusterError(Exception):
@@ -189,7 +201,7 @@ class ClusterOperations:
                 for other in metadata.nodes
                 if other != node
             },
-            cluster_node.replication.lag_records(),
+            sum_of_lags(cluster_node.replication.lags()),
             cluster_node.failovers,
             cluster_node.admission.refused,
             cluster_node.forwarding.forwarded,
@@ -212,6 +224,44 @@ class ClusterOperations:
             f"{address} {refusal.text}"
             for address, refusal in sorted(self._links.refused_by.items())
         ]
+
+    def changes(self, since_us: int) -> list[MetadataChange]:
+        """Return the changes of the metadata since a time, oldest first."""
+        return self._cluster_node.history.changes(since_us)
+
+    def now_us(self) -> int:
+        """Return the time that the nodes agree on, in microseconds since 1970."""
+        return self._cluster_node.clock.agreed_us(self._loop.time())
+
+    def waiting(self) -> tuple[int, float]:
+        """Return the number of records that wait for their commit, and the age in seconds of the
+        oldest one with a promise."""
+        forwarding = self._cluster_node.forwarding
+        return len(forwarding.pending), forwarding.waits_s(self._loop.time())
+
+    def lags(self) -> dict[int, dict[str, int]]:
+        """Return, for each partition led here, the records that each follower does not have."""
+        return self._cluster_node.replication.lags()
+
+    def leaders(self) -> dict[str, int]:
+        """Return the number of partitions that each data node leads."""
+        metadata = self._metadata()
+        found = {node: 0 for node, info in metadata.nodes.items() if info.role == DATA}
+        for info in metadata.partitions:
+            if info.leader:
+                found[info.leader] = found.get(info.leader, 0) + 1
+        return found
+
+    def plan(self, action: str, node: str) -> Callable[[], list[PartitionForecast]]:
+        """Return a pure function that computes the result of an operation. Raises `ClusterError` if
+        the operation is refused."""
+        metadata = self._metadata()
+        health = self._cluster_node.health(self._loop.time())
+        try:
+            command = PLANNED[action](metadata, node)
+        except operations.OperationError as error:
+            raise ClusterError(str(error)) from error
+        return partial(forecast, metadata, health, command)
 
     async def init(self) -> dict[str, object]:
         """Initialise a cluster with this node, and return the status. Nodes that name this one in
@@ -325,3 +375,12 @@ class ClusterOperations:
         if isinstance(outcome, RequestRefused):
             raise ClusterError(f"{outcome.text}: somebody else may have changed it, try again")
         raise ClusterError(outcome.text)
+
+
+def sum_of_lags(lags: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """The records that each follower does not have, of all partitions together."""
+    found: dict[str, int] = {}
+    for each in lags.values():
+        for node, records in each.items():
+            found[node] = found.get(node, 0) + records
+    return found

@@ -7,9 +7,10 @@ as this member knows them. The response is 404 without a federation.
 from typing import Final
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
-from holdfast.api.process import FederatedProcess
+from holdfast.api.process import FederatedProcess, FederationView
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
+from holdfast.server.federation import FederationGraph
 
 TOPIC: Final = Text("topic", "a topic, whose way to the other members is added", least=0,
                     most=65_535)  # fmt: skip
@@ -25,13 +26,25 @@ class FederationRoutes:
         return [
             Endpoint("GET", "/api/v1/federation", Scope.VIEWER, "the membership of a federation",
                      self._status, dict, (TOPIC,), refusals=(404,)),
+            Endpoint("GET", "/api/v1/federation/graph", Scope.VIEWER,
+                     "all members that this one knows, and their links", self._graph,
+                     FederationGraph, refusals=(404,)),
         ]  # fmt: skip
 
-    async def _status(self, call: Call) -> object:
+    @property
+    def _federation(self) -> FederationView:
+        """The membership. Raises `ApiRefusal` (404) without one."""
         federation = self._server.federation
         if federation is None:
             text = "this broker belongs to no federation: its configuration has no [federation]"
             raise ApiRefusal(404, text)
+        return federation
+
+    async def _graph(self, call: Call) -> FederationGraph:
+        return self._federation.graph()
+
+    async def _status(self, call: Call) -> object:
+        federation = self._federation
         body = federation.status()
         topic = call.get(TOPIC)
         if topic is not None:

@@ -7,7 +7,7 @@ from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.federation import BrokerFederation
+from holdfast.server.federation import BrokerFederation, FederationGraph
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.reload import Reloaded
 from holdfast.server.shared_directory import SharedDirectory
@@ -23,6 +23,8 @@ class FederationView(Protocol):
     def status(self) -> dict[str, object]: ...
 
     def mesh(self, topic: str) -> dict[str, object]: ...
+
+    def graph(self) -> FederationGraph: ...
 
 
 class FederatedProcess(Protocol):

@@ -12,6 +12,8 @@ class LeadershipChanges:
         self._node_id = parts.meta.node_id
         self._is_witness = parts.config.is_witness
         self._context = parts.context
+        self._state = parts.state
+        self._history = parts.history
         self._log = parts.log
         self._replication = parts.replication
         self._detector = parts.detector
@@ -55,6 +57,8 @@ class LeadershipChanges:
         changed too."""
         before = self._context.metadata
         self._context.metadata = metadata
+        if before is not None:
+            self._history.add_change(before, metadata, changed, self._state.wall_us)
         moved = self._moved(before, metadata, changed)
         for partition in moved:
             self._groups.agent.lose(partition)

@@ -95,7 +95,6 @@ class ClusterNode(Parts):
         # A read of the metadata as of the start. Once it is passed, everything committed before the
         # start is applied here.
         self._first_read = self.metadata_reads.begin()
-        self._is_current = False
         self._tidy_at = now
         self._applied = False
         # The connected nodes that understand POSITION, with their incarnations.
@@ -334,7 +333,7 @@ class ClusterNode(Parts):
             peer_id(node, presence.incarnation) for node, presence in present.items() if node != own
         }
         return (
-            self._is_current
+            self.history.is_current
             and metadata is not None
             and own in metadata.nodes
             and not any(own in info.in_sync for info in metadata.partitions)
@@ -351,8 +350,8 @@ class ClusterNode(Parts):
             self._step_transfer(now)
         self.space.advance()
         self.acquisition.take_local()
-        if not self._is_current and self.metadata_reads.has_passed(self._first_read):
-            self._is_current = True
+        if not self.history.is_current and self.metadata_reads.has_passed(self._first_read):
+            self.history.is_current = True
             self.clock.has_agreed = True
             self.replication.handle_current(now)
         self.ownership.ask()

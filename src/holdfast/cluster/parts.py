@@ -11,6 +11,7 @@ from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.failure.detector import Detector, DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.commands import ChangePartitions
+from holdfast.cluster.metadata.history import ClusterHistory
 from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.older_copies import OlderCopies
 from holdfast.cluster.partitions.config import ReplicationConfig
@@ -69,8 +70,8 @@ class Parts:
         self.state: NodeState = node.state
         self.replicated = replicated
         self.meta = meta
-        self.disk_memory = DiskMemory()
-        self.clock = ClusterClock(meta.node_id)
+        self.history = ClusterHistory()
+        self.disk_memory, self.clock = DiskMemory(), ClusterClock(meta.node_id)
         self.presence = presence
         self.config = config
         self.log = ApplyingLog(node.state.journal)

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.config.federation import Federation
@@ -30,6 +31,38 @@ AGAIN_S: Final = 1.0
 """The delay in seconds before the next start after a failure."""
 COMPLAINT_S: Final = 30.0
 """The shortest time in seconds between two log lines with the same reason."""
+
+
+class GraphMember(Struct):
+    """A member as it last announced itself."""
+
+    id: str
+    name: str
+    """The name of its site; empty if it is not known here."""
+    address: str
+    leaving: bool
+    filters: int
+    """The topic filters that it wants."""
+    queued: int
+    """The messages that wait here for it."""
+
+
+class GraphLink(Struct):
+    """A link between two members, `a` before `b`."""
+
+    a: str
+    b: str
+    mutual: bool
+    """Whether both announce it. Only then messages take it."""
+
+
+class FederationGraph(Struct):
+    """The members of a federation, and their links."""
+
+    id: str
+    """The member that replies."""
+    members: list[GraphMember]
+    links: list[GraphLink]
 
 
 class BrokerFederation:
@@ -95,6 +128,10 @@ class BrokerFederation:
     def mesh(self, topic: str) -> dict[str, object]:
         """Return the mesh of a valid topic name, empty while no federator runs."""
         return {} if self._federator is None else mesh_fields(self._federator.mesh(topic))
+
+    def graph(self) -> FederationGraph:
+        """Return the members and links that this member knows, none while no federator runs."""
+        return FederationGraph("", [], []) if self._federator is None else graph_of(self._federator)
 
     def sys_values(self) -> dict[str, str]:
         """Return the values under $SYS/broker/."""
@@ -170,3 +207,34 @@ def mesh_fields(mesh: Mesh) -> dict[str, object]:
             for node, children in mesh.children.items()
         },
     }
+
+
+def graph_of(federator: Federator) -> FederationGraph:
+    """The members and links in the link-state database of a federator."""
+    member, names = federator.member, federator.links.names
+    entries = member.database.entries
+    members = [
+        GraphMember(
+            node.hex(),
+            names.name_of(node),
+            entry.address,
+            entry.is_leaving,
+            len(entry.filters),
+            0 if node == member.node else member.custody.queued(node),
+        )
+        for node, entry in sorted(entries.items())
+    ]
+    pairs = {
+        (min(node, peer), max(node, peer))
+        for node, entry in entries.items()
+        for peer in entry.links
+    }
+    links = [
+        GraphLink(
+            a.hex(),
+            b.hex(),
+            a in entries and b in entries and b in entries[a].links and a in entries[b].links,
+        )
+        for a, b in sorted(pairs)
+    ]
+    return FederationGraph(member.node.hex(), members, links)

@@ -38,7 +38,7 @@ from holdfast.security.http.requests import hosts_of_bind
 from holdfast.security.http.server import HttpServer, listen
 from holdfast.server.event_loop.failures import first_unexpected
 from holdfast.server.event_loop.loop import spare_the_collector
-from holdfast.server.federation import mesh_fields
+from holdfast.server.federation import FederationGraph, graph_of, mesh_fields
 
 logger = logging.getLogger("holdfast.federator")
 
@@ -66,6 +66,9 @@ class SidecarFederation:
 
     def mesh(self, topic: str) -> dict[str, object]:
         return mesh_fields(self.federator.mesh(topic))
+
+    def graph(self) -> FederationGraph:
+        return graph_of(self.federator)
 
 
 class SidecarPort:

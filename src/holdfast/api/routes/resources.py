@@ -1,5 +1,8 @@
 """All endpoints of this package."""
 
+from holdfast.api.cluster.figures import FigureRecorder
+from holdfast.api.cluster.plan_routes import PlanRoutes
+from holdfast.api.cluster.timeline_routes import TimelineRoutes
 from holdfast.api.endpoints import Endpoint
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
@@ -14,7 +17,9 @@ from holdfast.api.routes.topic_routes import TopicRoutes
 from holdfast.api.routes.trace_routes import TraceRoutes
 
 
-def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
+def resource_endpoints(
+    node: OwnNode, everywhere: Everywhere, figures: FigureRecorder
+) -> list[Endpoint]:
     """The declarations of the endpoints, in the order of the documents."""
     return [
         *SessionRoutes(node, everywhere).endpoints(),
@@ -26,4 +31,6 @@ def resource_endpoints(node: OwnNode, everywhere: Everywhere) -> list[Endpoint]:
         *LiveRoutes(node, everywhere).endpoints(),
         *FigureRoutes(node, everywhere).endpoints(),
         *EventFeed(node, everywhere).endpoints(),
+        *PlanRoutes(node, everywhere).endpoints(),
+        *TimelineRoutes(node, everywhere, figures).endpoints(),
     ]

@@ -147,14 +147,16 @@ class LeaderSide:
             peer = self._peers[node] = Peer(node)
         return peer
 
-    def lag_records(self) -> dict[str, int]:
-        """The records that each follower does not have durably, of all partitions led here."""
-        lag: dict[str, int] = {}
-        for led in self.led:
+    def lags(self) -> dict[int, dict[str, int]]:
+        """By partition led here, the records that each follower does not have durably."""
+        found: dict[int, dict[str, int]] = {}
+        for number, led in enumerate(self.led):
             if led is not None:
+                lag: dict[str, int] = {}
                 for node, progress in led.followers.items():
-                    lag[node] = lag.get(node, 0) + max(0, led.end - progress.matched)
-        return lag
+                    lag[node] = max(0, led.end - progress.matched)
+                found[number] = lag
+        return found
 
     def handle_connected(self, node: str, now: float) -> None:
         self._disconnect(node, now)

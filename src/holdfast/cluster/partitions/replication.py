@@ -109,10 +109,9 @@ class Replication:
         self._following.resume(partition, now)
         self._finish()
 
-    def lag_records(self) -> dict[str, int]:
-        """The number of records that each follower does not have durably, of the partitions led
-        here."""
-        return self._leading.lag_records()
+    def lags(self) -> dict[int, dict[str, int]]:
+        """By partition led here, the records that each follower does not have durably."""
+        return self._leading.lags()
 
     def handle_metadata(
         self, metadata: ClusterMetadata, changed: Iterable[int], now: float

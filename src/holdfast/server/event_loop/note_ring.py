@@ -13,6 +13,14 @@ NOTES_MAX: Final = 2000
 """The most notes that are kept."""
 
 
+CLUSTER_NOTES_MAX: Final = 2000
+"""The most notes about the cluster that are kept besides, so that many clients do not displace
+them."""
+CLUSTER_EVENTS: Final = frozenset((
+    "node_suspected", "node_heard_again", "metadata_leader", "disk_stalled", "disk_goes_on",
+    "disk_full", "disk_has_space", "node_damaged", "node_removed", "older_copy",
+))  # fmt: skip
+
 TEXT_MAX: Final = 500
 """The most characters of a value in a kept note: a client id may have 65,535."""
 
@@ -32,11 +40,15 @@ class NoteRing:
         self.last = 0
         """The number of the newest note."""
         self._notes: deque[RecentNote] = deque(maxlen=NOTES_MAX)
+        self._of_cluster: deque[RecentNote] = deque(maxlen=CLUSTER_NOTES_MAX)
 
     def add(self, at_us: int, note: Note) -> None:
         """Keep a note, and drop the oldest one if there is no room."""
         self.last += 1
-        self._notes.append(RecentNote(self.last, at_us, _cut(note)))
+        recent = RecentNote(self.last, at_us, _cut(note))
+        self._notes.append(recent)
+        if note.event in CLUSTER_EVENTS:
+            self._of_cluster.append(recent)
 
     def after(self, number: int) -> list[RecentNote]:
         """The notes behind a number, oldest first."""
@@ -45,6 +57,10 @@ class NoteRing:
             return []
         notes = self._notes
         return [notes[index] for index in range(len(notes) - count, len(notes))]
+
+    def of_cluster(self, since_us: int) -> list[RecentNote]:
+        """The notes about the cluster since a time, oldest first."""
+        return [each for each in self._of_cluster if each.at_us >= since_us]
 
 
 def _cut(note: Note) -> Note:
