@@ -4,6 +4,7 @@ rights gets, and may leave, is the same. Where Holdfast is stricter, it says so 
 import queue
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,6 +121,12 @@ class Client:
         self._client.subscribe(filter, 1)
         return self._answer()
 
+    def wait_for_message(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.received:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
     def drop(self) -> None:
         """Without DISCONNECT."""
         self._client.loop_stop()
@@ -176,6 +183,8 @@ def test_a_queue_goes_to_whoever_may_read_it(broker: int) -> None:
     alice.publish("secret/x")
     alice.publish("public/x")
     mallory = Client(broker, "mallory", client_id="dev", clean=False)
+    # The queue is read from the log beside the answers to packets.
+    mallory.wait_for_message()
     mallory.subscribe("nothing")
     assert mallory.received == ["public/x"]
     mallory.close()
