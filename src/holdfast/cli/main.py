@@ -38,6 +38,8 @@ COMMANDS: Final = {
     "config": "check, show, explain or import a configuration",
     "access": "users and tokens of the admin port",
     "passwd": "manage a password file (options of mosquitto_passwd)",
+    "bench": "load any MQTT broker at a fixed rate, and measure latencies",
+    "completion": "print the completion of bash, zsh or fish",
 }
 """The help text of each command."""
 
@@ -53,6 +55,7 @@ _MODULES: Final = {
     "subscriptions": "resources.subscriptions",
     "groups": "resources.groups",
     "retained": "resources.retained",
+    "bench": "bench.command",
 }
 """The modules in holdfast.cli of commands with another name than their module."""
 
@@ -62,7 +65,7 @@ _OLD_NAMES: Final = {
 }
 """The current names of renamed commands. One more version accepts the old ones."""
 
-_OWN_OPTIONS: Final = frozenset({"pub", "sub"})
+OWN_OPTIONS: Final = frozenset({"pub", "sub"})
 """The commands that parse their arguments themselves."""
 
 
@@ -124,7 +127,7 @@ def _dispatch(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return _dispatch([*words, *arguments[1:]])
-    if command in _OWN_OPTIONS:
+    if command in OWN_OPTIONS:
         own_main: Callable[[list[str]], int] = _command_module(command).main
         return own_main(arguments[1:])
     if command in COMMANDS:

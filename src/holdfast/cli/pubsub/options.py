@@ -43,6 +43,9 @@ _NOT_OFFERED: Final = {
     "-S": "name the host with -h",
 }
 
+TLS_OPTIONS: Final = ("cafile", "capath", "cert", "key", "ciphers", "tls-version", "tls-alpn")
+"""The names of the TLS options that have a value."""
+
 
 class UsageError(Exception):
     """The options are wrong. The text is printed after "Error: "."""
@@ -126,7 +129,7 @@ class ClientOptions:
     def _add_tls_options(self) -> None:
         self.add_switch("insecure", "--insecure")
         self.add_switch("use_tls", "--tls-use-os-certs")
-        for name in ("cafile", "capath", "cert", "key", "ciphers", "tls-version", "tls-alpn"):
+        for name in TLS_OPTIONS:
             self.add_value(name, partial(self._set_tls, name), f"--{name}")
 
     def _set_tls(self, name: str, text: str) -> None:
@@ -162,6 +165,13 @@ class ClientOptions:
             setattr(self, attribute, option_number(text, *bounds, wrong.format(text)))
 
         self.add_value(missing, take, *names)
+
+    def names(self) -> tuple[list[str], dict[str, str]]:
+        """The options without a value, and those with one, each with the name of its value."""
+        values = {name: missing for name, (missing, _) in self._values.items()}
+        # Files are named by their option: --cafile, --cert.
+        values |= {name: name[2:] for name in values if name[2:] in TLS_OPTIONS}
+        return [*self._flags, "-D", "--property"], values
 
     # Parsing
 
