@@ -38,7 +38,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
   unit/test_websocket_client*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline console vendor stalls sim conformance clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline console vendor stalls sim conformance docs clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
@@ -53,6 +53,7 @@ help:
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
 	@echo "make console   the console in Chromium: every screen, its types, its libraries against npm"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
+	@echo "make docs      the documentation site, in build/site"
 	@echo "make setup     only the set-up the others share"
 
 setup: $(VENV)/.installed compile
@@ -157,6 +158,10 @@ sim: setup
 	  $(BIN)/python -m pytest -q -n auto tests/model/test_lease_simulation.py || status=1; \
 	  $(BIN)/python -m tests.sim --seed $(FIRST_SEED) --seeds $(CLUSTER_SEEDS) || status=1; \
 	  exit $$status
+
+# The documentation site, in build/site.
+docs: $(VENV)/.installed
+	$(BIN)/python tools/docs_site.py
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py

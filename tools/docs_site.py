@@ -1,0 +1,353 @@
+"""The documentation site: `make docs`.
+
+The pages of docs/ and what they link to in the repository are gathered in build/site-source, with
+reference pages made from the settings, the commands, the admin API and the reason codes. MkDocs
+makes build/site of them, and fails for a link that leads nowhere. The site needs no network.
+
+    python tools/docs_site.py             build/site
+    python tools/docs_site.py --serve     at http://127.0.0.1:8000
+    python tools/docs_site.py --check     builds it elsewhere, and fetches nothing
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = ROOT / "docs"
+GATHERED: Final = ROOT / "build" / "site-source"
+LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+FENCE: Final = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+LANGUAGES: Final = {
+    ".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh", ".json": "json",
+    ".service": "ini", ".conf": "ini",
+}  # fmt: skip
+HELP_COLUMNS: Final = "90"
+MERMAID: Final = "mermaid@11"
+
+
+class Site:
+    """The gathered pages. A file of the repository outside docs/ becomes a page when a page links
+    to it."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._waiting: list[Path] = []
+        self._known: set[Path] = set()
+
+    def gather(self) -> None:
+        """Write all pages below the target folder."""
+        shutil.rmtree(self.target, ignore_errors=True)
+        for path in sorted(DOCS.rglob("*")):
+            if path.suffix == ".md":
+                self.write(path.relative_to(DOCS), path.read_text(), path.parent)
+            elif path.is_file():
+                copy = self.target / path.relative_to(DOCS)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+        for name, made in REFERENCE.items():
+            self.write(Path("reference") / name, made(), DOCS / "reference")
+        while self._waiting:
+            path = self._waiting.pop()
+            self.write(page_of(path), listing(path), path if path.is_dir() else path.parent)
+
+    def write(self, page: Path, text: str, base: Path) -> None:
+        """Write one page; `base` is the folder to which the links of `text` are relative."""
+        path = self.target / page
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(outside_fences(text, lambda prose: self._linked(prose, page, base)))
+
+    def _linked(self, prose: str, page: Path, base: Path) -> str:
+        def link(found: re.Match[str]) -> str:
+            text, address = found[1], found[2]
+            name, mark, anchor = address.partition("#")
+            if not name or "://" in name or name.startswith("mailto:"):
+                return found[0]
+            path = Path(os.path.normpath(base / name))
+            if path.is_relative_to(DOCS):
+                place = path.relative_to(DOCS)
+                place = place / "README.md" if path.is_dir() else place
+            elif path.exists() and path.is_relative_to(ROOT):
+                if path not in self._known:
+                    self._known.add(path)
+                    self._waiting.append(path)
+                place = page_of(path)
+            else:
+                return found[0]
+            to = os.path.relpath(place, page.parent)
+            return f"[{text}]({to}{mark}{anchor})"
+
+        return LINK.sub(link, prose)
+
+
+def outside_fences(text: str, change: Callable[[str], str]) -> str:
+    """The text with everything changed that is no block of code."""
+    parts: list[str] = []
+    end = 0
+    for fence in FENCE.finditer(text):
+        parts += [change(text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, change(text[end:])])
+
+
+def page_of(path: Path) -> Path:
+    """The page of a file or folder of the repository."""
+    place = path.relative_to(ROOT)
+    return Path("repository") / (
+        place if path.suffix == ".md" else place.with_name(f"{place.name}.md")
+    )
+
+
+def listing(path: Path) -> str:
+    """The page's text: Markdown as it is, another file as a block of code, a folder's files."""
+    if path.suffix == ".md":
+        return path.read_text()
+    if path.is_file():
+        return f"# {path.relative_to(ROOT)}\n\n{block(path)}"
+    files = subprocess.run(
+        ["git", "ls-files", "--", "."], cwd=path, capture_output=True, text=True, check=True
+    ).stdout.split()
+    parts = [f"# {path.relative_to(ROOT)}/\n"]
+    parts += [f"## {name}\n\n{block(path / name)}" for name in sorted(files)]
+    return "\n".join(parts)
+
+
+def block(path: Path) -> str:
+    """A file as a block of code."""
+    fence = "~~~~~~"
+    return f"{fence} {LANGUAGES.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n{fence}\n"
+
+
+def cell(text: str) -> str:
+    """A text in a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def settings_page() -> str:
+    """Every key of the configuration, from the schema."""
+    import msgspec
+    from msgspec import inspect
+
+    from holdfast.config.explain import explain
+    from holdfast.config.schema import Config
+    from holdfast.config.values import all_keys
+
+    kind = inspect.type_info(Config)
+    sections: dict[str, list[str]] = {}
+    for key in all_keys(kind):
+        found = explain(key, None, {}, [])
+        table, _, name = key.rpartition(".")
+        default = "" if found.default is None else msgspec.json.encode(found.default).decode()
+        if len(default) > 60:
+            continue
+        row = f"| `{name}` | {cell(found.text)} | {cell(found.allowed)} | `{cell(default)}` |"
+        sections.setdefault(table, []).append(row)
+    head = "| key | meaning | allowed | default |"
+    parts = [
+        "# Configuration\n",
+        "Every key of the configuration file. `holdfast config explain KEY` prints the same for one"
+        " key, with its present value and where that is set."
+        " [Operating a broker](../operating.md) describes the forms of a setting:"
+        " file, environment variable, option.\n",
+    ]
+    for table, rows in sections.items():
+        title = f"`[{table}]`" if table else "Without a table"
+        title = title.replace("[listeners]", "[[listeners]]")
+        parts += [f"## {title}\n", head, "|---|---|---|---|"]
+        parts += [*rows, ""]
+    return "\n".join(parts)
+
+
+def help_of(words: list[str]) -> str:
+    """What `holdfast WORDS --help` prints."""
+    from holdfast.cli.main import main
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return text.getvalue()
+
+
+def commands_of(words: list[str], parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    """The command and all below it, as the words that call them."""
+    yield words
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            seen: set[int] = set()
+            for name, each in action.choices.items():
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    yield from commands_of([*words, name], each)
+
+
+def commands_page() -> str:
+    """Every command with its options, from the parsers."""
+    from holdfast.cli.main import _OWN_OPTIONS, COMMANDS, build_parser
+
+    os.environ["COLUMNS"] = HELP_COLUMNS
+    parts = ["# Commands\n", "What `holdfast COMMAND --help` prints, for every command.\n"]
+    for command, text in COMMANDS.items():
+        parts += [f"## holdfast {command}\n", f"{text[0].upper()}{text[1:]}.\n"]
+        found = [[command]]
+        if command not in _OWN_OPTIONS:
+            (action,) = (
+                each
+                for each in build_parser([command])._actions
+                if isinstance(each, argparse._SubParsersAction)
+            )
+            found = list(commands_of([command], action.choices[command]))
+        for words in found:
+            if len(words) > 1:
+                parts.append(f"### holdfast {' '.join(words)}\n")
+            parts.append(f"~~~~~~ text\n{help_of(words).rstrip()}\n~~~~~~\n")
+    return "\n".join(parts)
+
+
+def api_page() -> str:
+    """Every route of the admin port, from the OpenAPI document of a running broker."""
+    from urllib.request import urlopen
+
+    from holdfast.testing import Broker
+
+    with Broker(admin=True) as broker:
+        address = f"http://127.0.0.1:{broker.admin_port}/api/v1/openapi.json"
+        document = json.loads(urlopen(address).read())
+    parts = [
+        "# Routes of the admin port\n",
+        "The routes of the OpenAPI document at `/api/v1/openapi.json`."
+        " [The admin API](../admin-api.md) describes users, scopes and paging.\n",
+    ]
+    by_subject: dict[str, list[str]] = {}
+    for path, operations in sorted(document["paths"].items()):
+        subject = path.removeprefix("/api/v1/").strip("/").split("/")[0] or "/"
+        for method, operation in operations.items():
+            by_subject.setdefault(subject, []).append(route(path, method, operation))
+    for subject, routes in by_subject.items():
+        parts += [f"## {subject}\n", *routes]
+    return "\n".join(parts)
+
+
+def route(path: str, method: str, operation: Any) -> str:
+    """The text about one route."""
+    summary = operation["summary"]
+    scope = operation["x-scope"]
+    text = (
+        f"### `{method.upper()} {path}`\n\n{summary[0].upper()}{summary[1:]}. Scope: `{scope}`.\n"
+    )
+    rows = [
+        f"| `{each['name']}` | {cell(each['description'])} | {kind_of(each['schema'])} |"
+        f" {'required' if each['required'] else default_of(each['schema'])} |"
+        for each in operation["parameters"]
+    ]
+    if rows:
+        text += "\n| parameter | meaning | type | default |\n|---|---|---|---|\n"
+        text += "\n".join(rows) + "\n"
+    return text
+
+
+def kind_of(schema: Any) -> str:
+    """The type of a parameter in a word."""
+    if "enum" in schema:
+        return " ".join(f"`{each}`" for each in schema["enum"])
+    return str(schema.get("type", "")).replace("|", "\\|")
+
+
+def default_of(schema: Any) -> str:
+    return f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+
+
+def reasons_page() -> str:
+    """The reason codes, with the packets that carry them."""
+    from holdfast.protocol.mqtt import packets, reasons
+
+    types = {getattr(packets, name): name for name in (
+        "CONNACK", "PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "SUBACK", "UNSUBACK", "DISCONNECT",
+        "AUTH")}  # fmt: skip
+    rows = []
+    codes = sorted({code for allowed in reasons.ALLOWED.values() for code in allowed})
+    for code in codes:
+        carriers = [types[kind] for kind, allowed in reasons.ALLOWED.items() if code in allowed]
+        version_3 = reasons.connack_return_code(code) if "CONNACK" in carriers else ""
+        name = reasons.NAMES.get(code, "Success")
+        rows.append(f"| `{code:#04x}` | {name} | {', '.join(carriers)} | {version_3} |")
+    return (
+        textwrap.dedent("""\
+        # Reason codes
+
+        The MQTT 5 reason codes with the packets that may carry them, and the CONNACK return code
+        that an MQTT 3 client receives instead. [Limits](../limits.md) has the code of each limit.
+
+        | code | name | packets | MQTT 3 CONNACK |
+        |---|---|---|---|
+        """)
+        + "\n".join(rows)
+        + "\n"
+    )
+
+
+REFERENCE: Final[dict[str, Callable[[], str]]] = {
+    "configuration.md": settings_page,
+    "commands.md": commands_page,
+    "api.md": api_page,
+    "reasons.md": reasons_page,
+}
+"""The generated pages, below reference/."""
+
+
+def add_mermaid(target: Path, *, fetches: bool) -> None:
+    """Put Mermaid's script beside the pages, from the package registry of npm. Without npm, the
+    site shows the text of a diagram."""
+    kept = ROOT / "build" / "mermaid.min.js"
+    if fetches and not kept.exists() and shutil.which("npm"):
+        folder = kept.parent
+        folder.mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["npm", "pack", "--silent", MERMAID], cwd=folder, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            archive = folder / done.stdout.split()[-1]
+            with tarfile.open(archive) as packed:
+                member = packed.extractfile("package/dist/mermaid.min.js")
+                assert member is not None
+                kept.write_bytes(member.read())
+            archive.unlink()
+    script = target / "assets" / "mermaid.min.js"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    if kept.exists():
+        shutil.copyfile(kept, script)
+    else:
+        script.write_text("// Mermaid is not here: npm was missing when the site was made.\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--serve", action="store_true", help="serve the pages on loopback")
+    parser.add_argument("--check", action="store_true", help="build, and keep nothing")
+    args = parser.parse_args(arguments)
+    Site(GATHERED).gather()
+    add_mermaid(GATHERED, fetches=not args.check)
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["serve"] if args.serve else ["build", "--strict", "--quiet"]
+        if args.check:
+            words += ["--site-dir", folder]
+        return subprocess.run(
+            [sys.executable, "-m", "mkdocs", *words],
+            cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False,
+        ).returncode  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
