@@ -194,14 +194,14 @@ def commands_of(words: list[str], parser: argparse.ArgumentParser) -> Iterator[l
 
 def commands_page() -> str:
     """Every command with its options, from the parsers."""
-    from holdfast.cli.main import _OWN_OPTIONS, COMMANDS, build_parser
+    from holdfast.cli.main import COMMANDS, OWN_OPTIONS, build_parser
 
     os.environ["COLUMNS"] = HELP_COLUMNS
     parts = ["# Commands\n", "What `holdfast COMMAND --help` prints, for every command.\n"]
     for command, text in COMMANDS.items():
         parts += [f"## holdfast {command}\n", f"{text[0].upper()}{text[1:]}.\n"]
         found = [[command]]
-        if command not in _OWN_OPTIONS:
+        if command not in OWN_OPTIONS:
             (action,) = (
                 each
                 for each in build_parser([command])._actions
@@ -306,6 +306,25 @@ REFERENCE: Final[dict[str, Callable[[], str]]] = {
 """The generated pages, below reference/."""
 
 
+ROW: Final = re.compile(r"^\| \[[^\]]+\]\(([^)]+\.md)\) \| ([a-z]+)", re.MULTILINE)
+SECTIONS: Final = {
+    "guide": "Guides", "reference": "Reference", "concept": "Concepts", "internals": "Internals",
+}  # fmt: skip
+FIRST: Final = ("README.md", "start.md", "from-mosquitto.md", "from-emqx.md")
+"""The pages of the section Start."""
+
+
+def navigation(target: Path) -> list[dict[str, list[str]]]:
+    """The sections of the site, by the first kind that docs/README.md gives each page."""
+    sections: dict[str, list[str]] = {"Start": list(FIRST)}
+    sections.update({title: [] for title in SECTIONS.values()})
+    sections["Reference"] = [f"reference/{name}" for name in REFERENCE]
+    for page, kind in ROW.findall((DOCS / "README.md").read_text()):
+        if page not in FIRST and (target / page).exists():
+            sections[SECTIONS[kind]].append(page)
+    return [{title: pages} for title, pages in sections.items()]
+
+
 def add_mermaid(target: Path, *, fetches: bool) -> None:
     """Put Mermaid's script beside the pages, from the package registry of npm. Without npm, the
     site shows the text of a diagram."""
@@ -339,12 +358,16 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     Site(GATHERED).gather()
     add_mermaid(GATHERED, fetches=not args.check)
+    # JSON is YAML too.
+    config = ROOT / "build" / "mkdocs.yml"
+    made = {"INHERIT": "../mkdocs.yml", "docs_dir": str(GATHERED), "nav": navigation(GATHERED)}
+    config.write_text(json.dumps(made))
     with tempfile.TemporaryDirectory() as folder:
         words = ["serve"] if args.serve else ["build", "--strict", "--quiet"]
         if args.check:
             words += ["--site-dir", folder]
         return subprocess.run(
-            [sys.executable, "-m", "mkdocs", *words],
+            [sys.executable, "-m", "mkdocs", *words, "--config-file", str(config)],
             cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False,
         ).returncode  # fmt: skip
 
