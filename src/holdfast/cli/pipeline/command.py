@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from holdfast.cli.pipeline import commands, options
+from holdfast.cli.pipeline import catalogs, commands, options
 from holdfast.cli.pipeline import run as run_command
 
 EXIT_USAGE: Final = 2
@@ -45,13 +45,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     package = add("package", commands.write_package, "a zip and a script for spark-submit")
     infer = add("infer", commands.infer_rules, "propose rules for the payloads of a log")
     report = add("report", commands.write_report, "charts of the tables as one HTML file")
-    for each in (status, rebuild, compact, report, infer):
+    register = add("register", catalogs.register, "list tables in a catalog, for other programs")
+    history = add("history", catalogs.show_history, "when tables were made and got columns")
+    for each in (status, rebuild, compact, report, infer, register, history):
         options.add_lake(each)
-    for each in (status, schema, rebuild, compact, report):
+    for each in (status, schema, rebuild, compact, report, register, history):
         options.add_tables(each)
-    for each in (rebuild, compact):
+    for each in (rebuild, compact, register):
         options.add_session(each)
-    for each in (status, schema):
+    catalogs.add_options(register)
+    history.add_argument("name", nargs="*", metavar="TABLE", help="only these (default: all)")
+    for each in (status, schema, history):
         each.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument(
         "--offline", action="store_true", help="do not ask the servers how far the log is"

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
 EXIT_USAGE: Final = 2
 
 
-def _lake(args: argparse.Namespace) -> "Lake":
+def open_lake(args: argparse.Namespace) -> "Lake":
+    """Open the lake of a command."""
     from holdfast.pipeline.lake.lake import Lake
 
     return Lake(args.lake, tables=args.tables)
+
+
+def existing_lake(args: argparse.Namespace) -> "Lake":
+    """Open the lake of a command. Raises LakeError if it was never made."""
+    from holdfast.pipeline.lake.files.files import LakeError
+    from holdfast.pipeline.lake.files.settings import SETTINGS
+
+    lake = open_lake(args)
+    if not lake.settings:
+        raise LakeError(f"there is no lake in {lake.path} (no {SETTINGS}): run the pipeline first")
+    return lake
 
 
 @contextmanager
@@ -51,12 +63,7 @@ def spark_of(
 
 def show_status(args: argparse.Namespace) -> int:
     """Print the progress of each table of a lake, without Spark."""
-    from holdfast.pipeline.lake.files.files import LakeError
-    from holdfast.pipeline.lake.files.settings import SETTINGS
-
-    lake = _lake(args)
-    if not lake.settings:
-        raise LakeError(f"there is no lake in {lake.path} (no {SETTINGS}): run the pipeline first")
+    lake = existing_lake(args)
     status = lake.status(ask_servers=not args.offline)
     if args.prometheus:
         print(metrics_text(status), end="")
@@ -115,7 +122,7 @@ def rebuild(args: argparse.Namespace) -> int:
     """Build a table again after its declaration has changed."""
     from holdfast.pipeline.lake.progress import RunProgress
 
-    lake = _lake(args)
+    lake = open_lake(args)
     lake.check_rebuild(args.names)
     with spark_of(lake, args):
         progress = RunProgress()
@@ -128,7 +135,7 @@ def compact(args: argparse.Namespace) -> int:
     """Merge the many files of small commits into few. Plain Parquet files need no Spark."""
     from holdfast.pipeline.lake.stores.store import ParquetStore
 
-    lake = _lake(args)
+    lake = open_lake(args)
     if lake.store_name == ParquetStore.name:
         saved = lake.compact(args.what)
     else:
@@ -164,7 +171,7 @@ def infer_rules(args: argparse.Namespace) -> int:
     from holdfast.pipeline.tables.inference import infer, tables_file
 
     output: Path = args.output
-    source = source_options(args.source) if args.source else _lake(args).source()
+    source = source_options(args.source) if args.source else open_lake(args).source()
     check_source([RECORDS], source)
     messages = newest_messages(parse(source), args.messages)
     topics = len({topic for topic, _ in messages})
@@ -197,7 +204,7 @@ def write_report(args: argparse.Namespace) -> int:
 
     output: Path = args.output
     try:
-        write_report(args.lake, _lake(args).catalog, output, args.run_id)
+        write_report(args.lake, open_lake(args).catalog, output, args.run_id)
     except OSError as error:
         print(f"holdfast: {output} cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE

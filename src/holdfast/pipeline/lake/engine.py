@@ -40,6 +40,7 @@ from holdfast.pipeline.lake.files.commits import (
     rows_of,
 )
 from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
+from holdfast.pipeline.lake.files.history import note_change
 from holdfast.pipeline.lake.files.readers import LOCKS
 from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
 from holdfast.pipeline.lake.schema import struct_type
@@ -229,6 +230,7 @@ class Step:
         engine.reached(f"{self.table} recorded")
         engine.store.apply(commit, last)
         engine.reached(f"{self.table} applied")
+        note_change(engine.lake, commit)
         engine.log(self.table).save_live()
         remove_tree(engine.lake / self._directory)
         return commit
@@ -248,6 +250,7 @@ def finish(lake: Path, store: TableStore, log: CommitLog) -> None:
     if last is not None:
         before = log.read(last.version - 1) if last.version > 1 else None
         store.apply(last, before)
+        note_change(lake, last)
         log.save_live()
     remove_tree(lake / WORK / log.table)
 

@@ -38,6 +38,7 @@ from holdfast.pipeline.lake.files.settings import (
     store_name,
     write_settings,
 )
+from holdfast.pipeline.lake.registration.registration import CatalogUpdates
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.schema import (
     check_declared,
@@ -176,7 +177,8 @@ class Lake:
         self.check_tables()
         engine = self._writing_engine()
         self.remember(options)
-        return Runner(engine, self.catalog, chosen, options, listener, compact_at)
+        updates = CatalogUpdates(self.path, self.catalog)
+        return Runner(engine, self.catalog, chosen, options, listener, compact_at, updates)
 
     def rebuild(
         self, name: str | Sequence[str], *, listener: RunListener | None = None
@@ -193,7 +195,9 @@ class Lake:
             for each in reversed(names):
                 engine.store.forget(each)
             self.remember(self.source())
-        return Runner(engine, self.catalog, names, None, listener).run_once()
+        updates = CatalogUpdates(self.path, self.catalog)
+        runner = Runner(engine, self.catalog, names, None, listener, catalogs=updates)
+        return runner.run_once()
 
     def check_rebuild(self, names: Sequence[str]) -> list[str]:
         """Return all tables that are built again with some. Raises LakeError and TableError."""
@@ -265,6 +269,22 @@ class Lake:
             )
         chosen = self.catalog.chosen(words)
         return [name for name in chosen if not self.catalog.is_gold(name)]
+
+    def register(self, database: str, names: Sequence[str] = ()) -> list[tuple[str, int]]:
+        """Register tables of a parquet lake in the catalog of the Spark session: all, or some.
+
+        Returns each with its version. Raises LakeError and TableError.
+        """
+        from holdfast.pipeline.lake.registration.spark_catalog import register_in_spark
+
+        if self.store_name != ParquetStore.name:
+            raise LakeError(
+                f"the lake {self.path} is kept as {self.store_name}, of which Spark's own catalog "
+                "cannot tell current files from old ones. Register it in an Iceberg catalog: "
+                "`holdfast pipeline register --iceberg CATALOG`"
+            )
+        source = self.source()
+        return list(register_in_spark(self.spark, self.path, self.catalog, source, database, names))
 
     def status(self, *, ask_servers: bool = True) -> LakeStatus:
         """Return the state of each table. With `ask_servers` it includes the end of the log, which
@@ -345,7 +365,8 @@ class Lake:
     def remember(self, source: Mapping[str, str]) -> None:
         """Store the source of the records, which the lake is made from, with its settings."""
         kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
-        settings = LakeSettings(LAKE_FORMAT, self.store_name, kept, self._declarations)
+        catalogs = self.settings.catalogs if self.settings is not None else []
+        settings = LakeSettings(LAKE_FORMAT, self.store_name, kept, self._declarations, catalogs)
         if settings != self.settings:
             keep(self.path, self._files, self._declarations if self._files else [])
             write_settings(self.path, settings)

@@ -77,7 +77,8 @@ class RunProgress(RunListener):
         """Print the failure of a table."""
         then = "given up" if retry_s is None else f"tried again in {retry_s:.0f} s"
         with self._lock:
-            self._print(f"table {table} failed ({then}): {error_text(error)}", over=False)
+            what = table if table.startswith("catalog ") else f"table {table}"
+            self._print(f"{what} failed ({then}): {error_text(error)}", over=False)
 
     def line(self, now: float) -> str:
         """Return the progress line at a time."""

@@ -23,6 +23,7 @@ from holdfast.pipeline.lake.files.encodings import encodings_of
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.readers import BusyError, reading
 from holdfast.pipeline.lake.gold import step_gold
+from holdfast.pipeline.lake.registration.registration import CatalogUpdates
 from holdfast.pipeline.lake.silver import step_silver
 from holdfast.pipeline.lake.table import RECORDS, Table, TableError
 from holdfast.pipeline.source.options import OptionError
@@ -36,6 +37,8 @@ RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 30.0
 """The longest pause in seconds between attempts of a failing table in a continuous run. The first
 is RETRY_S, and each doubles."""
+CATALOGS_S: Final = 5.0
+"""The seconds between two looks at the catalogs in a continuous run."""
 
 FATAL: Final = (LakeError, TableError, DataLossError, OffsetError, OptionError)
 """Errors that another attempt does not fix."""
@@ -109,6 +112,7 @@ class Runner:
         source: Mapping[str, str] | None,
         listener: RunListener | None = None,
         compact_at: int | None = None,
+        catalogs: CatalogUpdates | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -124,6 +128,8 @@ class Runner:
         self.listener = listener or RunListener()
         self.report = RunReport()
         self.compact_at = compact_at
+        self.catalogs = catalogs
+        """The catalogs in which tables are registered, brought up to date after commits."""
         self._small_files: dict[str, int] = {}
         """The number of small files per table that the last compaction left."""
         self._uncertain: set[str] = set()
@@ -148,6 +154,7 @@ class Runner:
             if RECORDS in self.chosen:
                 self._attempt(RECORDS, self._run_bronze_once)
             self._make_tables([name for name in self.chosen if name != RECORDS])
+        self._update_catalogs(None)
         return self.report
 
     def _make_tables(self, names: Sequence[str]) -> None:
@@ -183,7 +190,8 @@ class Runner:
             tables = [name for name in self.chosen if name != RECORDS]
             if tables:
                 threads.append(threading.Thread(target=self._tables_loop, args=(tables, trigger_s)))
-            for thread in threads:
+            updates = threading.Thread(target=self._catalogs_loop)
+            for thread in (*threads, updates):
                 thread.start()
             try:
                 for thread in threads:
@@ -192,7 +200,23 @@ class Runner:
                 self.stop()
                 for thread in threads:
                     thread.join()
+            self.stop()
+            updates.join()
+        self._update_catalogs(None)
         return self.report
+
+    def _catalogs_loop(self) -> None:
+        """Update the catalogs until the run stops."""
+        while not self._stopping.wait(CATALOGS_S):
+            self._update_catalogs(CATALOGS_S)
+
+    def _update_catalogs(self, retry_s: float | None) -> None:
+        if self.catalogs is None:
+            return
+        for name, error in self.catalogs.update().items():
+            if retry_s is None:
+                self.report.errors[name] = error
+            self.listener.failed(name, error, retry_s)
 
     def _recover(self) -> None:
         for name in self.chosen:

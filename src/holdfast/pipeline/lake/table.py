@@ -64,6 +64,9 @@ class Column:
     name: str
     type: str
     description: str
+    unit: str = ""
+    """The unit of the values, such as `s` or `bytes`, for catalogs. A name that ends with `_s` or
+    `_ms` needs none."""
 
 
 QUARANTINE_COLUMNS: Final = (

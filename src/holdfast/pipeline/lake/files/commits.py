@@ -223,12 +223,16 @@ class CommitLog:
                 return
             version -= LIVE_EVERY
 
-    def _newest(self) -> int:
+    def kept(self) -> list[int]:
+        """Return the versions whose commits are still there, oldest first."""
         try:
             names = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError:
-            return 0
-        return max((int(m.group(1)) for m in map(_COMMIT_NAME.fullmatch, names) if m), default=0)
+            return []
+        return sorted(int(m.group(1)) for m in map(_COMMIT_NAME.fullmatch, names) if m)
+
+    def _newest(self) -> int:
+        return max(self.kept(), default=0)
 
     def _path(self, version: int) -> Path:
         return self.directory / f"{version:08}.json"

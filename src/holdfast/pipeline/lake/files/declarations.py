@@ -24,7 +24,7 @@ from holdfast.pipeline.lake.table import Table
 
 KEPT: Final = "_tables"
 _PLAIN: Final = (str, bytes, int, float, bool, frozenset, type(None))
-NO_ROWS: Final = ("description", "expectations")
+NO_ROWS: Final = ("description", "unit", "expectations")
 """Fields of a declaration that make no rows."""
 DIFFERENCES_SHOWN: Final = 6
 """The most changed lines that an error shows."""

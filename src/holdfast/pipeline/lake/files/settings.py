@@ -13,6 +13,18 @@ LAKE_FORMAT: Final = 1
 STORES: Final = ("parquet", "delta", "iceberg")
 
 
+class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An Iceberg catalog that runs keep up to date. It has no secrets."""
+
+    name: str
+    """The name of the catalog, as in ~/.pyiceberg.yaml."""
+    namespace: str
+    properties: dict[str, str] = {}
+    """Further properties of pyiceberg, such as `uri`."""
+    tables: list[str] = []
+    """The tables that are registered. Empty: all."""
+
+
 class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file lake.json."""
 
@@ -22,6 +34,8 @@ class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options of the last given source of the records."""
     tables: list[Declaration] | None = None
     """The kept declarations. None in a lake of an older version."""
+    catalogs: list[Registration] = []
+    """The catalogs in which tables are registered."""
 
 
 def read_settings(lake: Path) -> LakeSettings | None:

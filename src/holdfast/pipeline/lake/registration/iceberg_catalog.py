@@ -1,0 +1,277 @@
+"""Tables in an Iceberg catalog (SQL, REST, and others of pyiceberg), over the files of the lake.
+
+No row is copied: the catalog's table lists the same Parquet files. An update compares the files
+that the catalog has with those of the newest commit, and makes one snapshot of the difference. So
+it may be repeated, skip commits, and go on after any failure. Two updates at the same time cannot
+both succeed, because a commit names the snapshot that it follows; the second one compares again.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.pipeline.lake.files.commits import File
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.registration.entry import (
+    LINEAGE,
+    PREFIX,
+    VERSION,
+    ListedTable,
+    comment_of,
+)
+from holdfast.pipeline.lake.registration.types import schema_of
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table, Transaction
+
+ATTEMPTS: Final = 5
+"""The most attempts of an update whose table another program changes at the same time."""
+METADATA: Final = "_iceberg"
+"""The directory in the lake for the metadata of tables in a catalog without a warehouse."""
+NAME_MAPPING: Final = "schema.name-mapping.default"
+PROPERTIES: Final = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+    "commit.retry.num-retries": "0",
+}
+"""The properties of a new table. pyiceberg must not repeat a commit: it would add the same files to
+a snapshot that another update has made in between, which has them already."""
+
+
+class IcebergCatalog:
+    """A connection to an Iceberg catalog, for the tables of one lake in one namespace."""
+
+    def __init__(
+        self, lake: Path, name: str, namespace: str, properties: Mapping[str, str]
+    ) -> None:
+        """Connect. Raises LakeError.
+
+        pyiceberg looks up what `properties` do not have in its own configuration: ~/.pyiceberg.yaml
+        and the variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>.
+        """
+        self.lake = lake
+        self.name = name
+        self.namespace = namespace
+        try:
+            from pyiceberg.catalog import load_catalog
+        except ImportError as error:
+            raise LakeError(
+                f"an Iceberg catalog needs the package pyiceberg ({error}): "
+                "pip install 'holdfast[iceberg]'"
+            ) from None
+        self._catalog: Catalog = self._try(lambda: load_catalog(name, **properties))
+
+    def _try(self, work: Callable[[], Any]) -> Any:
+        """Call the catalog. Raises LakeError for whatever it raises."""
+        try:
+            return work()
+        except LakeError:
+            raise
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            what = text[0] if text else "no text"
+            if what.startswith("URI missing"):
+                what = "it is not known. Give --property uri=..., or put it into ~/.pyiceberg.yaml"
+                raise LakeError(f"catalog {self.name}: {what}") from error
+            raise LakeError(f"catalog {self.name}: {type(error).__name__}: {what}") from error
+
+    def update(self, table: ListedTable) -> bool:
+        """Bring the catalog's table to the commit of a listed one. False if it had that already.
+
+        Raises LakeError.
+        """
+        return bool(self._try(lambda: self._update(table)))
+
+    def remove(self, name: str) -> bool:
+        """Remove a table from the catalog, and no file. False if it is not there.
+
+        Raises LakeError, also for a table that is not of this lake.
+        """
+        return bool(self._try(lambda: self._remove(name)))
+
+    def _remove(self, name: str) -> bool:
+        identifier = (self.namespace, name)
+        if not self._catalog.table_exists(identifier):
+            return False
+        self._check_own(self._catalog.load_table(identifier))
+        self._catalog.drop_table(identifier)
+        return True
+
+    def _check_own(self, table: "Table") -> None:
+        owner = table.properties.get(f"{PREFIX}lake")
+        if owner != str(self.lake):
+            whose = f"of the lake {owner}" if owner else "made by another program"
+            raise LakeError(
+                f"table {'.'.join(table.name())} of the catalog {self.name} is {whose}, not of "
+                f"{self.lake}: choose another --namespace"
+            )
+
+    def _update(self, listed: ListedTable) -> bool:
+        from pyiceberg.exceptions import CommitFailedException
+
+        for attempt in range(1, ATTEMPTS + 1):
+            table = self._open(listed)
+            self._check_own(table)
+            has = table.properties
+            if has.get(LINEAGE) == listed.lineage and int(has[VERSION]) >= listed.version:
+                return False
+            try:
+                with table.transaction() as transaction:
+                    self._change(transaction, listed)
+                return True
+            except CommitFailedException:
+                if attempt == ATTEMPTS:
+                    raise
+        return False
+
+    def _open(self, listed: ListedTable) -> "Table":
+        """Return the catalog's table, and make it if needed. A made one is of version 0."""
+        from pyiceberg.exceptions import TableAlreadyExistsError
+        from pyiceberg.partitioning import PartitionField, PartitionSpec
+        from pyiceberg.transforms import IdentityTransform
+
+        identifier = (self.namespace, listed.name)
+        if self._catalog.table_exists(identifier):
+            return self._catalog.load_table(identifier)
+        self._catalog.create_namespace_if_not_exists(self.namespace)
+        schema = _schema(listed)
+        fields = [
+            PartitionField(
+                schema.find_field(name).field_id, 1000 + index, IdentityTransform(), name
+            )
+            for index, name in enumerate(listed.partition_by)
+        ]
+        location = None
+        if not self._catalog.properties.get("warehouse") and not self._is_rest():
+            location = f"file://{self.lake}/{METADATA}/{self.name}/{self.namespace}/{listed.name}"
+        properties = {**PROPERTIES, **listed.properties, VERSION: "0"}
+        try:
+            return self._catalog.create_table(
+                identifier, schema, location, PartitionSpec(*fields), properties=properties
+            )
+        except TableAlreadyExistsError:  # another update has just made it
+            return self._catalog.load_table(identifier)
+
+    def _is_rest(self) -> bool:
+        """Return whether the catalog chooses the places of metadata itself."""
+        return type(self._catalog).__name__ == "RestCatalog"
+
+    def _change(self, transaction: "Transaction", listed: ListedTable) -> None:
+        """Put the difference of columns, files and properties into a transaction."""
+        table = transaction._table
+        there = {task.file.file_path: task.file for task in table.scan().plan_files()}
+        _add_columns(transaction, listed)
+        metadata = transaction.table_metadata
+        schema = metadata.schema()
+        wanted = {f"file://{self.lake / file.path}": file for file in listed.files}
+        has = table.properties
+        upto = int(has[VERSION]) if has.get(LINEAGE) == listed.lineage else 0
+        gone = [data for path, data in there.items() if not _is_same(data, wanted.get(path), upto)]
+        new = [(path, f) for path, f in wanted.items() if not _is_same(there.get(path), f, upto)]
+        transaction.set_properties(
+            {**listed.properties, NAME_MAPPING: schema.name_mapping.model_dump_json()}
+        )
+        stale = [name for name in has if name.startswith(PREFIX) and name not in listed.properties]
+        if stale:
+            transaction.remove_properties(*stale)
+        if not gone and not new:
+            return
+        told = {VERSION: str(listed.version), LINEAGE: listed.lineage}
+        snapshot = transaction.update_snapshot(snapshot_properties=told)
+        with snapshot.overwrite() if gone else snapshot.merge_append() as update:
+            for data in gone:
+                update.delete_data_file(data)
+            for path, file in new:
+                update.append_data_file(_data_file(table, metadata, listed, path, file))
+
+
+def _is_same(data: "DataFile | None", file: File | None, upto: int) -> bool:
+    """Return whether an entry of the catalog, which is at version `upto`, is of this file.
+
+    A gold file of a parquet lake is replaced by a later one at the same path. It may have the same
+    size, but other bounds.
+    """
+    return (
+        data is not None
+        and file is not None
+        and file.version <= upto
+        and data.file_size_in_bytes == file.bytes
+        and data.record_count == file.rows
+    )
+
+
+def _schema(listed: ListedTable) -> "Schema":
+    from pyiceberg.schema import Schema
+
+    columns = [(column.name, column.type) for column in listed.columns]
+    schema = Schema.model_validate(schema_of(columns))
+    docs = {column.name: comment_of(column) for column in listed.columns}
+    fields = [field.model_copy(update={"doc": docs[field.name]}) for field in schema.fields]
+    return Schema(*fields, schema_id=schema.schema_id)
+
+
+def _add_columns(transaction: "Transaction", listed: ListedTable) -> None:
+    """Add columns that the catalog's table lacks, and update the comments."""
+    there = {field.name: field for field in transaction.table_metadata.schema().fields}
+    wanted = _schema(listed)
+    changes = [field for field in wanted.fields if field.name not in there]
+    comments = [f for f in wanted.fields if f.name in there and there[f.name].doc != f.doc]
+    if not changes and not comments:
+        return
+    with transaction.update_schema() as update:
+        for field in changes:
+            update.add_column(field.name, field.field_type, doc=field.doc)
+        for field in comments:
+            update.update_column(field.name, doc=field.doc)
+
+
+def _data_file(
+    table: "Table", metadata: Any, listed: ListedTable, path: str, file: File
+) -> "DataFile":
+    """Return the catalog's entry of a file, with counts and bounds from its footer."""
+    import pyarrow.parquet as pq
+    from pyiceberg.conversions import partition_to_py
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import PrimitiveType
+
+    schema = metadata.schema()
+    with table.io.new_input(path).open() as stream:
+        footer = pq.read_metadata(stream)
+    statistics = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=footer,
+        stats_columns=compute_statistics_plan(schema, metadata.properties),
+        parquet_column_mapping=parquet_path_to_id_mapping(schema),
+    )
+    values: list[Any] = []
+    for name in listed.partition_by:
+        kind, text = schema.find_type(name), file.partition[name]
+        assert isinstance(kind, PrimitiveType)
+        values.append(None if text is None else _partition_value(kind, text, partition_to_py))
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*values),
+        file_size_in_bytes=file.bytes,
+        sort_order_id=None,
+        spec_id=metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+
+
+def _partition_value(kind: Any, text: str, parse: Callable[[Any, str], Any]) -> Any:
+    from pyiceberg.types import DateType
+    from pyiceberg.utils.datetime import date_str_to_days
+
+    return date_str_to_days(text) if isinstance(kind, DateType) else parse(kind, text)
