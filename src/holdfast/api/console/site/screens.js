@@ -1,5 +1,7 @@
 /** The screens, in the order of the navigation. A screen is one module in `screens/`, one line here,
  * and its part of `text.js`. */
+import * as cluster from "./screens/cluster.js";
+import * as timeline from "./screens/timeline.js";
 import * as overview from "./screens/overview.js";
 
 /** @typedef {{path: string, title: string, scope: string, component: () => any, group?: string}} Screen
@@ -7,4 +9,6 @@ import * as overview from "./screens/overview.js";
 /** @type {Screen[]} */
 export const screens = [
   overview,
+  cluster,
+  timeline,
 ];
