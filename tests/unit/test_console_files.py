@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.api.console.pages import page_files
+from holdfast.api.console.pages import COMMENTS, page_files
 
 SITE = Path(holdfast.__file__).parent / "api" / "console" / "site"
 VENDOR = SITE / "vendor"
@@ -40,6 +40,18 @@ def test_all_files_together_are_small() -> None:
     assert "index.html" in files
     assert not any("LICENCES" in name or "toml" in name for name in files)
     assert sum(len(file.data) for file in files.values()) <= SIZE_MAX
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_modules_are_sent_without_their_comments_and_otherwise_as_they_are(path: Path) -> None:
+    """A comment ends where it seems to, so nothing else is cut: no string contains its marks."""
+    text = path.read_text()
+    sent = page_files()[str(path.relative_to(SITE))].data.decode()
+    assert "/**" not in sent
+    assert "*/" not in sent
+    for quoted in re.findall(r'"[^"\n]*"', re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)):
+        assert "/**" not in quoted
+    assert "".join(COMMENTS.sub("", text).split()) == "".join(sent.split())
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)

@@ -2,6 +2,7 @@
  * and its part of `text.js`. */
 import * as cluster from "./screens/cluster.js";
 import * as timeline from "./screens/timeline.js";
+import * as federation from "./screens/federation.js";
 import * as overview from "./screens/overview.js";
 
 /** @typedef {{path: string, title: string, scope: string, component: () => any, group?: string}} Screen
@@ -11,4 +12,5 @@ export const screens = [
   overview,
   cluster,
   timeline,
+  federation,
 ];

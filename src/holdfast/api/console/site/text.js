@@ -108,4 +108,14 @@ export const text = {
     joined: (/** @type {string} */ node, /** @type {string} */ numbers, /** @type {number} */ many, /** @type {number} */ left) => `${node} is in sync in ${many > 1 ? `${many} partitions` : "a partition"}, which ${many > 1 ? "have" : "has"} ${left} now: ${numbers}`,
     waited: (/** @type {string} */ many, /** @type {string} */ time) => `At most ${many} publishes waited, the longest for ${time}.`, refused: (/** @type {string} */ many) => `${many} publishes were refused: their clients know, and send again.`, noneRefused: "No publish was refused.",
   },
+  federation: {
+    title: "Federation", topic: "Topic, to see its way", none: "This broker belongs to no federation. Its configuration has no [federation].",
+    note: (/** @type {string} */ name, /** @type {number} */ members) => `${name ? `“${name}”, ` : ""}${members} members`,
+    stopped: (/** @type {string} */ why) => `The federation does not run: ${why}`, unusable: (/** @type {string} */ names) => `No message takes the link to ${names} now.`,
+    fine: (/** @type {number} */ many) => (many === 1 ? "The link of this member works." : `All ${many} links of this member work.`),
+    members: "Members", queued: "Queued", published: "Sent to others", delivered: "Received for here", graph: "Members and links", graphNote: "Round trips are those of this member's links",
+    meshOf: (/** @type {number} */ many) => `${many} members want the topic`, nobody: "No member wants this topic, so it stays where it is published.", links: "Links of this member", noLinks: "This member has no link.",
+    member: "Member", notUsed: "not used", roundTrip: "Round trip", unsent: "Unsent", up: "Up for", address: "Address", here: "(here)", waits: (/** @type {string} */ many) => `${many} wait`,
+    filters: (/** @type {number} */ many) => `wants ${many} filters`, wants: "Filters wanted here", othersWant: "Filters wanted elsewhere", manager: "Manager",
+  },
 };
