@@ -64,6 +64,7 @@ HOT = [
     "broker/connections/keep_alive.py",
     "broker/connections/session_open.py",
     "broker/delivery/delivery.py",
+    "broker/delivery/live_lane.py",
     "broker/delivery/transmission.py",
     "broker/durations.py",
     "broker/effects.py",

@@ -1,10 +1,13 @@
 """Bugs in subscriptions that begin in the past, planted: the model of `test_replay_sessions` finds
 each."""
 
+from copy import copy
+
 import pytest
 
-from holdfast.broker.delivery import subscribe
+from holdfast.broker.delivery import delivery, live_lane, replay
 from holdfast.broker.recovery import session_records
+from holdfast.broker.session.cursor import LiveLane
 from holdfast.broker.session.session import Session
 from tests.model.test_replay_sessions import run
 
@@ -27,7 +30,7 @@ def test_planted_others_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
         for each, start in kept.items():
             each.start = start
 
-    monkeypatch.setattr(subscribe, "go_back", planted)
+    monkeypatch.setattr(replay, "go_back", planted)
     assert _fails()
 
 
@@ -38,7 +41,7 @@ def test_planted_reads_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) ->
         session_records.go_back(session, positions, starts)  # type: ignore[arg-type]
         session.replays_awaited -= 1
 
-    monkeypatch.setattr(subscribe, "go_back", planted)
+    monkeypatch.setattr(replay, "go_back", planted)
     assert _fails()
 
 
@@ -48,7 +51,7 @@ def test_planted_position_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(session: Session, positions: list[int], starts: list[list[int]]) -> None:
         session_records.go_back(session, positions, [[each + 1 for each in s] for s in starts])
 
-    monkeypatch.setattr(subscribe, "go_back", planted)
+    monkeypatch.setattr(replay, "go_back", planted)
     assert _fails()
 
 
@@ -63,3 +66,26 @@ def test_planted_cancelled_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Session, "cancel_read", planted)
     assert _fails(200)
+
+
+def test_planted_all_topics_overtake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of a replayed topic overtake the replay."""
+
+    def planted(lane: LiveLane, topic: str) -> bool:
+        return lane.is_open
+
+    def of_live_only(*arguments: object) -> bool:
+        state, session, target, message = arguments
+        target = copy(target)
+        target.replay = None  # type: ignore[attr-defined]
+        return live_lane.overtake(state, session, target, message)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LiveLane, "takes", planted)
+    monkeypatch.setattr(delivery, "overtake", of_live_only)
+    assert _fails()
+
+
+def test_planted_replay_repeats_what_overtook_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay does not pass the records that overtook it."""
+    monkeypatch.setattr(Session, "note_done", lambda *_: None)
+    assert _fails()

@@ -58,13 +58,35 @@ class Traveller(Subscriber):
         super().read()
 
 
+class Companion(Traveller):
+    """A durable session that reads one topic live and then begins to replay others. It gets every
+    message of the live topic, like one that only reads that."""
+
+    LIVE = "b/1"
+
+    def __init__(self, world: "ReplayWorld", name: str, qos: int) -> None:
+        super().__init__(world, name, qos)
+        self.left.remove(self.LIVE)
+        self.starts[self.LIVE] = "latest"
+        """Before the first message."""
+        self.asked = self.LIVE
+
+
 class ReplayWorld(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.travellers = [Traveller(self, "t-2", 2), Traveller(self, "t-1", 1)]
+        self.travellers = [
+            Traveller(self, "t-2", 2),
+            Traveller(self, "t-1", 1),
+            Companion(self, "c-2", 2),
+            Companion(self, "c-1", 1),
+        ]
         self.parties += self.travellers
         for traveller in self.travellers:
             traveller.connect()
+        self.settle()
+        for traveller in self.travellers[2:]:
+            traveller.subscribe()
         self.settle()
 
     def step(self) -> None:
@@ -111,7 +133,7 @@ class ReplayWorld(World):
                 # A publish of QoS 1 that was sent again is in the log twice.
                 begins = [at for at in range(len(every) + 1) if unique(every[at:]) == order]
                 assert begins, f"{what}: not the log's end"
-                if start in ("earliest", "-1h"):
+                if start in ("earliest", "-1h", "latest"):
                     assert begins[0] == 0, f"{what}: incomplete"
                 elif start.startswith("last:"):
                     assert begins[0] <= max(0, len(every) - int(start[5:])), f"{what}: too few"

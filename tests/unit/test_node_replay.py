@@ -317,3 +317,55 @@ def test_the_starts_of_a_session_are_bounded_in_bytes(
     assert isinstance(answer, m.Suback)
     assert answer.reasons == [1, 0x97]
     assert "bytes" in str(answer.properties[REASON_STRING])
+
+
+def test_other_topics_overtake_a_replay(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "old/1", *[f"o{n}" for n in range(20)])
+    reader = bench.connect("r", expiry_s=100, properties={33: 2})
+    subscribe(reader, "#")
+    subscribe(reader, "$stream/@earliest/old/#")
+    first = reader.publishes()
+    assert [each.payload for each in first] == [b"o0", b"o1"]
+    publish(bench, publisher, "alarm", "now")
+    publish(bench, publisher, "old/2", "later")
+    reader.send(m.Ack(m.PUBACK, first[0].packet_id), m.Ack(m.PUBACK, first[1].packet_id))
+    second = reader.publishes()
+    assert [each.payload for each in second] == [b"now", b"o2"]
+    bench.advance(1)
+    bench.crash()
+    reader = bench.connect("r", clean=False, expiry_s=100)
+    seen = drain(reader)
+    assert sorted(set(seen)) == sorted({"now", *(f"o{n}" for n in range(2, 20)), "later"})
+    assert seen.index("later") == len(seen) - 1
+    assert seen.count("now") == 1
+
+
+def test_the_lane_closes_when_it_is_full() -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=3)
+    bench = NodeBench(config)
+    publisher = bench.connect("p")
+    publish(bench, publisher, "old", "o0", "o1")
+    reader = bench.connect("r", properties={33: 1})
+    subscribe(reader, "new")
+    subscribe(reader, "old", "earliest")
+    publish(bench, publisher, "new", *[f"n{n}" for n in range(10)])
+    seen = drain(reader)
+    assert seen[:4] == ["o0", "n0", "n1", "n2"]
+    assert [each for each in seen if each[0] == "n"] == [f"n{n}" for n in range(10)]
+    assert [each for each in seen if each[0] == "o"] == ["o0", "o1"]
+    assert bench.node.state.sessions["r"].lane is None
+
+
+def test_a_subscription_during_a_read_begins_with_the_next_message(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1")
+    publish(bench, publisher, "b", "1")
+    reader = bench.connect("r")
+    bench.delay_reads = True
+    subscribe(reader, "a", "earliest")
+    subscribe(reader, "b")
+    bench.delay_reads = False
+    bench.run()
+    publish(bench, publisher, "b", "2")
+    assert drain(reader) == ["1", "2"]

@@ -75,6 +75,7 @@ READ_WAYS: Final = {
     "broker/delivery/transmission.py:send_qos0": LIVE,
     "broker/delivery/delivery.py:_deliver_to_session": LIVE,
     "broker/delivery/transmission.py:send_inflight": LIVE,
+    "broker/delivery/live_lane.py:_send": LIVE,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/sys_topics.py:publish_own": LIVE,

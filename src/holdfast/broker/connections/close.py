@@ -204,6 +204,9 @@ def _release_cursor(state: NodeState, session: Session) -> None:
         return
     if session.reading:
         session.cancel_read()
+    if session.lane is not None:
+        session.positions = session.resume_positions(state.delivered)
+        session.lane = None
     if session.tailing:
         if not session.outbox:
             # All earlier messages are inflight or finished.

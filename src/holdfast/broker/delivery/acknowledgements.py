@@ -78,11 +78,20 @@ def proceed(state: NodeState, session: Session) -> None:
             return
     if session.retained_scans is not None:
         continue_scans(state, session)
-    if session.outbox:
+    if session.has_starts and session.blocked:
+        # A replay would fill each room in the window before its groups get one.
+        _feed_blocked(state, session)
+    if session.outbox or session.lane is not None:
         pump(state, session)
     if not session.tailing and not session.reading:
         continue_reading(state, session)
-    # The member that has waited longest comes first.
+    if session.blocked is not None:
+        _feed_blocked(state, session)
+
+
+def _feed_blocked(state: NodeState, session: Session) -> None:
+    """Give messages of its shared groups to the session. The member that has waited longest comes
+    first."""
     blocked = session.blocked
     while blocked and can_send(state, session):
         member, _ = blocked.popitem(last=False)

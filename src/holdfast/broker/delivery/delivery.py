@@ -9,6 +9,7 @@ counted.
 from collections import OrderedDict
 from typing import Final
 
+from holdfast.broker.delivery.live_lane import overtake
 from holdfast.broker.delivery.transmission import (
     READ_BYTES_MAX,
     can_send,
@@ -56,6 +57,8 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
                 send_qos0(state, target, message)
             elif session.tailing:
                 _deliver_to_session(state, session, target, message)
+            elif session.lane is not None:
+                overtake(state, session, target, message)
     for group in groups:
         _deliver_to_group(state, group, message)
     return receivers
@@ -72,6 +75,8 @@ def _deliver_to_session(
         if state.stats.durations.takes_delivery:
             state.stats.durations.deliver(state.wall_us - message.timestamp_us)
         send_inflight(state, session, message, qos, retain, target.additions, False, None)
+        return
+    if session.lane is not None and overtake(state, session, target, message):
         return
     if not has_room(state, session.outbox_count(), session.outbox_bytes):
         fall_behind(state, session, message)

@@ -61,6 +61,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
     if not interests:
         reader.positions = None
         reader.tailing = True
+        reader.end_lane()
         return
     reader.start_read()
     state.stats.log_reads += 1

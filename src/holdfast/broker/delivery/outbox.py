@@ -1,5 +1,6 @@
 """The outbox of a session: deliveries that wait for the window or the socket."""
 
+from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane
 from holdfast.broker.delivery.replay_start import END_TOPIC
 from holdfast.broker.delivery.transmission import can_send, send_inflight, special_frame
 from holdfast.broker.session.connection import OPEN
@@ -11,8 +12,13 @@ from holdfast.broker.state import NodeState
 
 def pump(state: NodeState, session: Session) -> None:
     """Send from the outbox while window and socket allow. Called when either has opened."""
+    lane = session.lane
+    if lane is not None and not pump_lane(state, session, lane):
+        return
     outbox = session.outbox
     while outbox and can_send(state, session):
+        if lane is not None and is_backed_up(session):
+            return
         delivery = session.pop()
         message = delivery.message
         if message.is_expired(state.wall_us):
@@ -39,6 +45,11 @@ def _forget_starts(state: NodeState, session: Session) -> None:
     """Forget where subscriptions began, once all earlier records are sent. Not before: a session
     that falls behind begins again with its oldest unsent record, which may be older."""
     session.has_starts = False
+    session.lane = None
+    for entry in session.inflight.values():
+        entry.is_ahead = False
+    if session.expiry_s == 0:
+        session.done = None
     state.interests.pop(session, None)
     for subscription in session.subscriptions.values():
         additions = subscription.additions

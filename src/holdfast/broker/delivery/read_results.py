@@ -99,6 +99,9 @@ class QueueRead(Work):
             for entry in session.inflight.values()
             if not entry.is_retained and not entry.group_tag
         }
+        if session.lane is not None:
+            for delivery in session.lane.queue:
+                self.known.add((delivery.message.partition, delivery.message.offset))
 
     def step(self, state: NodeState, steps: int) -> int:
         session = self.session

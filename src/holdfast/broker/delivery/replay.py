@@ -8,9 +8,8 @@ Invariants
 - A record is sent for a subscription exactly if its offset is at or above the subscription's start.
   So nothing is missing or sent twice at the seam to the live messages, because there is no seam:
   the same reader goes on.
-- The messages of a topic come in one order, also if subscriptions overlap. Smallest counter-example
-  of a second cursor beside the first: a session reads `a/#` live and `a/b` from the past, and gets
-  today's message of `a/b` before yesterday's.
+- The messages of a topic come in one order, also if subscriptions overlap. Live messages of topics
+  that no replayed filter matches may overtake the replay (`session.cursor.LiveLane`).
 - The session reads nothing between the append of its SUBSCRIBE record and the release of its
   promise (`Session.replays_awaited`). Otherwise a crash in between would leave a CURSOR record
   behind the SUBSCRIBE record whose position is above the start.
@@ -27,10 +26,17 @@ from holdfast.broker.delivery.replay_start import (
     split_start,
 )
 from holdfast.broker.effects import FindStarts
+from holdfast.broker.recovery.session_records import (
+    ReplayEntry,
+    SubscribeRecord,
+    go_back,
+    replay_entry,
+)
+from holdfast.broker.recovery.state_records import log_session
 from holdfast.broker.rights import may_replay
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.replay import Replay
-from holdfast.broker.session.session import Session
+from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Subscribe
@@ -185,3 +191,34 @@ def take_found(
             continue
         replay = Replay(list(state.delivered), start.floors)
         plan.granted[index] = GrantedStart(start.offsets, replay)
+
+
+def begin_replay(
+    state: NodeState, session: Session, accepted: list[Subscription], record: SubscribeRecord
+) -> None:
+    """Put the session back to the starts, and into the record what recovery needs for that. The
+    packet ids of what it was sent go into the log first: the positions of the record pass them."""
+    filters = [each.filter for each in accepted if each.replay is not None]
+    if session.lane is not None:
+        session.lane.add_filters(filters)
+    elif session.positions is None and session.tailing:
+        session.open_lane(filters)
+    if session.reading:
+        session.cancel_read()
+    if session.is_durable():
+        log_session(state, session)
+    positions = session.resume_positions(state.delivered)
+    replays: dict[str, ReplayEntry] = {}
+    starts: list[list[int]] = []
+    for each in accepted:
+        if each.replay is not None and each.start is not None:
+            each.replay.again = None if session.done is None else set(session.done)
+            replays[each.filter] = replay_entry(each.start, each.replay)
+            starts.append(each.start)
+    go_back(session, positions, starts)
+    state.interests.pop(session, None)
+    session.replays_awaited += 1
+    if session.is_durable():
+        record.positions = positions
+        record.replays = replays
+        session.logged_positions = list(session.positions or positions)

@@ -6,6 +6,7 @@ from holdfast.broker.delivery.log_replay import continue_reading, feed_group
 from holdfast.broker.delivery.replay import (
     StartPlan,
     asks_for_past,
+    begin_replay,
     plan_starts,
     search_starts,
     take_found,
@@ -20,11 +21,8 @@ from holdfast.broker.effects import FindStarts, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import filter_bytes
 from holdfast.broker.recovery.session_records import (
-    ReplayEntry,
     SubscribeRecord,
     encode_session,
-    go_back,
-    replay_entry,
     subscription_row,
 )
 from holdfast.broker.recovery.state_records import (
@@ -32,7 +30,6 @@ from holdfast.broker.recovery.state_records import (
     changed_positions,
     group_positions,
     is_durable_group,
-    log_session,
     publish_state,
 )
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
@@ -109,7 +106,7 @@ class SubscribePromise(Promise):
                 # [MQTT-3.8.4-4] messages that the replaced one has not delivered yet are not lost
                 subscription.start = old.start
                 subscription.replay = old.replay
-            elif not session.tailing or session.outbox:
+            elif not session.tailing or session.reading or session.outbox:
                 subscription.start = list(state.delivered)
             add_subscription(state, subscription)
             # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared ones never get retained
@@ -229,7 +226,7 @@ def _subscribe(
     if plan is not None:
         promise.error = plan.error
         if any(each.replay is not None for each in accepted):
-            _begin_replay(state, session, accepted, record)
+            begin_replay(state, session, accepted, record)
             promise.replays = 1
     if not accepted or not session.is_durable():
         # It appends no record, so it does not wait for a disk that may be full.
@@ -306,32 +303,6 @@ def _check_all(
             },
         )
     return accepted, codes
-
-
-def _begin_replay(
-    state: NodeState, session: Session, accepted: list[Subscription], record: SubscribeRecord
-) -> None:
-    """Put the session back to the starts, and into the record what recovery needs for that. The
-    packet ids of what it was sent go into the log first: the positions of the record pass them."""
-    if session.reading:
-        session.cancel_read()
-    if session.is_durable():
-        log_session(state, session)
-    positions = session.resume_positions(state.delivered)
-    replays: dict[str, ReplayEntry] = {}
-    starts: list[list[int]] = []
-    for each in accepted:
-        if each.replay is not None and each.start is not None:
-            each.replay.again = None if session.done is None else set(session.done)
-            replays[each.filter] = replay_entry(each.start, each.replay)
-            starts.append(each.start)
-    go_back(session, positions, starts)
-    state.interests.pop(session, None)
-    session.replays_awaited += 1
-    if session.is_durable():
-        record.positions = positions
-        record.replays = replays
-        session.logged_positions = list(session.positions or positions)
 
 
 FILTER_BYTES: Final = 700

@@ -213,7 +213,7 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
     if entry.group is not None:
         state.cluster.groups.moved(entry.group)
         state.cluster.groups.finished(entry.group, entry.partition, entry.offset)
-    if session.replaying and not entry.is_retained and not entry.group_tag:
+    if (session.replaying or entry.is_ahead) and not entry.is_retained and not entry.group_tag:
         session.note_done(entry.partition, entry.offset)
     if session.expiry_s > 0:
         if entry.logged:

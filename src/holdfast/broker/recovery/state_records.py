@@ -111,7 +111,7 @@ def log_session(state: NodeState, session: Session) -> None:
     positions = session.resume_positions(state.delivered)
     log_cursor(state, session, changed_positions(session.logged_positions, positions))
     session.logged_positions = positions
-    if session.replaying:
+    if session.done is not None:
         _forget_passed(session, positions)
 
 
@@ -119,7 +119,7 @@ def _forget_passed(session: Session, positions: list[int]) -> None:
     """Drop the finished offsets that the logged positions have passed."""
     if session.done is not None:
         session.done = {place for place in session.done if place[1] >= positions[place[0]]}
-    if session.positions is None and not session.outbox:
+    if session.positions is None and not session.outbox and session.lane is None:
         session.replaying = False
         session.done = None
 

@@ -11,13 +11,16 @@ as well (`reading` and `tailing`), so that it has caught up the moment the read 
 overflows meanwhile, it stays behind.
 
 Invariant: every matching record below `resume_positions()` was sent (it is acknowledged or
-inflight), and every one at or above it will be sent.
+inflight), and every one at or above it will be sent, unless its message overtook the read through
+a `LiveLane`.
 """
 
 from collections import deque
+from typing import Final
 
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.message import Message
+from holdfast.protocol.topics.names import matches
 
 
 class Delivery:
@@ -36,10 +39,60 @@ class Delivery:
         self.additions = additions
 
 
+LANE_FILTERS_MAX: Final = 20
+"""The most filters of replays beside which live messages overtake: each such message is compared
+with all of them."""
+
+
+class LiveLane:
+    """The live messages of a session that overtake its replay.
+
+    Invariants
+    - It exists from the SUBSCRIBE of the replay until the outbox is empty at the tail. The cursor
+      was at the tail when it began. So no older message of a topic outside of `filters` waits.
+    - All messages of such a topic go through the lane until it closes, and none of a topic that a
+      replayed filter matches. So each topic keeps its order. Smallest counter-example of a lane for
+      all topics: a session that reads `a/#` live and `a/b` from the past gets today's message of
+      `a/b` before yesterday's.
+    - A record that went through the lane is in `queue`, inflight or in `Session.done`, so the
+      replay passes it.
+    """
+
+    def __init__(self, filters: list[str]) -> None:
+        self.filters = filters
+        self.queue: deque[Delivery] = deque()
+        self.queue_bytes = 0
+        self.is_open = len(filters) <= LANE_FILTERS_MAX
+
+    def takes(self, topic: str) -> bool:
+        """Whether messages of the topic go through the lane."""
+        if not self.is_open:
+            return False
+        return not any(matches(filter, topic) for filter in self.filters)
+
+    def push(self, delivery: Delivery) -> None:
+        """Queue a delivery for which there is no room yet."""
+        self.queue_bytes += len(delivery.message.payload) + 200
+        self.queue.append(delivery)
+
+    def pop(self) -> Delivery:
+        """Remove and return the oldest delivery."""
+        delivery = self.queue.popleft()
+        self.queue_bytes -= len(delivery.message.payload) + 200
+        return delivery
+
+    def add_filters(self, filters: list[str]) -> None:
+        """Another replay begins. Messages that wait here are sent before it."""
+        self.filters = self.filters + filters
+        if len(self.filters) > LANE_FILTERS_MAX:
+            self.is_open = False
+
+
 class Cursor:
     """The position of one reader, and its outbox.
 
-    Invariant: while the reader tails and no read is under way, `positions` is None.
+    Invariant: while the reader tails and no read is under way, `positions` is None. If its outbox
+    is empty then, `lane` is None, too.
     """
 
     def __init__(self) -> None:
@@ -53,6 +106,7 @@ class Cursor:
         self.outbox_bytes = 0
         # Deliveries read from the log go before the ones tailed while the read was under way.
         self.tailed_while_reading: deque[Delivery] | None = None
+        self.lane: LiveLane | None = None
 
     def push(self, delivery: Delivery) -> None:
         """Queue a delivery behind the others of its kind."""
@@ -92,6 +146,13 @@ class Cursor:
             positions = list(delivered)
         if self.outbox is not None:
             for delivery in self.outbox:
+                message = delivery.message
+                if message.offset < positions[message.partition]:
+                    positions[message.partition] = message.offset
+        if self.lane is not None:
+            # Nothing of the outbox is sent before the lane is empty, so the reader has sent no
+            # other record from here on, unless it overtook as well.
+            for delivery in self.lane.queue:
                 message = delivery.message
                 if message.offset < positions[message.partition]:
                     positions[message.partition] = message.offset
@@ -139,6 +200,33 @@ class Cursor:
         self.positions = positions
         self.tailing = False
         self.recount()
+
+    def open_lane(self, filters: list[str]) -> None:
+        """Let live messages of topics outside of these filters overtake the read that begins now.
+        The cursor is at the tail, and its outbox has only such messages afterwards that do not
+        overtake."""
+        lane = LiveLane(filters)
+        self.lane = lane
+        outbox = self.outbox
+        if outbox is not None:
+            self.outbox = deque()
+            for delivery in outbox:
+                if lane.takes(delivery.message.topic.decode()):
+                    lane.push(delivery)
+                else:
+                    self.outbox.append(delivery)
+            self.recount()
+
+    def end_lane(self) -> None:
+        """Let the messages of the lane wait in the outbox. They have topics of their own there."""
+        lane = self.lane
+        self.lane = None
+        if lane is None or not lane.queue:
+            return
+        if self.outbox is not None:
+            lane.queue.extend(self.outbox)
+        self.outbox = lane.queue
+        self.outbox_bytes += lane.queue_bytes
 
     def cancel_read(self) -> None:
         """Abandon the read. Its result will be ignored, and the positions stay as before it."""

@@ -49,6 +49,8 @@ class Inflight:
         self.is_retained = is_retained
         self.state = SENT
         self.logged = False
+        # It overtook a replay, see LiveLane.
+        self.is_ahead = False
         # The tag of the shared group that gave the record, or 0: see session.state.tag_of.
         self.group_tag = 0
         # The shared group that gave the record.
@@ -253,9 +255,10 @@ class Session(Cursor):
     def note_done(self, partition: int, offset: int) -> None:
         """Record that an offset at or above the logged position is finished."""
         self.add_done([(partition, offset)])
-        if self.done_changes is None:
-            self.done_changes = []
-        self.done_changes.append((partition, offset))
+        if self.expiry_s > 0:
+            if self.done_changes is None:
+                self.done_changes = []
+            self.done_changes.append((partition, offset))
 
     def add_done(self, places: list[tuple[int, int]]) -> None:
         """The places (partition, offset) are finished, also for subscriptions that began in the
