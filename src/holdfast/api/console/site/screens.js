@@ -1,6 +1,9 @@
 /** The screens, in the order of the navigation. A screen is one module in `screens/`, one line here,
  * and its part of `text.js`. */
+import * as access from "./screens/access.js";
+import * as audit from "./screens/audit.js";
 import * as cluster from "./screens/cluster.js";
+import * as settings from "./screens/settings.js";
 import * as timeline from "./screens/timeline.js";
 import * as federation from "./screens/federation.js";
 import * as overview from "./screens/overview.js";
@@ -13,4 +16,7 @@ export const screens = [
   cluster,
   timeline,
   federation,
+  access,
+  settings,
+  audit,
 ];

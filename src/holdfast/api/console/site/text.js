@@ -1,6 +1,7 @@
 /** All text of the console. One part for the frame, and one for each screen, by its path. */
 
 export const text = {
+  groups: { admin: "Administration" },
   unknown: "Unknown",
   loading: "Loading…",
   nothing: "Nothing here.",
@@ -117,5 +118,21 @@ export const text = {
     meshOf: (/** @type {number} */ many) => `${many} members want the topic`, nobody: "No member wants this topic, so it stays where it is published.", links: "Links of this member", noLinks: "This member has no link.",
     member: "Member", notUsed: "not used", roundTrip: "Round trip", unsent: "Unsent", up: "Up for", address: "Address", here: "(here)", waits: (/** @type {string} */ many) => `${many} wait`,
     filters: (/** @type {number} */ many) => `wants ${many} filters`, wants: "Filters wanted here", othersWant: "Filters wanted elsewhere", manager: "Manager",
+  },
+  settings: {
+    title: "Settings", note: (/** @type {string} */ node) => `As node ${node} reads them now`, search: "Search a setting", all: "Show defaults", none: "Every setting has its default.",
+    key: "Setting", value: "Value", origin: "From", standard: "default",
+  },
+  audit: {
+    title: "Audit", note: "What was changed over the admin port, and by whom", none: "Nothing has been changed.", time: "Time", who: "Who", from: "From", action: "Request", result: "Result", done: "done",
+    node: "Node", refusal: "Refused because", before: "Before", after: "After",
+  },
+  access: {
+    title: "Access", note: "Who may use this console and the admin API of this node", users: "Users", tokens: "Tokens", name: "Name", role: "Role", password: "Password, at least 8 characters", newPassword: "New password (empty: the old one stays)",
+    roles: { viewer: "viewer: the state, no payloads", reader: "reader: also payloads", operator: "operator: also publish, disconnect, drain", admin: "admin: also users, tokens and removals" },
+    addUser: "Add a user", addToken: "Make a token", add: "Add", save: "Save", edit: "Change", remove: "Remove", change: (/** @type {string} */ name) => `Change ${name}`,
+    added: (/** @type {string} */ name) => `${name} is added.`, changed: (/** @type {string} */ name) => `${name} is changed.`, ended: (/** @type {string} */ name) => `${name} is removed.`,
+    end: (/** @type {string} */ name) => `Remove ${name}?`, endNote: "What uses it is refused from now on.", purpose: "What it is for", valid: "Valid for", days: (/** @type {number} */ many) => (many === 1 ? "1 day" : `${many} days`), forever: "no end",
+    made: "The new token", noted: "I have noted it", once: "Nothing shows this token again.", created: "Made", used: "Last used", expires: "Valid until", noUsers: "There are no users.", noTokens: "There are no tokens.",
   },
 };

@@ -1,19 +1,47 @@
-/** Charts over time (uPlot), and small bars. */
-import { html, useEffect, useRef } from "../lib.js";
-import { compact } from "../format.js";
-import uPlot from "../vendor/uplot.js";
+/** Charts over time as SVG, in the colours of the style sheet, and small bars. */
+import { compact, time } from "../format.js";
+import { html, useEffect, useRef, useState } from "../lib.js";
 
 /** @typedef {{label: string, values: (number | null)[], color?: string, bars?: boolean, fill?: boolean, format?: (value: number) => string}} Series
  * `color`: the name of a CSS variable: c1 to c6, good, warn, bad */
 
-/** The value of a colour of the style sheet, for a canvas. @param {Element} at @param {string} name */
-function color(at, name) {
-  // A registered property would be computed; a canvas wants the final colour.
-  const probe = document.createElement("i");
-  probe.style.color = `var(--${name})`;
-  at.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
+const LEFT = 52, TOP = 8, BOTTOM = 22;
+
+/** The width of an element, as it is now. @param {number} least @returns {[any, number]} its ref, the width */
+export function useWidth(least = 200) {
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
+  const [width, setWidth] = useState(800);
+  useEffect(() => {
+    const node = /** @type {HTMLElement} */ (place.current);
+    const sized = new ResizeObserver(() => setWidth(Math.max(least, node.clientWidth)));
+    sized.observe(node);
+    return () => sized.disconnect();
+  }, []);
+  return [place, width];
+}
+
+/** Whole times for an axis, about 88 pixels apart. @param {number} from @param {number} to seconds since 1970 @param {number} width */
+export function ticks(from, to, width) {
+  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 10800, 21600, 86400].find((each) => each >= (to - from) * (88 / width)) || 604800;
+  // Local midnight is a tick of long spans.
+  const zone = new Date(from * 1000).getTimezoneOffset() * 60;
+  const found = [];
+  for (let at = Math.ceil((from - zone) / step) * step + zone; at < to; at += step) found.push(at);
+  return found.map((at) => ({ at, name: step >= 86400 ? time(at * 1e6).split(" ")[0] : time(at * 1e6).slice(0, step < 60 ? undefined : -3) }));
+}
+
+/** The path of a line, broken where a value is missing or `gap` is exceeded.
+ * @param {number[]} x @param {(number | null)[]} values @param {(x: number) => number} across @param {(value: number) => number} up @param {number} [gap] */
+export function path(x, values, across, up, gap = Infinity) {
+  let found = "", last = -Infinity;
+  x.forEach((at, index) => {
+    const value = values[index];
+    if (value == null) last = -Infinity;
+    else {
+      found += `${last === -Infinity || at - last > gap ? "M" : "L"}${across(at).toFixed(1)},${up(value).toFixed(1)}`;
+      last = at;
+    }
+  });
   return found;
 }
 
@@ -21,61 +49,37 @@ function color(at, name) {
  * @param {{x: number[], series: Series[], height?: number, label: string, format?: (value: number) => string,
  *   onSpan?: (fromS: number, toS: number) => void, from?: number, to?: number}} props `x`: seconds since 1970 */
 export function Chart({ x, series, height = 160, label, format = compact, onSpan, from, to }) {
-  const place = useRef(/** @type {HTMLElement | null} */ (null));
-  const plot = useRef(/** @type {any} */ (null));
-  const span = useRef(onSpan);
-  span.current = onSpan;
-  const shape = JSON.stringify([series.map((each) => [each.label, each.color, each.bars, each.fill]), height, !!onSpan]);
-  const data = /** @type {any} */ ([x, ...series.map((each) => each.values)]);
-  const range = useRef([from, to]);
-  range.current = [from, to];
-  useEffect(() => {
-    const node = /** @type {HTMLElement} */ (place.current);
-    const make = () => {
-      plot.current?.destroy();
-      plot.current = new uPlot(options(node), data, node);
-    };
-    /** @param {HTMLElement} at @returns {any} */
-    const options = (at) => ({
-      width: at.clientWidth || 300, height, legend: { show: series.length > 1, live: false },
-      cursor: { drag: { x: !!onSpan, y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [range.current[0] ?? low, range.current[1] ?? high] },
-        y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1] } },
-      axes: [axis(at, { size: 28 }), axis(at, { size: 52, values: (/** @type {any} */ _, /** @type {number[]} */ all) => all.map(format) })],
-      series: [{}, ...series.map((each, index) => {
-        const stroke = color(at, each.color || `c${index + 1}`);
-        return { label: each.label, stroke, width: each.bars ? 0 : 1.6, points: { show: false },
-          fill: each.bars ? stroke : each.fill ? stroke.replace(/\)$/, " / 0.14)").replace(/^rgb\((\d+), (\d+), (\d+)/, "rgb($1 $2 $3") : undefined,
-          paths: each.bars ? uPlot.paths.bars({ size: [0.82, 60], align: 1 }) : undefined,
-          value: (/** @type {any} */ _, /** @type {number} */ value) => value == null ? "–" : (each.format || format)(value) };
-      })],
-      hooks: { setSelect: [(/** @type {any} */ own) => {
-        if (own.select.width < 3) return;
-        span.current?.(own.posToVal(own.select.left, "x"), own.posToVal(own.select.left + own.select.width, "x"));
-        own.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-      }] },
-    });
-    make();
-    const sized = new ResizeObserver(() => node.clientWidth && plot.current.setSize({ width: node.clientWidth, height }));
-    sized.observe(node);
-    const themed = new MutationObserver(make);
-    themed.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    const media = matchMedia("(prefers-color-scheme: dark)");
-    media.addEventListener("change", make);
-    return () => {
-      sized.disconnect();
-      themed.disconnect();
-      media.removeEventListener("change", make);
-      plot.current.destroy();
-    };
-  }, [shape]);
-  useEffect(() => plot.current?.setData(data));
-  return html`<div class="chart" ref=${place} role="img" aria-label=${label}></div>`;
+  const [place, width] = useWidth();
+  const [at, setAt] = useState(/** @type {number | null} */ (null));
+  const [begun, setBegun] = useState(/** @type {number | null} */ (null));
+  const low = from ?? x[0] ?? 0, high = Math.max(low + 1, to ?? x.at(-1) ?? 1), inner = width - LEFT - 4, base = height - BOTTOM;
+  const most = Math.max(...series.flatMap((each) => each.values.map((value) => value || 0)), 1e-9);
+  const unit = 10 ** Math.floor(Math.log10(most)), step = [0.5, 1, 2, 5].map((each) => each * unit).find((each) => most / each <= 4) || unit;
+  const top = Math.max(most * 1.05, step);
+  const across = (/** @type {number} */ when) => LEFT + ((when - low) / (high - low)) * inner;
+  const up = (/** @type {number} */ value) => base - (value / top) * (base - TOP);
+  const when = (/** @type {PointerEvent} */ event) => low + Math.max(0, Math.min(1, (event.clientX - place.current.getBoundingClientRect().left - LEFT) / inner)) * (high - low);
+  const near = at == null || !x.length ? -1 : x.reduce((best, each, index) => Math.abs(each - at) < Math.abs(x[best] - at) ? index : best, 0);
+  const color = (/** @type {Series} */ each, /** @type {number} */ index) => ({ color: `var(--${each.color || `c${index + 1}`})` });
+  const lines = Math.floor(top / step + 1e-9);
+  const wide = Math.max(1, (inner / Math.max(1, x.length)) * 0.82);
+  const end = (/** @type {PointerEvent} */ event) => {
+    const to = when(event);
+    if (begun != null && onSpan && Math.abs(across(to) - across(begun)) > 3) onSpan(Math.min(begun, to), Math.max(begun, to));
+    setBegun(null);
+  };
+  return html`<div class="chart" ref=${place}><svg width=${width} height=${height} role="img" aria-label=${label} class=${onSpan ? "spans" : ""}
+      onPointerMove=${(/** @type {PointerEvent} */ event) => setAt(when(event))} onPointerLeave=${() => setAt(null)} onPointerCancel=${() => setBegun(null)} onPointerUp=${end}
+      onPointerDown=${(/** @type {PointerEvent} */ event) => { if (!onSpan || event.button) return; /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId); setBegun(when(event)); }}>
+    ${Array.from({ length: lines + 1 }, (_, index) => html`<line class="tick" x1=${LEFT} x2=${width} y1=${up(index * step)} y2=${up(index * step)} /><text x=${LEFT - 7} y=${up(index * step) + 4} text-anchor="end">${format(index * step)}</text>`)}
+    ${x.length > 0 && ticks(low, high, inner).map((each) => html`<line class="tick" x1=${across(each.at)} x2=${across(each.at)} y1=${TOP} y2=${base} /><text x=${across(each.at)} y=${height - 5} text-anchor="middle">${each.name}</text>`)}
+    ${series.map((each, index) => html`<g style=${color(each, index)}>${each.bars
+      ? x.map((one, at) => (each.values[at] || 0) > 0 && html`<rect class="bar" x=${across(one)} y=${up(each.values[at] || 0)} width=${wide} height=${base - up(each.values[at] || 0)} />`)
+      : html`${each.fill && x.length > 1 && html`<path class="under" d=${`${path(x, each.values.map((value) => value || 0), across, up).replace("M", `M${across(x[0])},${base}L`)}V${base}Z`} />`}<path class="curve" d=${path(x, each.values, across, up)} />`}</g>`)}
+    ${begun != null && at != null ? html`<rect class="brush" x=${across(Math.min(begun, at))} y=${TOP} width=${Math.abs(across(at) - across(begun))} height=${base - TOP} />`
+      : near >= 0 && html`<line class="base" x1=${across(x[near])} x2=${across(x[near])} y1=${TOP} y2=${base} />`}</svg>
+    <p class="legend">${near >= 0 && html`<span>${time(x[near] * 1e6)}</span>`}${series.map((each, index) => html`<span><i class="key" style=${color(each, index)}></i>${each.label}${near >= 0 && html` <b>${each.values[near] == null ? "–" : (each.format || format)(/** @type {number} */ (each.values[near]))}</b>`}</span>`)}</p></div>`;
 }
-
-/** @param {Element} at @param {object} more */
-const axis = (at, more) => ({ stroke: color(at, "faint"), font: "11px system-ui", grid: { stroke: color(at, "line"), width: 1 },
-  ticks: { show: false }, gap: 6, ...more });
 
 /** A small line without axes. @param {{values: number[], label: string}} props */
 export function Spark({ values, label }) {

@@ -39,7 +39,7 @@ export function verdict(found) {
 }
 
 /** Ask with the plan of an operation, then carry it out. @param {string} action @param {string} [node] */
-async function operate(action, node) {
+async function operate(action, node = "") {
   await attempt(async () => {
     const plan = await get("cluster/plan", { action, node });
     const name = own.actions[/** @type {"drain"} */ (action)](node);

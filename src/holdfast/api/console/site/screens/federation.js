@@ -19,7 +19,7 @@ function placed(graph) {
   const members = graph.members.map((/** @type {any} */ each) => ({ ...each }));
   const ids = new Set(members.map((/** @type {any} */ each) => each.id));
   const links = graph.links.filter((/** @type {any} */ each) => ids.has(each.a) && ids.has(each.b)).map((/** @type {any} */ each) => ({ ...each, source: each.a, target: each.b }));
-  const simulation = forceSimulation(members).force("link", forceLink(links).id((/** @type {any} */ each) => each.id).distance(120)).force("push", forceManyBody().strength(-420))
+  const simulation = forceSimulation(members).force("link", /** @type {any} */ (forceLink(links)).id((/** @type {any} */ each) => each.id).distance(120)).force("push", forceManyBody().strength(-420))
     .force("apart", forceCollide(38)).force("x", forceX().strength(0.04)).force("y", forceY().strength(0.1)).stop();
   simulation.tick(Math.min(300, 30000 / (1 + members.length)));
   for (const [axis, size, edge] of /** @type {["x" | "y", number, number][]} */ ([["x", W, 70], ["y", H, 46]])) {

@@ -6,6 +6,7 @@ import { compact, duration, time } from "../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useLoad } from "../load.js";
 import { Card, Choice, Head, State } from "../parts/basics.js";
+import { path as curve, ticks, useWidth } from "../parts/chart.js";
 import { History, story } from "../parts/history.js";
 import { change, route } from "../router.js";
 import { text } from "../text.js";
@@ -74,20 +75,13 @@ export function component() {
 
 /** @param {{lanes: any, view: Span, span: Span | null, onSpan: (span: Span | null) => void, min: number, factor: number}} props */
 function Picture({ lanes, view, span, onSpan, min, factor }) {
-  const place = useRef(/** @type {HTMLElement | null} */ (null));
-  const [width, setWidth] = useState(1000);
+  const [place, width] = useWidth(280);
   const [drag, setDrag] = useState(/** @type {Span | null} */ (null));
-  useEffect(() => {
-    const node = /** @type {HTMLElement} */ (place.current);
-    const sized = new ResizeObserver(() => setWidth(Math.max(280, node.clientWidth)));
-    sized.observe(node);
-    return () => sized.disconnect();
-  }, []);
   const gutter = width < 600 ? 64 : GUTTER;
   const inner = width - gutter - 2;
   const x = (/** @type {number} */ at) => gutter + Math.max(0, Math.min(1, (at - view[0]) / (view[1] - view[0]))) * inner;
   const at = (/** @type {MouseEvent} */ event) => {
-    const box = /** @type {HTMLElement} */ (place.current).getBoundingClientRect();
+    const box = place.current.getBoundingClientRect();
     return view[0] + Math.max(0, Math.min(1, (event.clientX - box.left - gutter) / inner)) * (view[1] - view[0]);
   };
   const names = lanes.names;
@@ -104,7 +98,7 @@ function Picture({ lanes, view, span, onSpan, min, factor }) {
   const refused = names.map((/** @type {string} */ node) => lanes.figures(node, "refused", view));
   const p99 = names.map((/** @type {string} */ node) => lanes.figures(node, "acknowledge_p99_ms", view));
   const waits = names.map((/** @type {string} */ node) => lanes.figures(node, "waits_ms", view));
-  const top = (/** @type {Line[]} */ lines, /** @type {number} */ least) => Math.max(least, ...lines.flatMap((line) => line.v.map((value) => value || 0)));
+  const top = (/** @type {Line[]} */ lines, /** @type {number} */ least) => Math.max(least, ...lines.flatMap((/** @type {Line} */ line) => line.v.map((value) => value || 0)));
   const most = top(published, 1), slow = top([...p99, ...waits], 10);
   const log = (/** @type {number} */ value) => Math.log10(1 + value) / Math.log10(1 + slow);
   const second = chartsTop + CHART + GAP;
@@ -117,7 +111,7 @@ function Picture({ lanes, view, span, onSpan, min, factor }) {
   const label = (/** @type {number} */ y, /** @type {string} */ word) => html`<text class="label" x="0" y=${y}>${word}</text>`;
   return html`<div class="picture" ref=${place}><svg width=${width} height=${height} role="img" aria-label=${own.picture}
       onPointerDown=${(/** @type {PointerEvent} */ event) => { if (event.button === 0) { /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId); setDrag([at(event), at(event)]); } }} onPointerMove=${move} onPointerUp=${done} onPointerCancel=${() => setDrag(null)}>
-    ${ticks(view, inner).map((tick) => html`<line class="tick" x1=${x(tick)} x2=${x(tick)} y1="14" y2=${height - GAP + 6} /><text class="axis" x=${x(tick)} y=${height - 8} text-anchor="middle">${time(tick)}</text>`)}
+    ${ticks(view[0] / S, view[1] / S, inner).map((tick) => html`<line class="tick" x1=${x(tick.at * S)} x2=${x(tick.at * S)} y1="14" y2=${height - GAP + 6} /><text class="axis" x=${x(tick.at * S)} y=${height - 8} text-anchor="middle">${tick.name}</text>`)}
     ${label(11, own.nodes)}
     ${names.map((/** @type {string} */ node, /** @type {number} */ index) => { const y = nodesTop + index * LANE; return html`
       <text class="name" x="0" y=${y + 13}>${node}</text><rect class=${"dot " + hue(node, names)} x=${gutter - 18} y=${y + 3} width="10" height="10" rx="3" />
@@ -130,38 +124,17 @@ function Picture({ lanes, view, span, onSpan, min, factor }) {
       ${row > 8 && lane.sync.map((/** @type {any} */ piece) => piece.sync.length < factor && bar(piece, y + row - 4, 2.5, piece.sync.length < min ? "short bad" : "short", own.synced(piece.sync)))}`; })}
     ${label(chartsTop - 9, own.published)}<text class="axis" x=${gutter - 8} y=${chartsTop + 8} text-anchor="end">${compact(Math.ceil(most))}/s</text>
     <line class="base" x1=${gutter} x2=${width} y1=${chartsTop + CHART} y2=${chartsTop + CHART} />
-    ${published.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"line " + hue(names[index], names)} d=${curve(line, x, (value) => chartsTop + CHART - (value / most) * (CHART - 6))} />`)}
+    ${published.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"line " + hue(names[index], names)} d=${curve(line.t, line.v, x, (value) => chartsTop + CHART - (value / most) * (CHART - 6), 2.5 * S)} />`)}
     ${refused.map((/** @type {Line} */ line) => line.t.map((when, index) => (line.v[index] || 0) > 0 && html`<rect class="refused" x=${x(when) - 3} y=${chartsTop + CHART - 10} width="4" height="10"><title>${own.refusedAt(line.v[index])}</title></rect>`))}
     ${label(second - 9, own.acknowledged)}${[1, 10, 100, 1000, 10000].filter((value) => value <= slow).map((value) => html`<text class="axis" x=${gutter - 8} y=${second + CHART - log(value) * (CHART - 6) + 4} text-anchor="end">${duration(value / 1000)}</text>
       <line class="tick" x1=${gutter} x2=${width} y1=${second + CHART - log(value) * (CHART - 6)} y2=${second + CHART - log(value) * (CHART - 6)} />`)}
     <line class="base" x1=${gutter} x2=${width} y1=${second + CHART} y2=${second + CHART} />
     ${waits.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"area " + hue(names[index], names)} d=${area(line, x, (value) => second + CHART - log(value) * (CHART - 6), second + CHART)} />`)}
-    ${p99.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"line " + hue(names[index], names)} d=${curve(line, x, (value) => second + CHART - log(value) * (CHART - 6))} />`)}
+    ${p99.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"line " + hue(names[index], names)} d=${curve(line.t, line.v, x, (value) => second + CHART - log(value) * (CHART - 6), 2.5 * S)} />`)}
     ${shown && html`<rect class="brush" x=${x(Math.min(...shown))} y="14" width=${Math.max(1, x(Math.max(...shown)) - x(Math.min(...shown)))} height=${height - GAP - 8} rx="3" />`}
   </svg></div>
   <p class="legend note"><span><i class="key up"></i>${own.states.up}</span><span><i class="key suspected"></i>${own.states.suspected}</span><span><i class="key down"></i>${own.states.down}</span><span><i class="key crown"></i>${own.crown}</span>
     <span><i class="key short"></i>${own.short}</span><span><i class="key area"></i>${own.waiting}</span></p>`;
-}
-
-/** Whole times for the axis. @param {Span} view @param {number} inner */
-function ticks(view, inner) {
-  const wanted = ((view[1] - view[0]) / S) * (88 / inner);
-  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300].find((each) => each >= wanted) || 600;
-  const found = [];
-  for (let at = Math.ceil(view[0] / S / step) * step * S; at < view[1]; at += step * S) found.push(at);
-  return found;
-}
-
-/** A line, broken where there are no values for two seconds. @param {Line} line @param {(at: number) => number} x @param {(value: number) => number} y */
-function curve({ t, v }, x, y) {
-  let path = "", last = -Infinity;
-  t.forEach((at, index) => {
-    const value = v[index];
-    if (value === null) return;
-    path += `${at - last > 2.5 * S ? "M" : "L"}${x(at).toFixed(1)},${y(value).toFixed(1)}`;
-    last = at;
-  });
-  return path;
 }
 
 /** The area below steps; 0 is not drawn. @param {Line} line @param {(at: number) => number} x @param {(value: number) => number} y @param {number} base */
