@@ -65,6 +65,7 @@ HOT = [
     "broker/connections/session_open.py",
     "broker/delivery/delivery.py",
     "broker/delivery/live_lane.py",
+    "broker/delivery/replay_pace.py",
     "broker/delivery/transmission.py",
     "broker/durations.py",
     "broker/effects.py",

@@ -369,3 +369,40 @@ def test_a_subscription_during_a_read_begins_with_the_next_message(bench: NodeBe
     bench.run()
     publish(bench, publisher, "b", "2")
     assert drain(reader) == ["1", "2"]
+
+
+def test_replays_read_in_turns_at_their_rate() -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0, replay_bytes_per_s=100_000)
+    bench = NodeBench(config)
+    publisher = bench.connect("p")
+    for _ in range(12):
+        publish(bench, publisher, "a", *["x" * 1000 for _ in range(100)])
+    readers = [bench.connect(name) for name in ("r1", "r2")]
+    for reader in readers:
+        subscribe(reader, "a", "earliest")
+    counts = [0, 0]
+    for second in range(40):
+        for number, reader in enumerate(readers):
+            counts[number] += len(drain(reader))
+        # A read brings 500 messages.
+        assert sum(counts) <= 2 * 500 + 100 * second
+        assert abs(counts[0] - counts[1]) <= 1000
+        bench.advance(1)
+    assert counts == [1200, 1200]
+    assert bench.node.state.replay_pace is not None
+    assert not bench.node.state.replay_pace.waiting
+
+
+def test_a_start_that_keeps_too_much_log_is_refused() -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0, replay_pin_bytes=1000)
+    bench = NodeBench(config)
+    publisher = bench.connect("p")
+    reader = bench.connect("r")
+    publish(bench, publisher, "a", "1")
+    assert subscribe(reader, "a", "-1h").reasons == [1]
+    publish(bench, publisher, "a", "x" * 2000)
+    for start in ("earliest", "-1h", "last:1"):
+        answer = subscribe(reader, "a", start)
+        assert answer.reasons == [0x97]
+        assert "may need 1000 bytes" in str(answer.properties[REASON_STRING])
+    assert subscribe(reader, "a", "latest").reasons == [1]

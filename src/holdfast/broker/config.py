@@ -22,6 +22,8 @@ class NodeConfig:
     shared_available: bool = True
     replay_available: bool = True
     """True: a subscription may begin in the past."""
+    replay_bytes_per_s: int = 0
+    replay_pin_bytes: int = 0
     packet_bytes_max: int = 2_097_152
     keep_alive_s_max: int = 65535
     session_expiry_s_max: int = 0xFFFFFFFF

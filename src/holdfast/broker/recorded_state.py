@@ -33,6 +33,7 @@ SYS: Final = 6
 WORK: Final = 7
 THROTTLE: Final = 8
 IDENTITY_ENDS: Final = 9
+REPLAY: Final = 10
 
 
 class Timer:

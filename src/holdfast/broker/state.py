@@ -9,7 +9,7 @@ them.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.admission.control import AdmissionControl
 from holdfast.broker.cluster_port import ClusterPort, SingleNode
@@ -27,6 +27,9 @@ from holdfast.security.acl import RuleSource
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
+
+if TYPE_CHECKING:
+    from holdfast.broker.delivery.replay_pace import ReplayPace
 
 ENDED_EPOCHS_MAX: Final = 10_000
 """The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
@@ -80,6 +83,8 @@ class NodeState(RecordedState):
     """The whole state of a node: what its log records, with connections, routes, jobs and
     promises."""
 
+    replay_pace: "ReplayPace | None" = None
+    """The rate of replays; None: it was never limited."""
     tracer: PublishTracer | None = None
     """Traces publishes; None: nothing is traced."""
 

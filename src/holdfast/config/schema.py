@@ -228,6 +228,11 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     wildcard_available: bool = True
     shared_available: bool = True
     replay_available: bool = True
+    replay_bytes_per_s: Bytes = 0
+    """The bytes a second that all replays of a node read from the log. 0: no limit."""
+    replay_pin_bytes: Bytes = 0
+    """The most bytes of the log from the start of a replay to its end. A replay from further back
+    is refused with 0x97. 0: no limit."""
 
 
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]

@@ -37,6 +37,8 @@ def node_config(config: Config) -> NodeConfig:
         wildcard_available=limits.wildcard_available,
         shared_available=limits.shared_available,
         replay_available=limits.replay_available,
+        replay_bytes_per_s=limits.replay_bytes_per_s,
+        replay_pin_bytes=limits.replay_pin_bytes,
         pending_bytes_max=limits.pending_bytes_max,
         subscriptions_per_session=limits.subscriptions_per_session,
         filter_bytes_per_session=limits.filter_bytes_per_session,

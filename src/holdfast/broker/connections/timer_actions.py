@@ -15,11 +15,14 @@ from holdfast.broker.connections.close import (
 )
 from holdfast.broker.connections.connect import handle_identity_end
 from holdfast.broker.connections.keep_alive import check_keep_alive
+from holdfast.broker.delivery.log_replay import continue_reading
+from holdfast.broker.delivery.replay_pace import next_reader
 from holdfast.broker.recorded_state import (
     CONNECT_TIMEOUT,
     IDENTITY_ENDS,
     KEEP_ALIVE,
     PROGRESS,
+    REPLAY,
     SESSION_EXPIRY,
     SYS,
     THROTTLE,
@@ -52,6 +55,10 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
         handle_expiry(state, subject)
     elif kind == WORK:
         state.run_work()
+    elif kind == REPLAY:
+        session = next_reader(state)
+        if session is not None:
+            continue_reading(state, session)
     elif kind == SYS:
         sys_topics.publish()
         state.arm(state.now + state.config.sys_interval_s, SYS, None)

@@ -12,6 +12,7 @@ from holdfast.broker.delivery.delivery import (
     pump_group,
     send_deferred,
 )
+from holdfast.broker.delivery.replay_pace import may_read_on
 from holdfast.broker.delivery.transmission import READ_BYTES_MAX, finish_inflight
 from holdfast.broker.effects import FetchInflight, ReadLog
 from holdfast.broker.promise import Promise
@@ -44,14 +45,14 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
     """Request the next piece of the log, unless enough is queued already."""
     if reader.reading or reader.tailing:
         return
-    if isinstance(reader, Session) and reader.replays_awaited:
-        return
     if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
         return
     connection: Connection | None = None
     if isinstance(reader, Session):
         connection = reader.connection
         if connection is None or connection.state != OPEN or reader.resuming:
+            return
+        if reader.replays_awaited or (reader.has_starts and not may_read_on(state, reader)):
             return
     elif not reader.connected:
         return

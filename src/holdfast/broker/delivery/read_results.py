@@ -5,6 +5,7 @@ from holdfast.broker.delivery.delivery import (
 )
 from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, continue_reading, message_of
 from holdfast.broker.delivery.outbox import pump
+from holdfast.broker.delivery.replay_pace import charge_read
 from holdfast.broker.effects import ReadLog
 from holdfast.broker.recovery.state_records import note_progress
 from holdfast.broker.rights import may_read, may_replay
@@ -40,6 +41,8 @@ def handle_read(
         if reader.connection is not effect.connection:
             return
         reader.lost += lost
+        if reader.has_starts and state.config.replay_bytes_per_s:
+            charge_read(state, records)
         work = QueueRead(reader, effect.connection, records, positions, done)
         # Enough for all records of a read if few filters match.
         state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)

@@ -15,6 +15,7 @@ Invariants
   behind the SUBSCRIBE record whose position is above the start.
 """
 
+from operator import gt
 from typing import Final
 
 from holdfast.broker.delivery.replay_start import (
@@ -163,7 +164,31 @@ def _grant_known(state: NodeState, plan: StartPlan, index: int, start: ReplaySta
                 plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
                 return
             offsets[partition] = offset
-    plan.granted[index] = GrantedStart(offsets, Replay(list(state.delivered), {}))
+    _grant(state, plan, index, offsets, {})
+
+
+def _grant(
+    state: NodeState, plan: StartPlan, index: int, start: list[int], floors: dict[bytes, int]
+) -> None:
+    """Grant a start, unless the session would keep too much of the log from retention."""
+    bytes_max = state.config.replay_pin_bytes
+    if bytes_max:
+        pinned = _bytes_from(state, start)
+        if pinned > bytes_max:
+            error = f"a replay may need {bytes_max} bytes of the log, this start needs {pinned}"
+            plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
+            return
+    plan.granted[index] = GrantedStart(start, Replay(list(state.delivered), floors))
+
+
+def _bytes_from(state: NodeState, start: list[int]) -> int:
+    """The bytes of the segments from the first one on that has a record at or above `start`."""
+    size_bytes = 0
+    for segment in reversed(state.journal.segments):
+        if not any(map(gt, segment.end_offsets(), start)):
+            break
+        size_bytes += segment.size_bytes
+    return size_bytes
 
 
 def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> None:
@@ -189,8 +214,7 @@ def take_found(
             error = f"the session's starts of topics need more than {FLOORS_BYTES_MAX} bytes"
             plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
             continue
-        replay = Replay(list(state.delivered), start.floors)
-        plan.granted[index] = GrantedStart(start.offsets, replay)
+        _grant(state, plan, index, start.offsets, start.floors)
 
 
 def begin_replay(
