@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.api.console.pages import COMMENTS, page_files
+from holdfast.api.console.pages import COMMENTS, page_files, policy_for
+from holdfast.config.listener import Listener
 
 SITE = Path(holdfast.__file__).parent / "api" / "console" / "site"
 VENDOR = SITE / "vendor"
@@ -33,6 +34,19 @@ def test_the_libraries_are_those_that_are_listed() -> None:
     assert {name: hashlib.sha256(data).hexdigest() for name, data in found.items()} == listed()
     for package in tomllib.loads((VENDOR / "VENDOR.toml").read_text())["package"]:
         assert f"{package['name']} {package['version']} ({package['licence']})" in texts
+
+
+def test_a_page_may_reach_the_websocket_listeners_of_its_broker_and_nothing_else() -> None:
+    listeners = [
+        Listener(port=1883),
+        Listener(port=8083, transport="websocket"),
+        Listener(port=8084, transport="websocket", certificate="c.pem"),
+    ]
+    assert "connect-src 'self';" in policy_for("broker", listeners[:1])
+    found = policy_for("broker", listeners)
+    assert "connect-src 'self' ws://broker:8083 wss://broker:8084;" in found
+    # A name that could end the directive is not in it.
+    assert "ws:" not in policy_for("a; script-src *", listeners)
 
 
 def test_all_files_together_are_small() -> None:

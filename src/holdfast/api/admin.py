@@ -177,7 +177,9 @@ class AdminServer:
         self.context: ssl.SSLContext | None = admin_context(server.config.admin)
         """The TLS context of new connections; None: plain HTTP."""
         connections = bounded(LogConnections, connections_max, sender=self._sender)
-        pages = console_routes() if server.config.admin.console else []
+        pages = (
+            console_routes(lambda: server.config.listeners) if server.config.admin.console else []
+        )
         guard = Guard(routes.application(self._gate, pages), known, pages=PREFIX)
         self._server = HttpServer(guard, connections, 1)
         self._door = TlsDoor(self._socket, self._server.new_protocol, lambda: self.context)

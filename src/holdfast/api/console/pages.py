@@ -8,6 +8,7 @@ so a console that nobody opens costs nothing.
 import asyncio
 import gzip
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -19,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from holdfast.config.listener import Listener
+
 PREFIX: Final = "/console/"
 INDEX: Final = "index.html"
 MEDIA_TYPES: Final = {
@@ -29,12 +32,12 @@ MEDIA_TYPES: Final = {
 }
 """The endings of the files that are served, and their media types."""
 POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'{};"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy: nothing from elsewhere, no inline script and no inline style."""
+"""The Content-Security-Policy: nothing from elsewhere, no inline script and no inline style. `{}`
+is for the WebSocket listeners of this broker, to which a page may be an MQTT client."""
 HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -43,6 +46,8 @@ HEADERS: Final = {
     "Vary": "Accept-Encoding",
 }
 
+
+HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}")
 
 COMMENTS: Final = re.compile(r"/\*\*.*?\*/|^[ \t]*//[^\n]*$", re.DOTALL | re.MULTILINE)
 """The comments of the console's own modules: types and explanations, a third of their size. No
@@ -60,14 +65,35 @@ class PageFile:
     """The entity tag: with it, a browser asks for a file that it has."""
 
 
-def console_routes() -> list[BaseRoute]:
-    """The routes of the console, and of the way to it from the port's root."""
+def console_routes(listeners: Callable[[], Sequence[Listener]]) -> list[BaseRoute]:
+    """The routes of the console, and of the way to it from the port's root. `listeners`: those of
+    MQTT, as they are now."""
+
+    async def respond(request: Request) -> Response:
+        response = await _respond(request)
+        policy = policy_for(request.url.hostname or "", listeners())
+        response.headers["Content-Security-Policy"] = policy
+        return response
+
     to_console = RedirectResponse("console/", 307, HEADERS)
     return [
         Route("/", to_console, methods=["GET"]),
         Route("/console", to_console, methods=["GET"]),
-        Route(PREFIX + "{name:path}", _respond, methods=["GET"]),
+        Route(PREFIX + "{name:path}", respond, methods=["GET"]),
     ]
+
+
+def policy_for(host: str, listeners: Sequence[Listener]) -> str:
+    """The policy of a page at this host. A policy cannot name IPv6 addresses."""
+    if not HOST.fullmatch(host):
+        return POLICY.format("")
+    return POLICY.format(
+        "".join(
+            f" {'wss' if each.certificate else 'ws'}://{host}:{each.port}"
+            for each in listeners
+            if each.transport == "websocket" and each.port
+        )
+    )
 
 
 async def _respond(request: Request) -> Response:

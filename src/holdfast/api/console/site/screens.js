@@ -2,6 +2,7 @@
  * and its part of `text.js`. */
 import * as access from "./screens/access.js";
 import * as audit from "./screens/audit.js";
+import * as client from "./screens/client.js";
 import * as cluster from "./screens/cluster.js";
 import * as settings from "./screens/settings.js";
 import * as timeline from "./screens/timeline.js";
@@ -16,6 +17,7 @@ export const screens = [
   cluster,
   timeline,
   federation,
+  client,
   access,
   settings,
   audit,

@@ -135,4 +135,10 @@ export const text = {
     end: (/** @type {string} */ name) => `Remove ${name}?`, endNote: "What uses it is refused from now on.", purpose: "What it is for", valid: "Valid for", days: (/** @type {number} */ many) => (many === 1 ? "1 day" : `${many} days`), forever: "no end",
     made: "The new token", noted: "I have noted it", once: "Nothing shows this token again.", created: "Made", used: "Last used", expires: "Valid until", noUsers: "There are no users.", noTokens: "There are no tokens.",
   },
+  client: {
+    title: "Try it", note: "An MQTT client in this page, over WebSocket", none: "No listener of this broker speaks WebSocket. Add one to the configuration:", example: "[[listeners]]\ntransport = \"websocket\"\nport = 8083",
+    connect: "Connect", disconnect: "Disconnect", listener: "Listener", id: "Client id", user: "User", password: "Password", subscribe: "Subscribe", filter: "Topic filter, for example plant/#", publish: "Publish", topic: "Topic",
+    payload: "Payload", retain: "retain", retained: "retained", published: "Published.", messages: "Messages", time: "Time", waiting: "No message yet.", counted: (/** @type {string} */ all, /** @type {number} */ kept) => `${all} received, the last ${kept} are kept`,
+    stop: (/** @type {string} */ filter) => `Unsubscribe from ${filter}`, closed: (/** @type {string} */ reason) => `The broker has ended the connection${reason ? `: ${reason}` : ""}.`, refused: (/** @type {string} */ reason) => `The broker refuses: ${reason}.`,
+  },
 };
