@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -154,6 +155,7 @@ class Server:
     node: str = "n1"
     log: str = "n1"
     leads: list[int] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, target: str, body: bytes = b"") -> tuple[int, bytes, dict[str, str]]:
         """Status, body, headers."""
@@ -190,6 +192,14 @@ class Server:
                 for partition in range(journal.partitions)
             ]
             return 200, json.dumps({"offsets": offsets}).encode(), {}
+        if url.path == "/api/v1/log/wait":
+            wanted = json.loads(body)
+            deadline = time.monotonic() + wanted["wait_ms"] / 1000
+            ends = wanted["ends"]
+            while not any(map(int.__gt__, journal.next_offset, ends)):
+                if self.stopping.wait(0.002) or time.monotonic() > deadline:
+                    break
+            return self.answer("/api/v1/log")
         if url.path == "/api/v1/log/read":
             return self._read(json.loads(body))
         return 404, b"no such page", {}
@@ -250,6 +260,7 @@ def serving(journal: Journal) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.stopping.set()
         http.shutdown()
         thread.join()
         http.server_close()

@@ -223,6 +223,8 @@ class Endpoint:
     """The statuses of its refusals, besides 400, 401, 403 and 413."""
     media_type: str = "application/json"
     """The content type of the reply, if the handler returns a whole response."""
+    other_media_types: tuple[str, ...] = ()
+    """Further content types of the reply, which the header `Accept` chooses."""
     reads_only: bool = False
     """Whether a POST changes nothing, so that it is not audited."""
     any_parameter: bool = False

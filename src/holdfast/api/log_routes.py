@@ -4,6 +4,8 @@
   ...], "leads": [partition, ...]}. `log` names the log and is equal on all nodes of a cluster.
   `leads` are the partitions whose records this node receives first. Readers should prefer another
   node for them.
+- `POST /api/v1/log/wait` {"ends": [...], "wait_ms": M} -> the same, once some partition ends behind
+  the offset in `ends`, or after M milliseconds.
 - `GET /api/v1/log/offsets?timestamp_us=T` -> {"offsets": [...]}: per partition the first offset
   whose record is not older, or the end if all are older.
 - `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole raw batches with the offsets from A to at most
@@ -15,8 +17,10 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
+from msgspec import Meta
 from starlette import types
 from starlette.responses import JSONResponse, Response
 
@@ -30,6 +34,7 @@ from holdfast.api.log_plan import (
     RemovedRecords,
     header_of,
 )
+from holdfast.api.log_waits import CommitWatch, TooManyWaits
 from holdfast.api.process import ServedProcess
 from holdfast.numbers import whole_number
 from holdfast.security.access.scopes import Scope
@@ -51,6 +56,8 @@ The next slice is read only when the reader has taken the one before.
 """
 PIECE_BYTES: Final = 256 << 10
 """The bytes handed to the connection at a time."""
+WAIT_MS_MAX: Final = 10_000
+"""The longest wait for the log to grow. It is shorter than the timeouts of clients."""
 READS_MAX: Final = 4
 """The most simultaneous responses with batches. Each has one slice in memory."""
 
@@ -78,6 +85,14 @@ class LogRanges:
     """The partitions whose records this node receives first."""
 
 
+class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The ends that a reader knows, and how long it waits for more."""
+
+    ends: list[Annotated[int, Meta(ge=0)]]
+    """The end of each partition of the log, in order."""
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = WAIT_MS_MAX
+
+
 @dataclass(frozen=True)
 class Offset:
     """A position in one partition."""
@@ -98,12 +113,15 @@ class LogRoutes:
     def __init__(self, server: ServedProcess) -> None:
         self._server = server
         self._reads = 0
+        self._watch = CommitWatch(self._ends)
 
     def endpoints(self) -> list[Endpoint]:
         v1, scope = "/api/v1/log", Scope.READER
         return [
             Endpoint("GET", v1, scope, "the committed offsets", self._ranges, LogRanges,
                      refusals=(503,)),
+            Endpoint("POST", f"{v1}/wait", scope, "the committed offsets, once there are more",
+                     self._wait, LogRanges, body=WaitRequest, refusals=(503,), reads_only=True),
             Endpoint("GET", f"{v1}/offsets", scope, "the offsets of a time in all partitions",
                      self._offsets, Offsets, (TIMESTAMP_US,), refusals=(503,)),
             Endpoint("GET", f"{v1}/{{partition}}", scope, "committed records as raw batches",
@@ -140,6 +158,25 @@ class LogRoutes:
         ]
         log, leads = self._place()
         return LogRanges(config.node_id, log, config.partitions, ranges, leads)
+
+    async def _wait(self, call: Call) -> LogRanges:
+        request = call.body(WaitRequest)
+        partitions = self._broker.node.state.config.partitions
+        if len(request.ends) != partitions:
+            raise bad_request(f"ends has {len(request.ends)} offsets, this log {partitions}")
+        try:
+            await self._watch.wait(request.ends, request.wait_ms / 1000)
+        except TooManyWaits as error:
+            raise ApiRefusal(503, str(error), {"Retry-After": "1"}) from None
+        return await self._ranges(call)
+
+    def _ends(self) -> list[int] | None:
+        """Return the end of each partition, or None if this node's log cannot be read."""
+        broker = self._server.broker
+        if broker is None or not broker.runtime.believes_disk:
+            return None
+        journal = broker.node.state.journal
+        return list(map(min, journal.high_watermark, journal.written))
 
     def _place(self) -> tuple[str, list[int]]:
         """Return the name of the log, and the partitions that this node leads."""

@@ -15,6 +15,7 @@ REFUSALS: Final = {
     401: "no valid credentials",
     403: "the credentials do not have the scope, or the request comes from another web page",
     404: "there is no such thing, or this node does not have it; `error` says which",
+    406: "this node cannot make the content type that `Accept` names",
     409: "it contradicts the present state; `error` says what to do",
     410: "the records were removed by retention",
     413: "the body is too large",
@@ -61,9 +62,9 @@ def document(endpoints: Sequence[Endpoint], title: str) -> Any:
 
 def _operation(each: Endpoint, reply: Any) -> Any:
     schema = reply if each.media_type == "application/json" else {"type": "string"}
-    responses: Any = {
-        "200": {"description": "done", "content": {each.media_type: {"schema": schema}}}
-    }
+    content = {each.media_type: {"schema": schema}}
+    content |= {other: {"schema": {"type": "string"}} for other in each.other_media_types}
+    responses: Any = {"200": {"description": "done", "content": content}}
     refusals = {403, *each.refusals}
     if each.parameters or each.body is not None or not each.any_parameter:
         refusals.add(400)

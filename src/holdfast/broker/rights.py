@@ -32,6 +32,8 @@ READABLE_MAX: Final = 1000
 """The most topics for which a group remembers whether any member may read them."""
 READABLE_TOPIC_BYTES: Final = 1000
 """The most bytes of a topic that a group remembers. Longer ones are looked up each time."""
+LOG_PREFIX: Final = "$log/"
+"""The beginning of the topics with the progress of the log's readers."""
 TOPIC_BYTES: Final = 100
 """The memory in bytes for one remembered topic, without its name."""
 
@@ -76,7 +78,9 @@ class Rights:
 
 def is_reserved(topic: str) -> bool:
     """Whether only the broker publishes to the topic."""
-    return topic.startswith("$SYS/") or topic == "$SYS"
+    if topic.startswith("$SYS/") or topic == "$SYS":
+        return True
+    return topic.startswith(LOG_PREFIX)
 
 
 def is_bridge_notice(topic: str) -> bool:
@@ -333,7 +337,7 @@ def explain(
     if session is not None:
         username, rights = session.username, session.rights
     if wanted == WRITE and is_reserved(topic):
-        reason = "only the broker publishes to $SYS"
+        reason = f"only the broker publishes to {topic.partition('/')[0]}"
         return AccessAnswer(client_id, username, topic, False, reason)
     if isinstance(rights, Rights):
         if not topic.encode().startswith(rights.mount):

@@ -3,6 +3,7 @@
 `holdfast.api` has the interface of the port.
 """
 
+from contextlib import suppress
 from http.client import (
     HTTPConnection,
     HTTPException,
@@ -10,6 +11,7 @@ from http.client import (
     HTTPSConnection,
     IncompleteRead,
 )
+from socket import SHUT_RDWR
 from ssl import SSLError
 from typing import Final, TypeVar
 
@@ -60,6 +62,7 @@ class AdminConnection:
         self._access = access
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._connection: HTTPConnection | None = None
+        self._is_interrupted = False
 
     @property
     def name(self) -> str:
@@ -72,21 +75,37 @@ class AdminConnection:
             self._connection.close()
             self._connection = None
 
+    def interrupt(self) -> None:
+        """End the request in progress from another thread. It and all later ones raise NoAnswer."""
+        self._is_interrupted = True
+        connection = self._connection
+        sock = None if connection is None else connection.sock
+        if sock is not None:
+            # The thread that uses the connection may close it at the same time.
+            with suppress(OSError):
+                sock.shutdown(SHUT_RDWR)
+
     def get(self, path: str, kind: type[T]) -> T:
         """Return the JSON at a path.
 
         Raises NoAnswer, or AdminError for a failure that a later attempt will not fix.
         """
+        return self.exchange("GET", path, None, kind)
+
+    def exchange(self, method: str, path: str, body_sent: object, kind: type[T]) -> T:
+        """Send a request that may be repeated, with a JSON body unless that is None, and return the
+        JSON of its response. Raises like `get`."""
+        data = None if body_sent is None else json.encode(body_sent)
         is_used = self._connection is not None
         try:
-            self.send_request("GET", path)
+            self.send_request(method, path, data)
             response = self.receive_usable()
         except NoAnswer:
             if not is_used:
                 raise
             # Servers close connections that are idle for some seconds. So a used connection gets a
             # second attempt.
-            self.send_request("GET", path)
+            self.send_request(method, path, data)
             response = self.receive_usable()
         body = self.text_of(response)
         if response.status != 200:
@@ -98,6 +117,8 @@ class AdminConnection:
 
     def send_request(self, method: str, path: str, body: bytes | None = None) -> None:
         """Send a request. Raises NoAnswer."""
+        if self._is_interrupted:
+            raise NoAnswer(f"{self.name}: the connection was closed here")
         try:
             if self._connection is None:
                 self._connection = self._open()

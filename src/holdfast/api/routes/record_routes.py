@@ -1,18 +1,44 @@
-"""The records of the log as JSON, page by page, newest or oldest first."""
+"""The records of the log as JSON, page by page, newest or oldest first; and its messages as Arrow,
+for programs such as DuckDB and Polars."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from starlette import types
+from starlette.responses import StreamingResponse
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import CURSOR_CHARACTERS_MAX, PAGE_MAX, BadCursor
-from holdfast.api.views.records import LogPage, RecordQuery, RecordScan, decode_positions
+from holdfast.api.views.records import (
+    READ_BYTES,
+    LogPage,
+    RecordQuery,
+    RecordScan,
+    decode_positions,
+    encode_positions,
+)
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.record import KIND_NAMES
+from holdfast.storage.record import KIND_NAMES, Batch
 
+if TYPE_CHECKING:
+    from holdfast.api.views.arrow import ArrowStream
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+NEXT: Final = "Holdfast-Next"
+"""The header of an Arrow response with the cursor of the next one; empty at the end of the log."""
+COLUMNS_ALL: Final = (
+    "topic,payload,partition,offset,timestamp,qos,retain,properties,client_id,producer"
+)
+STREAMS_MAX: Final = 4
+"""The most Arrow responses at the same time. Each has one slice of the log in memory."""
 KINDS: Final = {name: kind for kind, name in KIND_NAMES.items()}
 SCANS_MAX: Final = 4
 """The most requests that scan the log at the same time."""
@@ -29,6 +55,11 @@ ORDER: Final = Text("order", "the order of the page", choices=("newest", "oldest
 LIMIT: Final = Whole("limit", "the most records", least=1, most=PAGE_MAX, default=50)
 AFTER: Final = Text("after", "`next` of the page before", most=CURSOR_CHARACTERS_MAX)
 BYTES: Final = Whole("bytes", "the most bytes of each payload", default=200, most=65_536)
+ROWS: Final = Whole("rows", "Arrow: about the most offsets, and so the most messages",
+                    least=1, most=10_000_000, default=100_000)  # fmt: skip
+COLUMNS: Final = Text("columns", "Arrow: the columns, separated by commas", default=COLUMNS_ALL)
+FOR_JSON: Final = (KIND, CLIENT, ORDER, LIMIT, BYTES)
+FOR_ARROW: Final = (ROWS, COLUMNS)
 
 
 class RecordRoutes:
@@ -37,18 +68,66 @@ class RecordRoutes:
     def __init__(self, node: OwnNode) -> None:
         self._node = node
         self._scans = 0
+        self._streams = 0
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint("GET", "/api/v1/log/records", Scope.READER, "the records of the log as JSON",
-                     self._list, LogPage,
+            Endpoint("GET", "/api/v1/log/records", Scope.READER,
+                     "the records of the log as JSON, or its messages as Arrow", self._records,
+                     LogPage,
                      (PARTITION, START, FROM_US, TO_US, FILTER, KIND, CLIENT, ORDER, LIMIT, AFTER,
-                      BYTES), refusals=(503,)),
+                      BYTES, ROWS, COLUMNS), refusals=(406, 410, 503), other_media_types=(ARROW,)),
         ]  # fmt: skip
+
+    async def _records(self, call: Call) -> object:
+        is_arrow = ARROW in call.request.headers.get("accept", "")
+        for each in FOR_JSON if is_arrow else FOR_ARROW:
+            if each.name in call.request.query_params:
+                kind = "JSON" if is_arrow else f"Arrow (send Accept: {ARROW})"
+                raise bad_request(f"{each.name}: it is for {kind}")
+        return await (self._stream(call) if is_arrow else self._list(call))
+
+    async def _stream(self, call: Call) -> StreamingResponse:
+        broker = self._node.readable_broker
+        query = await self._query(call, broker, newest=False)
+        names = [each.strip() for each in call[COLUMNS].split(",")]
+        wrong = [each for each in names if each not in COLUMNS_ALL.split(",")]
+        if wrong or len(set(names)) < len(names):
+            raise bad_request(f"columns={shown(call[COLUMNS])}: some of {COLUMNS_ALL}, each once")
+        if self._streams >= STREAMS_MAX:
+            raise ApiRefusal(503, f"{STREAMS_MAX} Arrow responses are sent already: try again",
+                             {"Retry-After": "1"})  # fmt: skip
+        self._streams += 1
+        try:
+            # In a thread, because the import takes some 100 ms.
+            module = await asyncio.to_thread(import_module, "holdfast.api.views.arrow")
+            stream = module.ArrowStream(names, query.filter)
+            self._check_removed(call, query)
+            page = _page(query.start, query.bounds, call[ROWS])
+            following = encode_positions(page.ends) if page.ends != query.bounds else ""
+            return _Counted(_slices(broker, page, stream), self._stream_ended, following)
+        except ImportError:
+            self._stream_ended()
+            text = "this node has no pyarrow: install holdfast[arrow] there, or read JSON"
+            raise ApiRefusal(406, text) from None
+        except BaseException:
+            self._stream_ended()
+            raise
+
+    def _check_removed(self, call: Call, query: RecordQuery) -> None:
+        """Raise `ApiRefusal` (410) if retention has removed what the cursor continues with."""
+        after = call.get(AFTER)
+        given = query.start if after is None else decode_positions(after, len(query.start))
+        if any(map(int.__lt__, given, query.start)):
+            raise ApiRefusal(410, "records behind this cursor were removed by retention: begin "
+                                  "again, for example with from_us")  # fmt: skip
+
+    def _stream_ended(self) -> None:
+        self._streams -= 1
 
     async def _list(self, call: Call) -> LogPage:
         broker = self._node.readable_broker
-        query = await self._query(call, broker)
+        query = await self._query(call, broker, newest=call[ORDER] == "newest")
         if self._scans >= SCANS_MAX:
             raise ApiRefusal(503, f"{SCANS_MAX} requests scan the log already: try again",
                              {"Retry-After": "1"})  # fmt: skip
@@ -61,7 +140,7 @@ class RecordRoutes:
         finally:
             self._scans -= 1
 
-    async def _query(self, call: Call, broker: Broker) -> RecordQuery:
+    async def _query(self, call: Call, broker: Broker, *, newest: bool) -> RecordQuery:
         state, reader = broker.node.state, broker.reader
         count = state.config.partitions
         first = [reader.first_offset(partition) for partition in range(count)]
@@ -72,7 +151,6 @@ class RecordRoutes:
                 work = partial(reader.offset_for_time, partition, time_us or 0)
                 offset = await broker.reads.in_thread(work)
                 bound[partition] = min(max(offset, first[partition]), ends[partition])
-        newest = call[ORDER] == "newest"
         chosen, start = call.get(PARTITION), call.get(START)
         if chosen is not None:
             if chosen >= count:
@@ -99,6 +177,58 @@ class RecordRoutes:
         client = call.get(CLIENT)
         clients = frozenset(() if client is None else (client.encode(),))
         return RecordQuery(begin, bounds, call[LIMIT], newest, kind, filter, clients, call[BYTES])
+
+
+@dataclass(frozen=True)
+class _Page:
+    """The offsets of one Arrow response, per partition."""
+
+    starts: list[int]
+    ends: list[int]
+
+
+def _page(starts: list[int], bounds: list[int], rows: int) -> _Page:
+    """About `rows` of the offsets, of each partition the same share."""
+    total = sum(max(0, bound - start) for start, bound in zip(starts, bounds, strict=True))
+    if total <= rows:
+        return _Page(starts, bounds)
+    ends = [
+        start + -(-(bound - start) * rows // total) if start < bound else bound
+        for start, bound in zip(starts, bounds, strict=True)
+    ]
+    return _Page(starts, ends)
+
+
+async def _slices(broker: Broker, page: _Page, stream: "ArrowStream") -> AsyncIterator[bytes]:
+    """The response in pieces. One is read when the reader has taken those before. If a record
+    cannot be read here, it raises, so that the response ends without its last chunk."""
+    for partition, start in enumerate(page.starts):
+        end = page.ends[partition]
+        while start < end:
+            read = partial(broker.reader.read_batches, partition, start, end, READ_BYTES)
+            batches = await broker.reads.in_thread(read)
+            data = await asyncio.to_thread(stream.write, batches, start, end)
+            start = Batch(batches[-1], check=False).end_offset
+            if data:
+                yield data
+    yield await asyncio.to_thread(stream.end)
+
+
+class _Counted(StreamingResponse):
+    """An Arrow response, with what is done at its end."""
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], on_ended: Callable[[], None], following: str
+    ) -> None:
+        headers = {"Cache-Control": "no-store", NEXT: following}
+        super().__init__(pieces, media_type=ARROW, headers=headers)
+        self._on_ended = on_ended
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_ended()
 
 
 def _continued(after: str, first: list[int], ends: list[int], *, newest: bool) -> list[int]:

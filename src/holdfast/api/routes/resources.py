@@ -8,6 +8,7 @@ from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.event_feed import EventFeed
 from holdfast.api.routes.figure_routes import FigureRoutes
+from holdfast.api.routes.group_routes import GroupRoutes
 from holdfast.api.routes.live_routes import LiveRoutes
 from holdfast.api.routes.message_routes import MessageRoutes
 from holdfast.api.routes.record_routes import RecordRoutes
@@ -27,6 +28,7 @@ def resource_endpoints(
         *MessageRoutes(node).endpoints(),
         *TopicRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
+        *GroupRoutes(node).endpoints(),
         *TraceRoutes(node).endpoints(),
         *LiveRoutes(node, everywhere).endpoints(),
         *FigureRoutes(node, everywhere).endpoints(),

@@ -21,7 +21,11 @@ LATEST: Final = "latest"
 
 class DataLossError(Exception):
     """The log does not have some of the requested offsets any more. The text names them and says
-    what to do."""
+    what to do. `lost` is the first such range, if the error is about one."""
+
+    def __init__(self, text: str, lost: "OffsetRange | None" = None) -> None:
+        super().__init__(text)
+        self.lost = lost
 
 
 class OffsetError(ValueError):

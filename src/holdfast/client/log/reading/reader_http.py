@@ -7,7 +7,7 @@ is already under way while one is decoded.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import Final
@@ -78,6 +78,10 @@ class LogStream:
         """Close the connection and forget the request that was sent ahead."""
         self._connection.close()
         self._requested = None
+
+    def interrupt(self) -> None:
+        """End the request in progress from another thread."""
+        self._connection.interrupt()
 
     def read(self, wanted: list[tuple[int, int, int]]) -> ReadResponse:
         """Read the next response for the wanted ranges (partition, start, end).
@@ -150,27 +154,33 @@ def read_ranges(
     The data of a chunk is valid until the next chunk is requested. Missing records raise
     DataLossError, unusable servers AdminError.
     """
-    return _Reading(servers, ranges, coverage, topics, access, wait_s).chunks()
+    reading = RangeReader(servers, topics, access, wait_s)
+    try:
+        yield from reading.chunks(ranges, coverage)
+    finally:
+        reading.close()
 
 
-class _Reading:
-    """The state of one task's read: the current server, and the servers that lack the next
-    records."""
+class RangeReader:
+    """The reads of one task or program: the current server with its connection, and the servers
+    that lack the next records."""
 
     def __init__(
         self,
         servers: Sequence[Server],
-        ranges: Sequence[OffsetRange],
-        coverage: Coverage,
         topics: TopicFilter,
-        access: AdminAccess,
-        wait_s: float,
+        access: AdminAccess = NO_ACCESS,
+        wait_s: float = 0.0,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
+        """`wait_s`: the seconds without progress after which a read fails, at least PATIENCE_S.
+        `pause` waits between two attempts."""
         self._access = access
         self._patience_s = max(PATIENCE_S, wait_s)
+        self._pause = pause
         self._servers = list(servers)
-        self._partitions = [item.partition for item in ranges]
-        self._coverage = coverage
+        self._partitions: list[int] = []
+        self._coverage = Coverage((), fail_on_data_loss=True)
         self._topics = topics
         self._at = 0
         # The indexes of the servers that lack the next records, with the reason.
@@ -180,33 +190,51 @@ class _Reading:
         self._silent_since = time.monotonic()
         self._stream: LogStream | None = None
 
-    def chunks(self) -> Iterator[Chunk]:
+    def close(self) -> None:
+        """Close the connection. The next read opens another one."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def interrupt(self) -> None:
+        """End the request in progress from another thread."""
+        stream = self._stream
+        if stream is not None:
+            stream.interrupt()
+
+    @property
+    def server(self) -> Server:
+        """The server that is read from."""
+        return self._servers[self._at]
+
+    def chunks(self, ranges: Sequence[OffsetRange], coverage: Coverage) -> Iterator[Chunk]:
         """Yield the wanted batches until all are found.
 
         Any progress makes all servers eligible again: a server that lacked one record may have the
-        next.
+        next. The errors are those of `read_ranges`.
         """
-        try:
-            while not self._coverage.done:
-                before = dict(self._coverage.next)
-                try:
-                    chunk = self._next()
-                except NoAnswer as error:
-                    self._turn(str(error))
-                    continue
-                if self._coverage.next != before:
-                    self._refused.clear()
-                    self._moved.clear()
-                    self._pause_s = PAUSE_S
-                    self._silent_since = time.monotonic()
-                if chunk is not None and chunk.positions:
+        self._partitions = [item.partition for item in ranges]
+        self._coverage = coverage
+        self._refused.clear()
+        self._moved.clear()
+        self._silent_since = time.monotonic()
+        while not coverage.done:
+            before = dict(coverage.next)
+            try:
+                chunk = self._next()
+            except NoAnswer as error:
+                self._turn(str(error))
+                continue
+            if coverage.next != before:
+                self._refused.clear()
+                self._moved.clear()
+                self._pause_s = PAUSE_S
+                self._silent_since = time.monotonic()
+            if chunk is not None:
+                if chunk.positions:
                     yield chunk
-                    # The consumer of the rows may take long. That time does not count as silence of
-                    # the servers.
-                    self._silent_since = time.monotonic()
-        finally:
-            if self._stream is not None:
-                self._stream.close()
+                # The consumer of the rows may take long. That time does not count as silence of the
+                # servers.
+                self._silent_since = time.monotonic()
 
     def _next(self) -> Chunk | None:
         """Read one response and return its wanted batches. Raises NoAnswer, DataLossError
@@ -313,5 +341,5 @@ class _Reading:
                 f"nothing from {listing} for {waited_s:.0f} s; the last error: {failure}"
             )
         if self._at == 0:
-            time.sleep(self._pause_s)
+            self._pause(self._pause_s)
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)

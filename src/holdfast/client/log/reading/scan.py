@@ -82,7 +82,10 @@ class Coverage:
         if self.damage:
             text += f" (last damage: {self.damage})"
         if self.fail_on_data_loss:
-            raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
+            raise DataLossError(
+                f"{text}. Set failOnDataLoss=false to go on without them",
+                OffsetRange(partition, start, offset),
+            )
         logger.warning("%s; going on without them", text)
         self.skipped += offset - start
         if len(self.lost) < LOST_MAX:

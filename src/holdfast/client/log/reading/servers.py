@@ -39,6 +39,8 @@ restart or a failover each server must first learn what is committed."""
 LAG_PAUSE_S: Final = 0.1
 """The pause in seconds between two looks at lagging servers."""
 
+WAIT_PATH: Final = "/api/v1/log/wait"
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -82,10 +84,18 @@ class Servers:
     `bounds`."""
 
     def __init__(
-        self, servers: Sequence[Server], access: AdminAccess = NO_ACCESS, wait_s: float = 0.0
+        self,
+        servers: Sequence[Server],
+        access: AdminAccess = NO_ACCESS,
+        wait_s: float = 0.0,
+        pause: Callable[[float], object] = time.sleep,
+        pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
-        """`wait_s` is how long a request waits for servers that are away, at least ROUNDS."""
+        """`wait_s` is how long a request waits for servers that are away, at least ROUNDS. `pause`
+        waits between two attempts, at most for `pause_max_s`."""
+        self._pause_max_s = pause_max_s
         self._wait_s = wait_s
+        self._pause = pause
         self._connections = [AdminConnection(server, access=access) for server in servers]
         self._penalties = [0.0] * len(servers)
         self._states: list[ServerLog] = []
@@ -115,7 +125,30 @@ class Servers:
             ]
             if not behind or not self._may_lag() or time.monotonic() > deadline:
                 return found
-            time.sleep(LAG_PAUSE_S)
+            self._pause(LAG_PAUSE_S)
+
+    def bounds_after(
+        self, ends: Sequence[int], server: Server, timeout_s: float
+    ) -> dict[int, PartitionBounds]:
+        """Wait until a server has records behind these ends of all partitions, or for the timeout,
+        and return the offsets that it has. Raises NoAnswer or AdminError."""
+        connection = next(each for each in self._connections if each.server == server)
+        request = {"ends": ends, "wait_ms": int(timeout_s * 1000)}
+        answer = connection.exchange("POST", WAIT_PATH, request, _LogAnswer)
+        return {p: PartitionBounds(*bounds) for p, bounds in enumerate(answer.ranges)}
+
+    def ask(self, question: Callable[[AdminConnection], T]) -> list[T]:
+        """Return the replies of all servers that respond, at least one. Raises AdminError."""
+        return self._request_all(question)
+
+    def ask_one(self, question: Callable[[AdminConnection], T]) -> T:
+        """Return the reply of the first server that responds. Raises AdminError."""
+        return self._request_all(question, 1)[0]
+
+    def interrupt(self) -> None:
+        """End the requests in progress from another thread."""
+        for connection in self._connections:
+            connection.interrupt()
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Return per partition the first offset whose record is not older than the time.
@@ -200,8 +233,11 @@ class Servers:
             )
         }
 
-    def _request_all(self, question: Callable[[AdminConnection], T]) -> list[T]:
-        """Return the replies of all servers that respond, at least one. Raises AdminError."""
+    def _request_all(
+        self, question: Callable[[AdminConnection], T], answers_max: int | None = None
+    ) -> list[T]:
+        """Return the replies of all servers that respond, at least one and at most `answers_max`.
+        Raises AdminError."""
         pause_s = PAUSE_S
         failure = ""
         listing = ", ".join(connection.name for connection in self._connections)
@@ -216,10 +252,12 @@ class Servers:
                     listing, waited_s, failure, pause_s, self._wait_s,
                 )  # fmt: skip
             if round_number:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
-            answers = []
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, self._pause_max_s)
+            answers: list[T] = []
             for number, connection in enumerate(self._connections):
+                if len(answers) == answers_max:
+                    break
                 if round_number == 0 and time.monotonic() < self._penalties[number]:
                     continue
                 try:

@@ -1,0 +1,185 @@
+"""The two places of a log: the admin ports of its nodes, and a data directory."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
+
+from holdfast.client.admin_access import AdminAccess
+from holdfast.client.admin_connection import NoAnswer, Server
+from holdfast.client.log.errors import LogClosed, LogOptionError
+from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading.reader_http import RangeReader
+from holdfast.client.log.reading.reader_path import read_pieces
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.servers import Servers
+from holdfast.storage.columns.chunk import Chunk
+from holdfast.storage.reading.topic_filter import TopicFilter
+from holdfast.storage.reading.topic_postings import TopicChoice
+
+WAIT_S: Final = 5.0
+"""The longest wait at one server for new records. Then all servers are asked, because that one may
+have lost the others."""
+
+T = TypeVar("T")
+PAUSE_MAX_S: Final = 1.0
+"""The longest pause in seconds between two attempts to reach a server."""
+Bounds = dict[int, PartitionBounds]
+
+
+class ReadableLog(Protocol):
+    """The log as one cursor reads it."""
+
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
+        """Return the offsets that each partition has. `at_least` are ends that were seen before."""
+        ...
+
+    def offsets_at(self, timestamp_us: int) -> Offsets:
+        """Return per partition the first offset that is not older than the time."""
+        ...
+
+    def read(
+        self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
+    ) -> Iterator[Chunk]:
+        """Read ranges. A chunk is valid until the next one is requested."""
+        ...
+
+    def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
+        """Wait until the log has more than these ends of all partitions. None: until the timeout
+        no server had news."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises LogClosed."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the read in progress from another thread, which then raises LogClosed."""
+        ...
+
+
+class ServedLog:
+    """The log at the admin ports of one broker, or of the nodes of one cluster."""
+
+    def __init__(self, servers: Sequence[Server], access: AdminAccess, wait_s: float) -> None:
+        """`wait_s`: the seconds for which a request waits for servers that are away."""
+        self._closed = threading.Event()
+        self.servers = Servers(servers, access, wait_s, self.pause, PAUSE_MAX_S)
+        self._addresses = servers
+        self._access = access
+        self._wait_s = wait_s
+        self._reading: RangeReader | None = None
+
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
+        """See ReadableLog. Raises AdminError."""
+        return self._unless_closed(lambda: self.servers.bounds(at_least))
+
+    def offsets_at(self, timestamp_us: int) -> Offsets:
+        """See ReadableLog. Raises AdminError."""
+        return self._unless_closed(lambda: self.servers.offsets_at(timestamp_us))
+
+    def read(
+        self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
+    ) -> Iterator[Chunk]:
+        """See ReadableLog. A cursor always passes the same topics. Raises AdminError."""
+        if self._reading is None:
+            self._reading = RangeReader(
+                self._addresses, topics, self._access, self._wait_s, self.pause
+            )
+        chunks = self._reading.chunks(ranges, coverage)
+        while True:
+            chunk = self._unless_closed(lambda: next(chunks, None))
+            if chunk is None:
+                return
+            yield chunk
+
+    def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
+        """See ReadableLog. The server is the one that is read from, so it has the records that it
+        announces."""
+        server = self._addresses[0] if self._reading is None else self._reading.server
+        known = [ends[partition] for partition in sorted(ends)]
+        try:
+            found = self._unless_closed(
+                lambda: self.servers.bounds_after(known, server, min(timeout_s, WAIT_S))
+            )
+        except NoAnswer:
+            return None
+        return found if any(found[p].end > end for p, end in ends.items()) else None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.servers.close()
+        if self._reading is not None:
+            self._reading.close()
+
+    def interrupt(self) -> None:
+        """See ReadableLog."""
+        self._closed.set()
+        self.servers.interrupt()
+        if self._reading is not None:
+            self._reading.interrupt()
+
+    def pause(self, seconds: float) -> None:
+        """See ReadableLog."""
+        if self._closed.wait(seconds):
+            raise LogClosed("the cursor was closed")
+
+    def _unless_closed(self, work: Callable[[], T]) -> T:
+        """Do a request. Raises LogClosed in place of its failure if the cursor was closed."""
+        if self._closed.is_set():
+            raise LogClosed("the cursor was closed")
+        try:
+            return work()
+        except NoAnswer:
+            if self._closed.is_set():
+                raise LogClosed("the cursor was closed") from None
+            raise
+
+
+class DirectoryLog:
+    """The log in a data directory that this machine can read, also while a broker serves it."""
+
+    def __init__(self, path: str) -> None:
+        """Raises DataDirectoryError."""
+        self._map = JournalMap(path)
+        self._closed = False
+
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
+        """See ReadableLog. Raises DataDirectoryError."""
+        self._map.refresh()
+        return self._map.bounds()
+
+    def offsets_at(self, timestamp_us: int) -> Offsets:
+        """See ReadableLog."""
+        return self._map.offsets_at(timestamp_us)
+
+    def read(
+        self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
+    ) -> Iterator[Chunk]:
+        """See ReadableLog."""
+        choice = None
+        if topics:
+            clause = topics.narrowest()
+            choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
+        for chunk in read_pieces(self._map.pieces(ranges, choice), coverage):
+            if self._closed:
+                raise LogClosed("the cursor was closed")
+            yield chunk
+
+    def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
+        """Raises LogOptionError: nothing announces that files have grown."""
+        raise LogOptionError("follow needs the admin port of a broker, not a directory")
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing: only a cursor that follows pauses."""
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def interrupt(self) -> None:
+        """See ReadableLog."""
+        self._closed = True

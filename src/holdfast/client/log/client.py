@@ -1,0 +1,150 @@
+"""The log for Python programs: `LogClient`."""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast.client.admin_access import AdminAccess, AdminAccessError, admin_address, load_access
+from holdfast.client.admin_connection import Server
+from holdfast.client.log.access import DirectoryLog, ReadableLog, ServedLog
+from holdfast.client.log.cursor import LogCursor, LogSelection, OnGap
+from holdfast.client.log.errors import LogOptionError
+from holdfast.client.log.groups import GroupOffsets
+from holdfast.client.log.position import EARLIEST, Place, resolve_place
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.storage.reading.topic_filter import Clause, TopicFilter
+
+WAIT_S: Final = 300.0
+"""The seconds for which a read waits for servers that are away. A restart or an upgrade takes
+less."""
+Topics = str | Collection[str]
+
+
+class LogClient:
+    """The log of a broker or a cluster, over the admin ports, or of a data directory.
+
+        log = LogClient("127.0.0.1:18083")
+        for message in log.read("plant/+/temperature", start="-1h"):
+            print(message.time, message.topic, message.payload)
+
+    It keeps no connection: each read has its own. Any thread may use it.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        token_file: str | os.PathLike[str] = "",
+        ca_file: str | os.PathLike[str] = "",
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """`servers`: HOST:PORT of the admin port, or https://HOST:PORT; several nodes of one
+        cluster as a list or separated by commas. Reads prefer the first one that responds.
+        `token_file`: a token of the role `reader`; without it the variable HOLDFAST_TOKEN, if set.
+        `ca_file`: the signers of the certificates of https ports; by default those of the system.
+        `wait_s`: how long a read waits for servers that are away. Raises LogOptionError."""
+        self._servers, self._access = _access(servers, os.fspath(token_file), os.fspath(ca_file))
+        if not wait_s >= 0:
+            raise LogOptionError(f"wait_s is {wait_s}; allowed: 0 or more seconds")
+        self._wait_s = wait_s
+        self._directory = ""
+
+    @classmethod
+    def offline(cls, directory: str | os.PathLike[str]) -> "LogClient":
+        """The log in a data directory that this machine can read, also while a broker serves it.
+
+        Without a broker there are no groups, and a read cannot follow.
+        """
+        found = cls.__new__(cls)
+        found._servers, found._access, found._wait_s = (), AdminAccess(), 0.0
+        found._directory = str(Path(directory))
+        return found
+
+    def read(
+        self,
+        topics: Topics = "#",
+        *,
+        start: Place | None = None,
+        end: Place | None = None,
+        follow: bool = False,
+        group: str = "",
+        partitions: Collection[int] | None = None,
+        on_gap: OnGap | None = None,
+        idle_s: float | None = None,
+    ) -> LogCursor:
+        """Begin to read.
+
+        `topics`: MQTT filters; "#" matches all topics, also those that begin with $.
+        `start`: "earliest" (the default), "latest", a time, "-15m" or a timedelta (so long ago), or
+        a Position. A time means the first record of each partition that is not older.
+        `end`: likewise; by default where the log ends now.
+        `follow`: go on with messages as they are committed.
+        `group`: begin where the group has committed, and at `start` in other partitions.
+        `partitions`: only these.
+        `on_gap`: called with each gap, before the messages behind it. By default a gap raises
+        LogGapError.
+        `idle_s`: with `follow`, `batches` gives an empty list when nothing came for so long.
+
+        Raises LogOptionError, AdminError if no server responds, DataDirectoryError for a directory,
+        and LogTruncatedError for a position behind the end of the log.
+        """
+        if follow and end is not None:
+            raise LogOptionError("give end or follow, not both")
+        if follow and self._directory:
+            raise LogOptionError("follow needs the admin port of a broker, not a directory")
+        if group and self._directory:
+            raise LogOptionError("group needs the admin port of a broker, not a directory")
+        if idle_s is not None and not (follow and idle_s > 0):
+            raise LogOptionError(f"idle_s is {idle_s}; allowed: more than 0 seconds, with follow")
+        selection = LogSelection(
+            _topic_filter(topics),
+            resolve_place("start", EARLIEST if start is None else start),
+            None if end is None else resolve_place("end", end),
+            follow,
+            None if partitions is None else frozenset(partitions),
+            idle_s,
+        )
+        access: ReadableLog
+        if self._directory:
+            access = DirectoryLog(self._directory)
+            return LogCursor(access, selection, None, on_gap)
+        access = ServedLog(self._servers, self._access, self._wait_s)
+        offsets = GroupOffsets(group, access.servers) if group else None
+        try:
+            return LogCursor(access, selection, offsets, on_gap)
+        except BaseException:
+            access.close()
+            raise
+
+
+def _topic_filter(topics: Topics) -> TopicFilter:
+    """The filter of a read. Raises LogOptionError."""
+    filters = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not filters:
+        raise LogOptionError("topics is empty; allowed: one MQTT filter or more")
+    for each in filters:
+        try:
+            check_filter(each)
+            if is_shared(each):
+                raise InvalidFilter("a shared subscription has no place here")
+        except InvalidFilter as error:
+            raise LogOptionError(f"topics has {each!r}: {error}") from None
+    return TopicFilter() if "#" in filters else TopicFilter((Clause(filters),))
+
+
+def _access(
+    servers: str | Sequence[str], token_file: str, ca_file: str
+) -> tuple[tuple[Server, ...], AdminAccess]:
+    """The servers, and the way to them. Raises LogOptionError."""
+    given = servers.split(",") if isinstance(servers, str) else servers
+    try:
+        found = [admin_address(each) for each in given]
+        schemes = {is_https for _, _, is_https in found}
+        if len(schemes) != 1:
+            raise LogOptionError("servers has https:// for some only, or is empty")
+        return tuple((host, port) for host, port, _ in found), load_access(
+            token_file, ca_file, is_https=schemes == {True}
+        )
+    except AdminAccessError as error:
+        raise LogOptionError(f"servers, token_file or ca_file: {error}") from None

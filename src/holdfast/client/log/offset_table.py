@@ -1,0 +1,125 @@
+"""The position of a sink, in a table of the sink's own database.
+
+A program that writes its results and the position in one transaction has each message exactly once:
+after a crash it goes on at the position of its last transaction.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from holdfast.client.log.errors import LogOptionError
+from holdfast.client.log.position import Position
+
+TABLE: Final = "holdfast_offsets"
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+_MARKS: Final = {"sqlite3": "?", "psycopg": "%s"}
+
+
+class DatabaseCursor(Protocol):
+    """What a cursor of DB-API 2.0 (PEP 249) does here."""
+
+    @property
+    def rowcount(self) -> int:
+        """The rows that the last statement has changed."""
+        ...
+
+    def execute(self, operation: Any, parameters: Sequence[Any] = ..., /) -> Any:
+        """Run a statement."""
+        ...
+
+    def fetchall(self) -> Sequence[Any]:
+        """Return the rows of the last statement."""
+        ...
+
+    def close(self) -> Any:
+        """Close the cursor."""
+        ...
+
+
+class DatabaseConnection(Protocol):
+    """What a connection of DB-API 2.0 (PEP 249) does here."""
+
+    def cursor(self) -> DatabaseCursor:
+        """Make a cursor."""
+        ...
+
+    def commit(self) -> Any:
+        """Commit the transaction."""
+        ...
+
+
+class OffsetConflict(Exception):
+    """Another process has stored a position of this sink meanwhile. Roll back: its results are
+    stored, and those of this transaction would be there twice."""
+
+
+class OffsetTable:
+    """The position of one sink.
+
+    Invariant: a stored position only replaces the one that this object loaded or stored last. So of
+    two processes that run the same sink by mistake, one fails, and no message is stored twice.
+    """
+
+    def __init__(
+        self,
+        connection: DatabaseConnection,
+        sink: str,
+        *,
+        table: str = TABLE,
+        placeholder: str = "",
+    ) -> None:
+        """`sink`: the name of the sink, which is the key in the table. `placeholder`: that of the
+        driver, "?" or "%s"; known for sqlite3 and psycopg."""
+        module = type(connection).__module__.partition(".")[0]
+        mark = placeholder or _MARKS.get(module, "")
+        if mark not in _MARKS.values():
+            raise LogOptionError(f"placeholder is {mark!r} for {module}; allowed: '?', '%s'")
+        if not _NAME.fullmatch(table):
+            raise LogOptionError(f"table is {table!r}; allowed: a name, or schema.name")
+        self._connection = connection
+        self._sink = sink
+        self._create = (
+            f"create table if not exists {table} (sink varchar(255) not null, log_partition integer"
+            " not null, next_offset bigint not null, primary key (sink, log_partition))"
+        )
+        self._select = f"select log_partition, next_offset from {table} where sink = {mark}"
+        self._insert = f"insert into {table} values ({mark}, {mark}, {mark})"
+        self._update = (
+            f"update {table} set next_offset = {mark} where sink = {mark} and log_partition = "
+            f"{mark} and next_offset = {mark}"
+        )
+        self._known: dict[int, int] = {}
+
+    def load(self) -> Position | None:
+        """Return the stored position, or None before the first. It makes the table if needed, and
+        commits. Call it again after a rollback, and read from there again."""
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(self._create)
+            cursor.execute(self._select, (self._sink,))
+            self._known = {int(partition): int(offset) for partition, offset in cursor.fetchall()}
+        finally:
+            cursor.close()
+        self._connection.commit()
+        return Position(dict(self._known)) if self._known else None
+
+    def store(self, position: Position) -> None:
+        """Store a position in the transaction of the connection, and do not commit. Raises
+        OffsetConflict, or the driver's error if two processes store a first position."""
+        cursor = self._connection.cursor()
+        try:
+            for partition, offset in position.offsets.items():
+                known = self._known.get(partition)
+                if known is None:
+                    cursor.execute(self._insert, (self._sink, partition, offset))
+                elif known != offset:
+                    cursor.execute(self._update, (offset, self._sink, partition, known))
+                    if cursor.rowcount != 1:
+                        raise OffsetConflict(
+                            f"sink {self._sink!r} has stored another offset of partition "
+                            f"{partition} than {known}: does a second process run?"
+                        )
+        finally:
+            cursor.close()
+        self._known |= position.offsets
