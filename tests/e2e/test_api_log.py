@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.conftest import StartHoldfast
+from tests.e2e.test_admin_access import ask
 from tests.e2e.wire import MESSAGE_EXPIRY, PUBLISH, Wire
 from tests.support.api_client import Api, Refused
 
@@ -66,6 +67,33 @@ def test_pages_have_every_record_once_in_both_orders(broker: Holdfast) -> None:
     [opened, subscribed, *_] = pages(api, client="s1", kind="session", order="oldest")
     assert '"op":"open"' in opened["content"]["text"]
     assert '"op":"subscribe"' in subscribed["content"]["text"]
+
+    one_topic = pages(api, filter="t/7", kind="message", limit=2)
+    assert places(one_topic) == places(pages(api, filter="t/7", limit=50))
+    assert len(pages(api, text="x" * 200)) == 3
+    newest_one, before = one_topic[:2]
+    place = {"partition": newest_one["partition"], "offset": newest_one["offset"]}
+    detail = api.get("log/record", bytes=10, **place)
+    assert detail["previous"] == {**before, "content": detail["previous"]["content"]}
+    assert len(detail["record"]["content"]["text"]) <= 10
+    first = one_topic[-1]
+    detail = api.get("log/record", partition=first["partition"], offset=first["offset"])
+    assert detail["previous"] is None
+    assert detail["is_first"] is True
+    [big, *_] = pages(api, text="x" * 200)
+    path = f"/api/v1/log/payload?partition={big['partition']}&offset={big['offset']}"
+    reply = ask(broker.admin_port, "GET", path)
+    assert (reply.status, reply.body) == (200, b"x" * 400_000)
+    assert reply.headers["Content-Disposition"].startswith("attachment")
+    assert reply.headers["Content-Security-Policy"] == "sandbox"
+    counts = api.get("log/counts", buckets=7)
+    assert sum(counts["counts"]) == 120
+    assert counts["complete_from_us"] == counts["from_us"]
+    assert sum(api.get("log/counts", filter="t/3")["counts"]) == 13
+    [disk] = api.get("storage")["nodes"]
+    assert disk["log_bytes"] > 1_200_000
+    assert disk["full_in_s"] is None or disk["full_in_s"] > 0
+    assert "connected" in {each["event"] for each in api.get("notes")["notes"]}
 
     middle = oldest[60]
     from_then = pages(api, from_us=middle["at_us"], kind="message", order="oldest")

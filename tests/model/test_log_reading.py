@@ -2,6 +2,7 @@
 what a naive filter over all records gives, in the same order."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.protocol.topics.names import matches
+from holdfast.storage.partition import partition_of
 from holdfast.storage.reading import interest as interest_module
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import MESSAGE, SESSION, Batch, Record
@@ -203,6 +205,47 @@ class LogAgainstList(RuleBasedStateMachine):
             assert offsets == list(range(offsets[0], offsets[-1] + 1))
             assert Batch(batches[-1]).base_offset < end
             assert sum(map(len, batches[:-1])) < bytes_max
+
+    @rule(topic=topics, before=offsets)
+    def topic_history(self, topic: str, before: int) -> None:
+        partition = partition_of(topic.encode(), PARTITIONS)
+        history = self.bench.reader.starts.topic_history(topic.encode(), partition, before)
+        floor = self.bench.journal.start_offsets[partition]
+        wanted = [
+            each.offset
+            for each in self.known
+            if each.topic == topic and each.kind == MESSAGE and floor <= each.offset < before
+        ]
+        while not history.is_done():
+            history.step()
+            later = [each for each in wanted if each >= history.searched]
+            assert [each for each in history.offsets if each >= history.searched] == later[::-1]
+        assert history.offsets == wanted[::-1]
+
+    @rule(filter=filters, buckets=st.integers(1, 20), after=st.integers(-1, 100))
+    def histogram(self, filter: str, buckets: int, after: int) -> None:
+        bounds_us = (TIME_US + after, TIME_US + 10_000)
+        found = self.bench.reader.starts.histogram(filter, bounds_us, buckets)
+        while not found.is_done():
+            found.step()
+        assert found.complete_from_us == bounds_us[0]
+        assert found.width_us * buckets >= bounds_us[1] - bounds_us[0]
+        wanted = [0] * buckets
+        for each, time_us in self.batch_times():
+            if time_us >= bounds_us[0] and matches(filter, each.topic):
+                wanted[(time_us - bounds_us[0]) // found.width_us] += 1
+        assert found.counts == wanted
+
+    def batch_times(self) -> Iterator[tuple[Known, int]]:
+        """The messages that are still in the log, each with the time of its batch."""
+        reader, journal = self.bench.reader, self.bench.journal
+        by_place = {place(each): each for each in self.known}
+        for partition in range(PARTITIONS):
+            for data in reader.read_batches(partition, 0, journal.written[partition], 1 << 30):
+                batch = [place(record) for record in Batch(data).records()]
+                for each in map(by_place.__getitem__, batch):
+                    if each.kind == MESSAGE:
+                        yield each, by_place[batch[0]].timestamp_us
 
     @rule(partition=st.integers(0, PARTITIONS - 1), after=st.integers(-1, 200))
     def offset_for_time(self, partition: int, after: int) -> None:

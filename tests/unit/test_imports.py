@@ -31,6 +31,7 @@ ROOMS = {
     "drivers": ("server/event_loop", "server/sockets", "server/disk", "server/peers"),
     "client": ("client",),
     "log": ("client/log",),
+    "decoders": ("pipeline/decoders",),
     "pipeline": ("pipeline",),
     "manager": ("federation/manager",),
     "sidecar": ("federation/sidecar",),
@@ -67,7 +68,8 @@ BELOW = {
     },
     "client": {"mqtt", "topics", "security", "websocket", "sqlite"},
     "log": {"storage", "topics", "client", "mqtt"},
-    "pipeline": {"storage", "topics", "log", "client", "mqtt"},
+    "decoders": set(),
+    "pipeline": {"decoders", "storage", "topics", "log", "client", "mqtt"},
     "manager": {"client", "mqtt", "security", "config", "sqlite"},
     "sidecar": {
         "federation", "manager", "client", "drivers", "broker", "session", "security", "config",
@@ -78,8 +80,8 @@ BELOW = {
         "security", "config", "mqtt", "topics", "storage", "lease",
     },
     "api": {
-        "server", "sidecar", "federation", "drivers", "cluster", "replication", "broker",
-        "session", "security", "config", "mqtt", "topics", "storage", "lease",
+        "decoders", "server", "sidecar", "federation", "drivers", "cluster", "replication",
+        "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
     },
     "process": {
         "api", "server", "sidecar", "federation", "drivers", "cluster", "replication", "broker",

@@ -4,6 +4,10 @@ from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster.plan_routes import PlanRoutes
 from holdfast.api.cluster.timeline_routes import TimelineRoutes
 from holdfast.api.endpoints import Endpoint
+from holdfast.api.log.node_figures import NodeFigureRoutes
+from holdfast.api.log.one_record import OneRecordRoutes
+from holdfast.api.log.record_counts import RecordCountRoutes
+from holdfast.api.log.record_routes import RecordRoutes
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.event_feed import EventFeed
@@ -11,7 +15,6 @@ from holdfast.api.routes.figure_routes import FigureRoutes
 from holdfast.api.routes.group_routes import GroupRoutes
 from holdfast.api.routes.live_routes import LiveRoutes
 from holdfast.api.routes.message_routes import MessageRoutes
-from holdfast.api.routes.record_routes import RecordRoutes
 from holdfast.api.routes.session_routes import SessionRoutes
 from holdfast.api.routes.subscription_routes import SubscriptionRoutes
 from holdfast.api.routes.topic_routes import TopicRoutes
@@ -29,6 +32,9 @@ def resource_endpoints(
         *TopicRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
         *GroupRoutes(node).endpoints(),
+        *OneRecordRoutes(node).endpoints(),
+        *RecordCountRoutes(node).endpoints(),
+        *NodeFigureRoutes(node, everywhere).endpoints(),
         *TraceRoutes(node).endpoints(),
         *LiveRoutes(node, everywhere).endpoints(),
         *FigureRoutes(node, everywhere).endpoints(),

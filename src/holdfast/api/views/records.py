@@ -84,6 +84,8 @@ class RecordQuery:
     filter: str = ""
     clients: frozenset[bytes] = frozenset()
     bytes_max: int = 200
+    part: bytes = b""
+    """A part of the payload."""
 
 
 def log_record(record: Record, bytes_max: int) -> LogRecord:
@@ -226,8 +228,9 @@ class RecordScan:
         partition = self._round.pop()
         query = self.query
         position, bound = self.positions[partition], query.bounds[partition]
-        has_conditions = query.kind or query.filter or query.clients
-        count = WINDOW if has_conditions else query.limit
+        # Most records are messages, so their kind alone is no reason to read many more.
+        is_rare = query.kind not in (0, MESSAGE) or query.filter or query.clients or query.part
+        count = WINDOW if is_rare else query.limit
         if query.newest:
             window = read_window_back(self.reader, partition, position, bound, count)
         else:
@@ -242,6 +245,8 @@ class RecordScan:
         if query.kind and record.kind != query.kind:
             return False
         if query.clients and record.client_id not in query.clients:
+            return False
+        if query.part and query.part not in record.payload:
             return False
         if query.filter:
             if record.kind not in (MESSAGE, RETAINED):

@@ -20,6 +20,7 @@ from holdfast.storage.reading.index import (
 )
 from holdfast.storage.reading.interest import topics_of_filter
 from holdfast.storage.reading.segment_store import SegmentStore
+from holdfast.storage.reading.topic_history import TimeHistogram, TopicHistory
 
 TOPICS_MAX: Final = 10_000
 """The most topics of which the last records are looked up."""
@@ -150,6 +151,14 @@ class StartFinder:
         for partition, limit in enumerate(limits):
             offsets.append(min(limit, self.offset_for_time(partition, query.since_us)))
         return FoundStart(offsets)
+
+    def topic_history(self, topic: bytes, partition: int, before: int) -> TopicHistory:
+        """The search for a topic's messages below an offset of its partition."""
+        return TopicHistory(self._journal, self._cache, topic, partition, before)
+
+    def histogram(self, filter: str, bounds_us: tuple[int, int], buckets: int) -> TimeHistogram:
+        """The count of the messages that a filter matches, by their time."""
+        return TimeHistogram(self._journal, self._cache, self._store, filter, bounds_us, buckets)
 
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
         """The first offset in the file with a record not older; the end without one. Raises

@@ -4,16 +4,18 @@ import * as access from "./screens/access.js";
 import * as audit from "./screens/audit.js";
 import * as client from "./screens/client.js";
 import * as cluster from "./screens/cluster.js";
+import * as federation from "./screens/federation.js";
+import * as log from "./screens/log.js";
+import * as overview from "./screens/overview.js";
 import * as settings from "./screens/settings.js";
 import * as timeline from "./screens/timeline.js";
-import * as federation from "./screens/federation.js";
-import * as overview from "./screens/overview.js";
 
 /** @typedef {{path: string, title: string, scope: string, component: () => any, group?: string}} Screen
  * `scope`: the role that the screen needs; a screen without `group` is at the top of the navigation */
 /** @type {Screen[]} */
 export const screens = [
   overview,
+  log,
   cluster,
   timeline,
   federation,

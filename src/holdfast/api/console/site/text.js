@@ -50,6 +50,11 @@ export const text = {
     label: "Span of time", from: "From", to: "To", own: "From … to …", all: "All",
     "15m": "Last 15 minutes", "1h": "Last hour", "6h": "Last 6 hours", "24h": "Last 24 hours", "7d": "Last 7 days",
   },
+  payload: {
+    binary: (/** @type {string} */ size) => `${size}, binary`, same: "Nothing has changed.", path: "Field", before: "Before", after: "After", value: "(value)",
+    sparkplug: "Sparkplug", json: "JSON", text: "Text", hex: "Hex", diff: "Changes", download: "Download all",
+    cut: (/** @type {string} */ size) => `The first part of ${size}`,
+  },
   overview: {
     title: "Overview",
     serves: (/** @type {number} */ nodes) => (nodes > 1 ? `All ${nodes} nodes serve clients.` : "The broker serves clients."),
@@ -140,5 +145,19 @@ export const text = {
     connect: "Connect", disconnect: "Disconnect", listener: "Listener", id: "Client id", user: "User", password: "Password", subscribe: "Subscribe", filter: "Topic filter, for example plant/#", publish: "Publish", topic: "Topic",
     payload: "Payload", retain: "retain", retained: "retained", published: "Published.", messages: "Messages", time: "Time", waiting: "No message yet.", counted: (/** @type {string} */ all, /** @type {number} */ kept) => `${all} received, the last ${kept} are kept`,
     stop: (/** @type {string} */ filter) => `Unsubscribe from ${filter}`, closed: (/** @type {string} */ reason) => `The broker has ended the connection${reason ? `: ${reason}` : ""}.`, refused: (/** @type {string} */ reason) => `The broker refuses: ${reason}.`,
+  },
+  log: {
+    title: "Log", note: "Every record that the broker has acknowledged and not yet removed.",
+    filter: "Topic filter, as plant/+/temperature", publisherFilter: "Publisher or session", part: "Text in the payload", kind: "Kind",
+    messages: "messages", allKinds: "all kinds", follow: "Follow", pause: "Pause",
+    time: "Time", place: "Place", topic: "Topic", qos: "QoS", retained: "retained", publisher: "Publisher", size: "Size", payload: "Payload",
+    producer: "Producer", contentType: "Content type", responseTopic: "Response topic", correlation: "Correlation", expiry: "Expires after",
+    none: "No record here matches. “More” searches further back.", slider: "Messages over time: drag to choose a span",
+    scanned: (/** @type {string} */ scanned, /** @type {number} */ rows) => `${rows} shown, ${scanned} records searched`,
+    counted: (/** @type {string} */ total, /** @type {string} */ width) => `${total} messages, ${width} a bar. Drag to choose a span.`,
+    incomplete: (/** @type {string} */ time) => `Complete from ${time} on only.`,
+    earlier: "← Earlier", later: "Later →", zoomOut: "Zoom out", record: (/** @type {string} */ place) => `Record ${place}`, showMore: "Show up to 1 MB",
+    previous: "The value before is", first: "The log has no earlier message of this topic.", previousUnknown: "No earlier message of this topic was found in the time for a search.",
+    trace: "Trace this message", asCommand: "As command", byLog: "In the data directory", byCurl: "Over HTTP", bySub: "As a subscription", bySpark: "In Spark",
   },
 };

@@ -12,6 +12,7 @@ from starlette import types
 from starlette.responses import StreamingResponse
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.log.topic_scan import TopicScan, is_topic
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import CURSOR_CHARACTERS_MAX, PAGE_MAX, BadCursor
 from holdfast.api.views.records import (
@@ -26,7 +27,7 @@ from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.record import KIND_NAMES, Batch
+from holdfast.storage.record import KIND_NAMES, MESSAGE, Batch
 
 if TYPE_CHECKING:
     from holdfast.api.views.arrow import ArrowStream
@@ -50,6 +51,7 @@ TO_US: Final = Whole("to_us", "records before this time")
 FILTER: Final = Text("filter", "messages and retained updates of these topics", most=65_535)
 KIND: Final = Text("kind", "records of this kind", choices=tuple(KINDS))
 CLIENT: Final = Text("client", "records of this publisher or session", most=65_535)
+PART: Final = Text("text", "records whose payload contains this text", most=256)
 ORDER: Final = Text("order", "the order of the page", choices=("newest", "oldest"),
                     default="newest")  # fmt: skip
 LIMIT: Final = Whole("limit", "the most records", least=1, most=PAGE_MAX, default=50)
@@ -58,7 +60,7 @@ BYTES: Final = Whole("bytes", "the most bytes of each payload", default=200, mos
 ROWS: Final = Whole("rows", "Arrow: about the most offsets, and so the most messages",
                     least=1, most=10_000_000, default=100_000)  # fmt: skip
 COLUMNS: Final = Text("columns", "Arrow: the columns, separated by commas", default=COLUMNS_ALL)
-FOR_JSON: Final = (KIND, CLIENT, ORDER, LIMIT, BYTES)
+FOR_JSON: Final = (KIND, CLIENT, PART, ORDER, LIMIT, BYTES)
 FOR_ARROW: Final = (ROWS, COLUMNS)
 
 
@@ -75,8 +77,8 @@ class RecordRoutes:
             Endpoint("GET", "/api/v1/log/records", Scope.READER,
                      "the records of the log as JSON, or its messages as Arrow", self._records,
                      LogPage,
-                     (PARTITION, START, FROM_US, TO_US, FILTER, KIND, CLIENT, ORDER, LIMIT, AFTER,
-                      BYTES, ROWS, COLUMNS), refusals=(406, 410, 503), other_media_types=(ARROW,)),
+                     (PARTITION, START, FROM_US, TO_US, FILTER, KIND, CLIENT, PART, ORDER, LIMIT,
+                      AFTER, BYTES, ROWS, COLUMNS), refusals=(406, 410, 503), other_media_types=(ARROW,)),
         ]  # fmt: skip
 
     async def _records(self, call: Call) -> object:
@@ -133,7 +135,10 @@ class RecordRoutes:
                              {"Retry-After": "1"})  # fmt: skip
         self._scans += 1
         try:
-            scan = RecordScan(broker.reader, query)
+            # The log lists the messages of each topic, so those of one topic need no scan.
+            scan: RecordScan | TopicScan = RecordScan(broker.reader, query)
+            if query.newest and query.kind == MESSAGE and is_topic(query.filter):
+                scan = TopicScan(broker.reader, query)
             while not scan.is_done():
                 await broker.reads.in_thread(scan.step)
             return scan.page()
@@ -176,7 +181,10 @@ class RecordRoutes:
         kind = KINDS.get(call.get(KIND) or "", 0)
         client = call.get(CLIENT)
         clients = frozenset(() if client is None else (client.encode(),))
-        return RecordQuery(begin, bounds, call[LIMIT], newest, kind, filter, clients, call[BYTES])
+        part = (call.get(PART) or "").encode("utf-8", "surrogatepass")
+        return RecordQuery(
+            begin, bounds, call[LIMIT], newest, kind, filter, clients, call[BYTES], part
+        )
 
 
 @dataclass(frozen=True)
