@@ -52,6 +52,7 @@ HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}")
 COMMENTS: Final = re.compile(r"/\*\*.*?\*/|^[ \t]*//[^\n]*$", re.DOTALL | re.MULTILINE)
 """The comments of the console's own modules: types and explanations, a third of their size. No
 string of theirs contains the begin of one."""
+INDENTS: Final = re.compile(r"^[ \t]+", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _gather(directory: Traversable, prefix: str, found: dict[str, PageFile]) -> 
             _gather(entry, f"{prefix}{entry.name}/", found)
         elif media_type is not None:
             data = entry.read_bytes()
-            if entry.name.endswith(".js") and not prefix.startswith("vendor"):
+            if not prefix.startswith("vendor"):
                 data = without_comments(data.decode()).encode()
             tag = f'"{sha256(data).hexdigest()[:16]}"'
             compressed = gzip.compress(data, 6, mtime=0)
@@ -134,5 +135,5 @@ def _gather(directory: Traversable, prefix: str, found: dict[str, PageFile]) -> 
 
 
 def without_comments(text: str) -> str:
-    """The text of a module without its comments. Lines keep their numbers, for errors."""
-    return COMMENTS.sub(lambda match: "\n" * match[0].count("\n"), text)
+    """The text of a file without comments and indents. Lines keep their numbers, for errors."""
+    return INDENTS.sub("", COMMENTS.sub(lambda match: "\n" * match[0].count("\n"), text))
