@@ -78,7 +78,8 @@ class RecordRoutes:
                      "the records of the log as JSON, or its messages as Arrow", self._records,
                      LogPage,
                      (PARTITION, START, FROM_US, TO_US, FILTER, KIND, CLIENT, PART, ORDER, LIMIT,
-                      AFTER, BYTES, ROWS, COLUMNS), refusals=(406, 410, 503), other_media_types=(ARROW,)),
+                      AFTER, BYTES, ROWS, COLUMNS), refusals=(406, 410, 503),
+                     other_media_types=(ARROW,)),
         ]  # fmt: skip
 
     async def _records(self, call: Call) -> object:
