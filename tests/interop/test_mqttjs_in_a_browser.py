@@ -14,12 +14,10 @@ import pytest
 from tests.e2e.listeners_broker import ListenersBroker
 from tests.e2e.test_reload import passwords_of
 from tests.support.certificates import Authority
+from tests.support.mqttjs import NPM, installed
 from tests.support.ports import free_port
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-NPM = shutil.which("npm")
-VERSION = "5.10.4"
-INSTALL_S = 60
 TIMEOUT_S = 60.0
 pytestmark = pytest.mark.skipif(not (CHROMIUM and NPM), reason="no chromium or no npm")
 
@@ -44,14 +42,7 @@ client.on("connect", () => client.subscribe("t/#", {qos: 2}, (error, granted) =>
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library for browsers, from npm."""
-    directory = tmp_path_factory.mktemp("npm")
-    command = [str(NPM), "install", "--prefix", str(directory), "--prefer-offline", "--no-audit"]
-    done = subprocess.run(
-        [*command, f"mqtt@{VERSION}"], capture_output=True, timeout=INSTALL_S, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip("npm cannot install mqtt here")
-    return directory / "node_modules" / "mqtt" / "dist" / "mqtt.min.js"
+    return installed(tmp_path_factory.mktemp("npm")) / "dist" / "mqtt.min.js"
 
 
 class Site:
