@@ -7,6 +7,7 @@ import * as cluster from "./screens/cluster.js";
 import * as federation from "./screens/federation.js";
 import * as log from "./screens/log.js";
 import * as overview from "./screens/overview.js";
+import * as sessions from "./screens/sessions.js";
 import * as settings from "./screens/settings.js";
 import * as timeline from "./screens/timeline.js";
 
@@ -16,6 +17,7 @@ import * as timeline from "./screens/timeline.js";
 export const screens = [
   overview,
   log,
+  sessions,
   cluster,
   timeline,
   federation,

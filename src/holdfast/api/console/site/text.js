@@ -146,6 +146,18 @@ export const text = {
     payload: "Payload", retain: "retain", retained: "retained", published: "Published.", messages: "Messages", time: "Time", waiting: "No message yet.", counted: (/** @type {string} */ all, /** @type {number} */ kept) => `${all} received, the last ${kept} are kept`,
     stop: (/** @type {string} */ filter) => `Unsubscribe from ${filter}`, closed: (/** @type {string} */ reason) => `The broker has ended the connection${reason ? `: ${reason}` : ""}.`, refused: (/** @type {string} */ reason) => `The broker refuses: ${reason}.`,
   },
+  sessions: {
+    title: "Sessions", client: "Client", state: "State", user: "User", address: "Address", connected: "connected", away: "away", all: "all", search: "Client, user or address",
+    numbers: { subscriptions: "Filters", inflight: "Inflight", queued: "Queued", log_lag: "Behind" }, matched: (/** @type {string} */ many) => `${many} sessions`,
+    node: "Node", protocol: "MQTT", listener: "Listener", keepAlive: "Keep alive", idle: "Last packet before", since: "Away since", expires: "Expires", will: "Will", dropped: "Dropped",
+    positions: "Position in each partition", inflightOf: (/** @type {string} */ many) => `Inflight: ${many}`, subscribed: (/** @type {string} */ many) => `Subscriptions: ${many}`,
+    packet: (/** @type {number} */ id) => `Packet ${id}`, sent: "sent, not acknowledged", released: "received, waits for PUBCOMP", live: "at the end", behind: (/** @type {string} */ many) => `${many} behind`,
+    lane: (/** @type {string} */ low, /** @type {string} */ at, /** @type {string} */ high) => `from ${low}, at ${at}, end ${high}`,
+    disconnect: "Disconnect", disconnectNote: "is disconnected. Its session stays, and its will is published.", disconnected: "Disconnected.",
+    end: "End session", endNote: "loses its subscriptions and all messages that wait for it.", ended: "The session has ended.",
+    move: "Move in the log", countFirst: "Count first", to: "To", toEnd: "the end: skip what waits", toStart: "the oldest record", toTime: "a time", time: "Time", timeMissing: "Give a time.", moved: "The session was moved.",
+    planned: (/** @type {string} */ skipped, /** @type {string} */ repeated, /** @type {boolean} */ exact) => `${exact ? "" : "At least: "}${skipped} messages are skipped, ${repeated} are sent again. A connected client is disconnected first.`,
+  },
   log: {
     title: "Log", note: "Every record that the broker has acknowledged and not yet removed.",
     filter: "Topic filter, as plant/+/temperature", publisherFilter: "Publisher or session", part: "Text in the payload", kind: "Kind",
@@ -158,6 +170,6 @@ export const text = {
     incomplete: (/** @type {string} */ time) => `Complete from ${time} on only.`,
     earlier: "← Earlier", later: "Later →", zoomOut: "Zoom out", record: (/** @type {string} */ place) => `Record ${place}`, showMore: "Show up to 1 MB",
     previous: "The value before is", first: "The log has no earlier message of this topic.", previousUnknown: "No earlier message of this topic was found in the time for a search.",
-    trace: "Trace this message", asCommand: "As command", byLog: "In the data directory", byCurl: "Over HTTP", bySub: "As a subscription", bySpark: "In Spark",
+    asCommand: "As command", byLog: "In the data directory", byCurl: "Over HTTP", bySub: "As a subscription", bySpark: "In Spark",
   },
 };

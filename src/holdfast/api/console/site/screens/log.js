@@ -100,8 +100,7 @@ function Detail({ place }) {
         ${data.problem && html`<p class="notice warn">${data.problem}</p>`}
         <${Payload} detail=${data} form=${form} />
         ${record.content.is_cut && record.content.bytes > 16384 && !route.value.params.bytes && html`<button onClick=${() => change({ bytes: 1048576 }, true)}>${own.showMore}</button>`}
-        <p class="note">${data.previous ? html`${own.previous} <a href=${link("log", { ...route.value.params, at: placeOf(data.previous), form: null })}>${placeOf(data.previous)}</a>, <${Time} us=${data.previous.at_us} fine />` : data.is_first ? own.first : own.previousUnknown}</p>
-        <div class="row"><a href=${link("trace", { partition, offset })}>${own.trace}</a></div>`}
+        <p class="note">${data.previous ? html`${own.previous} <a href=${link("log", { ...route.value.params, at: placeOf(data.previous), form: null })}>${placeOf(data.previous)}</a>, <${Time} us=${data.previous.at_us} fine />` : data.is_first ? own.first : own.previousUnknown}</p>`}
       ${record.cursor && html`<pre tabindex="0"><${Raw} value=${record.cursor} max=${2000} /></pre>`}
       ${record.topic && html`<details><summary>${own.asCommand}</summary>${commands(record).map(([name, command]) => html`<${Command} title=${name} command=${command} />`)}</details>`}`}<//>`;
 }
