@@ -1,0 +1,32 @@
+"""An exactly-once sink: messages of a broker's log in a table of SQLite.
+
+    python examples/log_to_sqlite.py 127.0.0.1:18083 'plant/#' readings.db
+
+The rows and the position in the log are one transaction. So kill it at any time, and start it
+again: each message has one row. It follows the log until it is stopped.
+"""
+
+import sqlite3
+import sys
+
+from holdfast.client.log import LogClient, OffsetTable
+
+
+def run(admin: str, topics: str, path: str) -> None:
+    """Write rows until the process ends."""
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "create table if not exists readings (topic text, time_us int, value blob)"
+        )
+    offsets = OffsetTable(database, "readings")
+    start = offsets.load() or "earliest"
+    with LogClient(admin).read(topics, start=start, follow=True) as cursor:
+        for messages in cursor.batches(1000):
+            rows = [(each.topic, each.timestamp_us, each.payload) for each in messages]
+            with database:  # one transaction
+                database.executemany("insert into readings values (?, ?, ?)", rows)
+                offsets.store(cursor.position)
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:4])
