@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "admin_lists": (),
     "worst_packet": ("--rounds", "2"),
     "spark": (),
+    "log_client": (),
     "pipeline": ("--quick",),
     "federation": ("--quick",),
 }
