@@ -21,6 +21,8 @@ class ConsolePage:
         self.context.set_default_timeout(WAIT_MS)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
+        self.allowed: list[str] = []
+        """Hosts and ports that the page may ask besides its own: WebSocket listeners."""
         self._host = ""
         self.page.on("console", self._on_console)
         self.page.on("pageerror", self._on_error)
@@ -43,5 +45,8 @@ class ConsolePage:
         self.complaints.append(f"{error}\n{error.stack}")
 
     def _on_request(self, request: Request) -> None:
-        if urlsplit(request.url).netloc != self._host and not request.url.startswith("data:"):
+        if urlsplit(request.url).netloc not in (
+            self._host,
+            *self.allowed,
+        ) and not request.url.startswith("data:"):
             self.complaints.append(f"a request to {request.url}")

@@ -80,7 +80,7 @@ export function component() {
   const quality = html`<select name="qos" aria-label="QoS">${[1, 0, 2].map((qos) => html`<option value=${qos}>QoS ${qos}</option>`)}</select>`;
   if (settings.data && !urls.length) return html`<${Head} title=${title} /><p class="notice">${own.none}</p><pre>${own.example}</pre>`;
   return html`<${Head} title=${title} note=${own.note}>${is && html`<button onClick=${() => { const old = is; client.value = null; old.close(); }}>${own.disconnect}</button>`}<//><${State} of=${settings} />
-    ${!is ? html`<${Card} title=${own.connect}><form class="row" onSubmit=${form(connect)}><label>${own.listener}<select name="url">${urls.map((url) => html`<option>${url}</option>`)}</select></label>
+    ${!settings.data ? null : !is ? html`<${Card} title=${own.connect}><form class="row" onSubmit=${form(connect)}><label>${own.listener}<select name="url">${urls.map((url) => html`<option>${url}</option>`)}</select></label>
         <label>${own.id}<input name="id" value=${`console-${Math.random().toString(36).slice(2, 8)}`} /></label><label>${own.user}<input name="user" autocomplete="off" /></label>
         <label>${own.password}<input name="password" type="password" autocomplete="off" /></label><button class="primary">${own.connect}</button></form><//>`
     : html`<div class="grid"><${Card} title=${own.subscribe}><form class="row" onSubmit=${form((given) => subscribe(given.filter, Number(given.qos)))}><input class="wide" name="filter" aria-label=${own.filter} placeholder=${own.filter} required data-search />${quality}<button class="primary">${own.subscribe}</button></form>

@@ -1,0 +1,89 @@
+"""The screens of a cluster in a browser: a kill -9 on the timeline, a drain, roles."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.pages import ConsolePage
+from tests.browser.publishers import Publishers
+from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.test_admin_access import ask, made_token
+
+pytestmark = pytest.mark.long
+STORY_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with ClusterProcesses(directory, settings={"cluster": {"partitions": 8}}) as cluster:
+        yield cluster
+
+
+def test_a_kill_is_seen_on_the_timeline_while_it_happens(
+    cluster: ClusterProcesses, page: ConsolePage
+) -> None:
+    victim = cluster.leader_of(0)
+    watched = next(name for name in cluster.nodes if name != victim)
+    with Publishers(cluster.addresses):
+        page.open(cluster.nodes[watched].admin_port, "#/timeline?seconds=60")
+        expect(page.page.get_by_text("No node was lost in this time.")).to_be_visible()
+        cluster.kill9(victim)
+        story = page.page.locator(".story")
+        expect(story).to_contain_text(f"{victim} is marked down.", timeout=STORY_MS)
+        expect(story).to_contain_text(re.compile(rf"leads .* in place of {victim}"))
+        expect(page.page.get_by_text(f"{victim} was lost at")).to_be_visible()
+        expect(page.page.locator(".state.down")).not_to_have_count(0)
+        cluster.restart(victim)
+        expect(story).to_contain_text(f"{victim} is up again.", timeout=STORY_MS)
+        cluster.wait_healthy()
+    # A span of the picture is a part of the address, and has its own story.
+    box = page.page.locator(".picture svg").bounding_box()
+    assert box is not None
+    page.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 60)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 60, steps=3)
+    page.page.mouse.up()
+    expect(page.page.get_by_role("heading", name="What happened from")).to_be_visible()
+    assert "from=" in page.page.evaluate("location.hash")
+
+
+def test_a_drain_shows_its_plan_before(cluster: ClusterProcesses, page: ConsolePage) -> None:
+    page.open(cluster.nodes["n1"].admin_port, "#/cluster")
+    expect(page.page.locator(".seat.leader").first).to_be_visible()
+    card = page.page.locator(".node", has_text="n2")
+    card.get_by_role("button", name="Drain…").click()
+    dialog = page.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Partitions led afterwards")
+    expect(dialog).to_contain_text("n2 0")
+    dialog.get_by_role("button", name="Drain n2").click()
+    expect(card).to_contain_text("draining")
+    until(lambda: all("n2" not in each["replicas"] for each in cluster.status()["partitions"]),
+          "n2 has nothing")  # fmt: skip
+    card.get_by_role("button", name="Undrain…").click()
+    dialog.get_by_role("button", name="Undrain n2").click()
+    expect(card.get_by_role("button", name="Drain…")).to_be_visible()
+    cluster.wait_healthy()
+
+
+def test_a_viewer_sees_everything_and_no_control(
+    cluster: ClusterProcesses, page: ConsolePage
+) -> None:
+    node = cluster.nodes["n3"]
+    node.token = made_token(node.data, "admin")
+    viewer = made_token(node.data, "viewer")
+    until(lambda: ask(node.admin_port, "GET", "/api/v1/log").status == 401, "tokens are needed")
+    page.open(node.admin_port, f"#token={viewer}&to=cluster")
+    expect(page.page.locator(".seat.leader").first).to_be_visible()
+    assert page.page.get_by_role("button", name="Drain…").count() == 0
+    assert page.page.get_by_role("button", name="Rebalance").count() == 0
+    assert page.page.get_by_role("link", name="Access").count() == 0
+    page.open(node.admin_port, "#/access")
+    expect(page.page.get_by_text("This screen needs the role admin.")).to_be_visible()
+    for fragment in ("#/cluster", "#/timeline", "#/settings"):
+        page.page.set_viewport_size({"width": 400, "height": 800})
+        page.open(node.admin_port, fragment)
+        expect(page.page.get_by_role("heading", level=1)).to_be_visible()
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= 400, fragment
