@@ -1,7 +1,9 @@
-"""The import of the users and rights of a Mosquitto with its dynamic security plugin."""
+"""The users of a Mosquitto with its dynamic security plugin, taken over and changed at run time by
+Mosquitto's own tool."""
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.e2e.brokers import MOSQUITTO, Mosquitto
 from tests.e2e.brokers import Holdfast as HoldfastBroker
 
 PLUGIN = Path("/usr/lib/x86_64-linux-gnu/mosquitto_dynamic_security.so")
+SUBSCRIBER = shutil.which("mosquitto_sub")
 CONTROL = shutil.which("mosquitto_ctrl")
 PASSWORD = "a long password"
 
@@ -20,12 +23,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def control(port: int, *arguments: str, answer: str = "") -> None:
+def control(
+    port: int,
+    *arguments: str,
+    answer: str = "",
+    user: tuple[str, str] = ("admin", PASSWORD),
+    code: int | None = 0,
+) -> str:
+    """The output of mosquitto_ctrl. `code`: the exit code that it must have; None: any."""
     assert CONTROL is not None
-    login = ["-h", "127.0.0.1", "-p", str(port), "-u", "admin", "-P", PASSWORD]
+    login = ["-h", "127.0.0.1", "-p", str(port), "-u", user[0], "-P", user[1]]
     command = [CONTROL, *(login if port else []), "dynsec", *arguments]
     done = subprocess.run(command, input=answer, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def sends(port: int, user: str, password: str, topic: str) -> int:
@@ -57,16 +68,59 @@ def test_users_and_rights_are_carried_over(tmp_path: Path) -> None:
     assert main(["config", "import", str(tmp_path / "mosquitto.conf"), "--out", str(out)]) == 0
     directory = tmp_path / "new"
     directory.mkdir()
-    files = {"password_file": str(out / "passwords"), "acl_file": str(out / "acl")}
-    new = HoldfastBroker(directory, {"security": {**files, "allow_anonymous": False}})
+    file = out / "dynamic-security.json"
+    security = {"dynamic_security_file": str(file), "allow_anonymous": False}
+    new = HoldfastBroker(directory, {"security": security})
     new.start()
     try:
         assert sends(new.port, "alice", PASSWORD, "site/1") == 0
         assert sends(new.port, "alice", "wrong", "site/1") != 0
         assert sends(new.port, "gone", PASSWORD, "site/1") != 0
-        denied = 'holdfast_authorizations_denied_total{node="n1"}'
-        assert f"{denied} 0.0" in new.admin("/metrics")[1]
-        sends(new.port, "alice", PASSWORD, "other")
-        assert f"{denied} 1.0" in new.admin("/metrics")[1]
+        change_at_run_time(new)
+        # What was answered is kept, and only that.
+        new.kill()
+        new.start()
+        assert sends(new.port, "bob", "another", "bobs/1") == 0
+        assert sends(new.port, "alice", PASSWORD, "site/1") != 0
+        assert "alice" in control(new.port, "listClients")
     finally:
         assert new.stop() == 0
+    # Mosquitto reads the file that Holdfast has written.
+    old.extra = old.extra.replace(str(users), str(file))
+    old.start()
+    try:
+        assert sends(old.port, "bob", "another", "bobs/1") == 0
+        assert sends(old.port, "alice", PASSWORD, "site/1") != 0
+    finally:
+        old.stop()
+
+
+def change_at_run_time(broker: HoldfastBroker) -> None:
+    port = broker.port
+    control(port, "createClient", "bob", "-p", "first")
+    control(port, "createRole", "bobs")
+    control(port, "addRoleACL", "bobs", "publishClientSend", "bobs/#", "allow", "3")
+    control(port, "addRoleACL", "bobs", "subscribePattern", "site/#", "allow")
+    control(port, "createGroup", "people")
+    control(port, "addGroupRole", "people", "bobs")
+    denied = 'holdfast_authorizations_denied_total{node="n1"}'
+    assert f"{denied} 0.0" in broker.admin("/metrics")[1]
+    sends(port, "bob", "first", "bobs/1")
+    assert f"{denied} 1.0" in broker.admin("/metrics")[1]
+    control(port, "addGroupClient", "people", "bob")
+    sends(port, "bob", "first", "bobs/1")
+    assert f"{denied} 1.0" in broker.admin("/metrics")[1]
+    assert SUBSCRIBER is not None
+    login = ["-h", "127.0.0.1", "-p", str(port), "-u", "bob", "-P", "first"]
+    with subprocess.Popen([SUBSCRIBER, *login, "-i", "reader", "-t", "site/#"]) as reader:
+        deadline = time.monotonic() + 20
+        while " connected client='reader' user='bob'" not in broker.log_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        # It has to leave when its password changes.
+        control(port, "setClientPassword", "bob", "another")
+        assert reader.wait(20) != 0
+    assert "people" in control(port, "getClient", "bob")
+    control(port, "disableClient", "alice")
+    # Only a client with the right to the topic may command.
+    assert "Not authorized" in control(port, "listClients", user=("bob", "another"), code=None)

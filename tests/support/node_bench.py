@@ -15,8 +15,10 @@ from holdfast.broker.effects import (
     Note,
     ReadLog,
     ResumeInput,
+    RunCommands,
 )
 from holdfast.broker.node import Node
+from holdfast.broker.publish.control import finish_commands
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.session.connection import OPEN, Connection
@@ -109,6 +111,8 @@ class NodeBench:
         self.in_flight: list[WriteGroup] = []
         self.notes: list[Note] = []
         self.valid_passwords: dict[str, bytes] = {}
+        # The messages with commands that clients have sent. Each has the same response.
+        self.commands: list[bytes] = []
         # The replies of the sources of identity, and of the hooks that give rights.
         self.identity: Answer = None
         self.rights: ClientRules | None = None
@@ -281,6 +285,9 @@ class NodeBench:
             self.node.handle_answer(effect.connection, self.identity)
         elif isinstance(effect, AskRights):
             self.node.handle_rights(effect, self.rights)
+        elif isinstance(effect, RunCommands):
+            self.commands.append(effect.payload)
+            finish_commands(self.node.state, effect, b"the response")
         elif isinstance(effect, CheckPassword):
             valid = self.valid_passwords.get(effect.username) == effect.password
             self.node.handle_password_checked(effect.connection, valid)

@@ -220,5 +220,5 @@ def test_a_group_that_is_missing_is_named(
     users.write_text('{"anonymousGroup": "guests"}')
     path = tmp_path / "mosquitto.conf"
     path.write_text(f"plugin dynamic_security.so\nplugin_opt_config_file {users}\n")
-    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
-    assert "there is no group guests" in capsys.readouterr().err
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert "anonymousGroup: there is no group 'guests'" in capsys.readouterr().err

@@ -15,7 +15,15 @@ GATE: Final = "broker/rights.py"
 LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 
-ASKS: Final = {"can_read", "can_replay", "can_write", "for_client", "verdict_on"}
+ASKS: Final = {
+    "can_read",
+    "can_replay",
+    "can_subscribe",
+    "can_unsubscribe",
+    "can_write",
+    "for_client",
+    "verdict_on",
+}
 """Methods of access control lists, for the gate alone."""
 FIELDS: Final = {
     "acl": {
@@ -63,6 +71,7 @@ WILL = "test_a_will_is_asked_for_again_when_it_is_published"
 REPLAY = "test_a_replay_brings_only_what_the_client_may_read"
 FEDERATED = "test_what_the_federation_brings_under_sys_is_refused"
 NODES = "test_qos_0_of_a_group_goes_on_to_a_node_with_a_member_that_may_read_it"
+COMMANDS = "test_commands_are_answered_to_their_client_only"
 CLUSTER = "test_a_group_over_nodes_gives_each_record_to_a_member_that_may_read_it"
 PLAIN_CLUSTER = "test_a_client_of_a_cluster_gets_only_what_it_may_read"
 
@@ -84,6 +93,7 @@ READ_WAYS: Final = {
     "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
     "cluster/qos0_routing.py:Qos0Routing.handle_qos0": PLAIN_CLUSTER,
     # Asked one by one.
+    "broker/publish/control.py:_respond": COMMANDS,
     "broker/delivery/retained.py:SessionScans.step": LIVE,
     "broker/delivery/retained.py:_send_page": LIVE,
     "broker/delivery/outbox.py:_send_past_qos0": REPLAY,

@@ -100,6 +100,17 @@ class AskRights(Effect):
         self.extra = extra
 
 
+class RunCommands(Effect):
+    """The commands of a message to `$CONTROL`, to be run off the event loop; the driver replies
+    with `control.finish_commands`."""
+
+    def __init__(self, connection: Connection, payload: bytes, qos: int, packet_id: int) -> None:
+        self.connection = connection
+        self.payload = payload
+        self.qos = qos
+        self.packet_id = packet_id
+
+
 class ResumeInput(Effect):
     """The permission to read from the connection again. The driver first processes the bytes that
     its reader has buffered."""

@@ -16,7 +16,7 @@ Invariants
   names without proof (`is_owned`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,8 +77,9 @@ class Rights:
 
 
 def is_reserved(topic: str) -> bool:
-    """Whether only the broker publishes to the topic."""
-    if topic.startswith("$SYS/") or topic == "$SYS":
+    """Whether no client's message to the topic enters the log. `$SYS` and `LOG_PREFIX` are the
+    broker's. A message to `$CONTROL` is a command, and may contain a password."""
+    if topic.startswith(("$SYS/", "$CONTROL/")) or topic in ("$SYS", "$CONTROL"):
         return True
     return topic.startswith(LOG_PREFIX)
 
@@ -92,9 +93,29 @@ def is_bridge_notice(topic: str) -> bool:
     return topic.startswith("$SYS/broker/connection/") and topic.endswith("/state")
 
 
+def may_subscribe(session: Session, filter: str) -> bool:
+    """Whether the session's client may subscribe to a filter. Most rules allow any filter, and
+    restrict the messages (`may_read`)."""
+    rights = session.rights
+    return not isinstance(rights, Rights) or rights.acl is None or rights.acl.can_subscribe(filter)
+
+
+def may_unsubscribe(session: Session, filter: str) -> bool:
+    """Whether the session's client may unsubscribe from a filter."""
+    rules = session.rights.acl if isinstance(session.rights, Rights) else None
+    return rules is None or rules.can_unsubscribe(filter)
+
+
+def may_command(connection: Connection, route: Route) -> bool:
+    """Whether the client may send a command to this topic of `$CONTROL`. Without rules no client
+    may."""
+    rules = connection.rights.acl if isinstance(connection.rights, Rights) else None
+    return rules is not None and rules.can_write(route.topic)
+
+
 def may_read(session: Session, topic: bytes) -> bool:
-    """Whether the session's client may receive a message of this topic. (Subscribing is always
-    allowed.) The session must have been connected since this process started."""
+    """Whether the session's client may receive a message of this topic. The session must have been
+    connected since this process started."""
     rights = session.rights
     if rights is None:
         return True
@@ -221,14 +242,24 @@ class RulesChange(Work):
     session. A client that connects meanwhile has the present rules already.
 
     Remembered routes depend on the rights of their receivers, so they are forgotten before the
-    first step and after the last.
+    first step and after the last, or with each session of the users whose rules changed.
     """
 
-    def __init__(self, sessions: list[Session], *, all_sessions: bool) -> None:
-        """`all_sessions`: also those without rights, because there were no rules before."""
+    def __init__(
+        self,
+        sessions: list[Session],
+        *,
+        all_sessions: bool,
+        usernames: frozenset[str] | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """`all_sessions`: also those without rights, because there were no rules before.
+        `usernames`: the users whose rules changed; None: all. `done` is called at the end."""
         super().__init__()
         self.sessions = sessions
         self.all_sessions = all_sessions
+        self.usernames = usernames
+        self.done = done
         self.next = 0
 
     def step(self, state: NodeState, steps: int) -> int:
@@ -236,6 +267,10 @@ class RulesChange(Work):
         end = min(len(self.sessions), start + steps)
         for index in range(start, end):
             session = self.sessions[index]
+            if self.usernames is not None:
+                if session.username not in self.usernames:
+                    continue
+                state.change_routes()
             # Other sessions are known from the log only, and get their rights when they need them.
             if session.rights is not None or session.connection is not None or self.all_sessions:
                 _give_rights(state, session)
@@ -243,19 +278,30 @@ class RulesChange(Work):
         self.has_more = end < len(self.sessions)
         if not self.has_more:
             self.sessions = []
-            state.change_routes()
+            if self.usernames is None:
+                state.change_routes()
+            if self.done is not None:
+                self.done()
         return end - start
 
 
-def replace_rules(state: NodeState, acl: RuleSource | None, sessions: Iterable[Session]) -> None:
+def replace_rules(
+    state: NodeState,
+    acl: RuleSource | None,
+    sessions: Iterable[Session],
+    usernames: frozenset[str] | None = None,
+    done: Callable[[], None] | None = None,
+) -> None:
     """Give other rules to all clients: at once to those that connect, and to the `sessions` that
-    this node knows as a job (`RulesChange`)."""
-    if acl is state.acl:
+    this node knows as a job (`RulesChange`), which calls `done`."""
+    if acl is state.acl and done is None:
         return
     all_sessions = state.acl is None
     state.acl = acl
-    state.change_routes()
-    state.start_work(RulesChange(list(sessions), all_sessions=all_sessions))
+    if usernames is None:
+        state.change_routes()
+    change = RulesChange(list(sessions), all_sessions=all_sessions, usernames=usernames, done=done)
+    state.start_work(change)
 
 
 def _given_rules(connection: Connection | None) -> ClientRules | None:
@@ -337,7 +383,7 @@ def explain(
     if session is not None:
         username, rights = session.username, session.rights
     if wanted == WRITE and is_reserved(topic):
-        reason = f"only the broker publishes to {topic.partition('/')[0]}"
+        reason = f"no client's message to {topic.partition('/')[0]} enters the log"
         return AccessAnswer(client_id, username, topic, False, reason)
     if isinstance(rights, Rights):
         if not topic.encode().startswith(rights.mount):

@@ -41,8 +41,8 @@ class Stats:
         # Passwords that were not checked, because too many checks were waiting.
         self.authentications_shed = 0
         self.authorizations_denied = 0
-        # Messages not delivered to a client that may not read them; wills refused at CONNECT or
-        # later.
+        self.subscriptions_denied = 0
+        # Messages not delivered to a client that may not read them; wills refused or dropped.
         self.reads_denied = 0
         self.wills_denied = 0
         self.sessions_denied = 0

@@ -14,10 +14,12 @@ from holdfast.config.load import load
 from holdfast.config.mosquitto.configuration import MosquittoImport, import_configuration
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
+from holdfast.security.dynamic.document import parse
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 WIDTH: Final = 80
+USERS_FILE: Final = "dynamic-security.json"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -124,9 +126,7 @@ def run_import(args: argparse.Namespace) -> int:
         made = import_configuration(args.file)
         if args.out is None:
             if made.users is not None:
-                raise ValueError(
-                    f"{args.file}: users of the dynamic security plugin need files: give --out DIR"
-                )
+                _read_users(made.users)
             print(made.toml())
         else:
             _write(made, args.out)
@@ -137,16 +137,19 @@ def run_import(args: argparse.Namespace) -> int:
     return 0
 
 
+def _read_users(path: Path) -> str:
+    """The text of a file of users, as this broker writes it. Raises `OSError` and `ValueError`."""
+    return b"".join(parse(path.read_bytes(), str(path)).chunks()).decode()
+
+
 def _write(made: MosquittoImport, directory: Path) -> None:
     """Write the files. Raises `OSError` if one of them exists already."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     if made.users is not None:
         security = made.tables.setdefault("security", {})
-        security["password_file"] = str(directory / "passwords")
-        security["acl_file"] = str(directory / "acl")
-        files["passwords"] = "\n".join([*made.users.passwords, ""])
-        files["acl"] = "\n".join([*made.users.rules, ""])
+        security["dynamic_security_file"] = str(directory / USERS_FILE)
+        files[USERS_FILE] = _read_users(made.users)
     files["holdfast.toml"] = made.toml()
     for name, text in files.items():
         # The files have hashes of passwords, so only the owner may read them.

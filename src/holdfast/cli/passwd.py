@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.security import passwords, scram_file
+from holdfast.security.dynamic.document import DynamicSecurityError
+from holdfast.security.dynamic.file import DynamicSecurityFile, write
+from holdfast.security.dynamic.first_user import new_document, set_password
 from holdfast.security.passwords import PasswordError
 from holdfast.security.scram_file import ScramError
 
@@ -38,7 +41,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [-H HASH] [-I N] [--scram | --scram-sha-512] [-c | -D] FILE USER\n"
         "       %(prog)s [-H HASH] [-I N] [--scram | --scram-sha-512] [-c] -b FILE USER PASSWORD\n"
-        "       %(prog)s [-H HASH] [-I N] -U FILE",
+        "       %(prog)s [-H HASH] [-I N] -U FILE\n"
+        "       %(prog)s --dynamic-security [-c] [-b] FILE USER [PASSWORD]",
     )
     parser.add_argument("-b", dest="batch", action="store_true", help="PASSWORD is an argument")
     parser.add_argument(
@@ -71,6 +75,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             const=method,
             help=f"FILE holds credentials for {method}",
         )
+    parser.add_argument(
+        "--dynamic-security",
+        dest="dynamic",
+        action="store_true",
+        help="FILE is security.dynamic_security_file; with -c a new one, in which USER may send "
+        "commands",
+    )
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("user", metavar="USER", nargs="?")
     parser.add_argument("password", metavar="PASSWORD", nargs="?")
@@ -82,11 +93,13 @@ def run(args: argparse.Namespace) -> int:
         _check_usage(args)
         if args.upgrade:
             _upgrade(args)
+        elif args.dynamic:
+            _set_dynamic(args)
         elif args.delete:
             _delete(args.file, args.user)
         else:
             _set(args)
-    except (PasswordInputError, PasswordError, ScramError) as error:
+    except (PasswordInputError, PasswordError, ScramError, DynamicSecurityError) as error:
         print(f"holdfast passwd: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -99,11 +112,13 @@ def _check_usage(args: argparse.Namespace) -> None:
     if sum((args.create, args.delete, args.upgrade)) > 1:
         raise PasswordInputError("choose one of -c, -D and -U")
     if args.upgrade:
-        if args.batch or args.scram or args.user is not None:
-            raise PasswordInputError("-U takes FILE only, without -b and --scram")
+        if args.batch or args.scram or args.dynamic or args.user is not None:
+            raise PasswordInputError("-U takes FILE only, without -b, --scram, --dynamic-security")
         return
     if args.user is None:
         raise PasswordInputError("name the user: FILE USER")
+    if args.dynamic and (args.scram or args.scheme or args.iterations or args.delete):
+        raise PasswordInputError("--dynamic-security goes with -b and -c only")
     if args.scram and args.scheme:
         raise PasswordInputError("-H is for password files, --scram has one hash only")
     if args.batch and args.delete:
@@ -154,6 +169,16 @@ def _set(args: argparse.Namespace) -> None:
     else:
         lines.append(line)
     _replace(args.file, lines)
+
+
+def _set_dynamic(args: argparse.Namespace) -> None:
+    password = args.password if args.batch else ask_password()
+    if args.create:
+        write(args.file, new_document(args.user, password))
+        return
+    file = DynamicSecurityFile.load(args.file)
+    set_password(file.document, args.user, password)
+    file.replaced(file.document)
 
 
 def _hash(args: argparse.Namespace, password: str) -> str:

@@ -89,7 +89,10 @@ def _address_problems(listener: Listener) -> Iterator[Problem]:
 def _authentication_problems(listener: Listener, config: Config) -> Iterator[Problem]:
     security = config.security
     needed = {
-        "password": ("security.password_file", security.password_file),
+        "password": (
+            "security.password_file or security.dynamic_security_file",
+            security.password_file or security.dynamic_security_file,
+        ),
         "scram": ("security.scram_file", security.scram_file),
         "certificate": ("client_ca", listener.client_ca),
         "token": ("security.jwt.jwks", security.jwt.jwks),
@@ -116,6 +119,7 @@ def listener_warnings(config: Config) -> list[str]:
     has_users = bool(
         security.password_file
         or security.scram_file
+        or security.dynamic_security_file
         or has_sources(security)
         or config.hooks.enabled
     )

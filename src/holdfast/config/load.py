@@ -40,7 +40,10 @@ def _resolve(config: Config) -> Config:
     if security.allow_anonymous is not None:
         return config
     anonymous = all(listener.is_loopback() for listener in config.listeners) and not (
-        security.password_file or security.scram_file or has_sources(security)
+        security.password_file
+        or security.scram_file
+        or security.dynamic_security_file
+        or has_sources(security)
     )
     return msgspec.structs.replace(
         config, security=msgspec.structs.replace(security, allow_anonymous=anonymous)

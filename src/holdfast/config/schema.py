@@ -171,6 +171,10 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     acl_file: str = ""
     scram_file: str = ""
     """The credentials for enhanced authentication with SCRAM-SHA-256 or SCRAM-SHA-512."""
+    dynamic_security_file: str = ""
+    """The users, groups and roles that clients change at run time over
+    `$CONTROL/dynamic-security/v1`, in Mosquitto's format. The broker replaces the file with each
+    change."""
     jwt: Jwt = field(default_factory=Jwt)
     http: HttpCheck = field(default_factory=HttpCheck)
 

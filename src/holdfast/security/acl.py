@@ -90,6 +90,14 @@ class ClientRules:
         """Whether the client may receive a message of the past, if it may receive one now."""
         return self.verdict_on(topic, HISTORY).is_allowed
 
+    def can_subscribe(self, filter: str) -> bool:
+        """Whether the client may subscribe to a filter. It receives only what it may read."""
+        return True
+
+    def can_unsubscribe(self, filter: str) -> bool:
+        """Whether the client may unsubscribe from a filter."""
+        return True
+
     def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
         """Whether the client has the right `wanted` (READ, WRITE, HISTORY), and by which rule."""
         raise NotImplementedError

@@ -17,6 +17,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -217,6 +218,33 @@ class PasswordFile:
                 raise PasswordError(where + str(error)) from None
         file._hashes = list(file._users.values()) or [parse_hash(hash_password(b""))]
         return file
+
+    def with_users(
+        self, users: dict[str, PasswordHash], hidden: Collection[str], before: "PasswordFile | None"
+    ) -> "PasswordFile":
+        """A file with these users besides its own, in place of those with the same names, and
+        without the `hidden` ones. Right passwords that `before` remembers count if the user's hash
+        is the same."""
+        made = PasswordFile()
+        made._users = self._users | users
+        for username in hidden:
+            made._users.pop(username, None)
+        made._hashes = list(made._users.values()) or self._hashes
+        if before is not None:
+            made._secret = before._secret
+            made._verified = {
+                username: key
+                for username, key in before._verified.items()
+                if made.has_same_hash(username, before)
+            }
+        return made
+
+    def has_same_hash(self, username: str, other: "PasswordFile") -> bool:
+        """Whether both files have the same password for a user."""
+        mine, its = self._users.get(username), other._users.get(username)
+        if mine is None or its is None:
+            return False
+        return mine is its or (mine.salt, mine.digest) == (its.salt, its.digest)
 
     def is_remembered(self, username: str, password: bytes) -> bool:
         """Whether the password was right before, in microseconds. False means unknown.

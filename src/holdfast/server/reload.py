@@ -27,6 +27,7 @@ from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.hooks import Hooks
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.command_runner import CommandRunner
 from holdfast.server.event_loop.hook_runner import HookEvents
 from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.security_files import (
@@ -194,6 +195,7 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
     state = broker.node.state
     broker.passwords.file = security.passwords
     security.apply_to(broker.node)
+    _take_commands(broker, security)
     broker.identities.replace(security.sources)
     _observe(broker, security.hooks)
     recorded = broker.runtime.recorded_state().sessions
@@ -207,6 +209,17 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
 
     state.start_work(Reauthorization(state, security.knows, done))
     return disconnected
+
+
+def _take_commands(broker: Broker, security: SecurityFiles) -> None:
+    present = broker.commands
+    if isinstance(present, CommandRunner) and security.users is not None:
+        present.replace(security.users)
+        return
+    if present is not None:
+        present.close()
+    users = security.users
+    broker.commands = None if users is None else CommandRunner(broker, users)
 
 
 def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:

@@ -12,7 +12,10 @@ from holdfast.config.listener import Listener
 from holdfast.config.schema import Admin, Config
 from holdfast.config.sections.check_identity import has_sources
 from holdfast.hooks import Hooks
-from holdfast.security.acl import AclError, AclFile
+from holdfast.security.acl import AclError, AclFile, RuleSource
+from holdfast.security.dynamic.document import DynamicSecurityError
+from holdfast.security.dynamic.file import DynamicSecurityFile
+from holdfast.security.dynamic.users import DynamicUsers
 from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.identity.identity import IdentitySource
 from holdfast.security.passwords import PasswordError, PasswordFile
@@ -36,11 +39,13 @@ class SecurityFiles:
     """The loaded files of passwords, access rules and SCRAM credentials."""
 
     passwords: PasswordFile | None = None
-    acl: AclFile | None = None
+    acl: RuleSource | None = None
     scram: ScramFile | None = None
     sources: tuple[IdentitySource, ...] = ()
     """The sources of identity, which are asked before the files."""
     hooks: tuple[Hooks, ...] = ()
+    users: DynamicUsers | None = None
+    """The users that clients change at run time. `passwords` and `acl` include them."""
 
     def knows(self, username: str) -> bool:
         """Whether a user has a password or SCRAM credentials."""
@@ -56,6 +61,10 @@ class SecurityFiles:
             isinstance(each, HookSource) and each.authorises for each in self.sources
         )
         state.admission.checks_passwords = self.passwords is not None
+        users = self.users
+        state.admission.takes_commands = users is not None
+        state.admission.disabled_users = frozenset() if users is None else users.disabled
+        state.admission.client_ids = {} if users is None else users.client_ids
         state.admission.authenticators = (
             {} if self.scram is None else dict(scram_factories(self.scram))
         )
@@ -64,8 +73,14 @@ class SecurityFiles:
 def authenticates_users(config: Config) -> bool:
     """Return whether a client can prove a user name to this broker on any listener."""
     security = config.security
-    return bool(security.password_file or security.scram_file or has_sources(security)) or any(
-        listener.client_ca and listener.certificate_user != "none" for listener in config.listeners
+    files = (security.password_file, security.scram_file, security.dynamic_security_file)
+    return (
+        any(files)
+        or has_sources(security)
+        or any(
+            listener.client_ca and listener.certificate_user != "none"
+            for listener in config.listeners
+        )
     )
 
 
@@ -76,13 +91,21 @@ def load_security(config: Config) -> SecurityFiles:
         passwords = PasswordFile.load(security.password_file) if security.password_file else None
         acl = AclFile.load(security.acl_file) if security.acl_file else None
         scram = ScramFile.load(security.scram_file) if security.scram_file else None
+        users = _dynamic_users(security.dynamic_security_file, passwords, acl)
         sources = identity_sources(security)
         hooks = tuple(load_hooks(config.hooks))
         if hooks:
             sources = (*sources, HookSource(hooks, config.hooks.timeout_s))
-    except (PasswordError, AclError, ScramError, SourceError, OSError) as error:
+    except (
+        PasswordError,
+        AclError,
+        ScramError,
+        DynamicSecurityError,
+        SourceError,
+        OSError,
+    ) as error:
         raise SecurityFileError(str(error)) from error
-    for path in (security.password_file, security.scram_file):
+    for path in (security.password_file, security.scram_file, security.dynamic_security_file):
         if path and Path(path).stat().st_mode & stat.S_IROTH:
             logger.warning("readable_by_everyone file=%r text='take the right from others'", path)
     if acl is not None and acl.names_users() and not authenticates_users(config):
@@ -91,7 +114,17 @@ def load_security(config: Config) -> SecurityFiles:
             " users apply to none: set password_file, scram_file or client_ca'",
             security.acl_file,
         )
-    return SecurityFiles(passwords, acl, scram, sources, hooks)
+    if users is None:
+        return SecurityFiles(passwords, acl, scram, sources, hooks)
+    return SecurityFiles(users.passwords, users.rules, scram, sources, hooks, users)
+
+
+def _dynamic_users(
+    path: str, passwords: PasswordFile | None, acl: AclFile | None
+) -> DynamicUsers | None:
+    if not path:
+        return None
+    return DynamicUsers.of(DynamicSecurityFile.load(Path(path)), passwords, acl)
 
 
 def tls_context(listener: Listener) -> ssl.SSLContext | None:

@@ -51,6 +51,7 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "authentications_failed": "Connections with wrong or missing credentials.",
     "authentications_shed": "CONNECT packets refused unchecked: too many passwords waited.",
     "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
+    "subscriptions_denied": "Filters refused in SUBSCRIBE or UNSUBSCRIBE: the client has no right.",
     "reads_denied": "Messages not delivered to a client that may not read their topic.",
     "wills_denied": "Wills to topics that their client may not write, refused or dropped.",
     "sessions_denied": "CONNECT packets refused: the client id is another user's.",

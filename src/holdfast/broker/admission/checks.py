@@ -60,11 +60,21 @@ def is_address_banned(state: NodeState, remote: str) -> bool:
     return len(bans) > 0 and bans.find(ADDRESS, address_of(remote), state.now) is not None
 
 
-def may_open_as(state: NodeState, connection: Connection) -> bool:
-    """Whether the proved user name of a connection is not banned; if it is, the client is refused.
-    CONNECT need not have contained the name: a certificate or a token may."""
+def may_open_as(state: NodeState, connection: Connection, client_id: str) -> bool:
+    """Whether the proved user of a connection may connect with a client id; if not, the client is
+    refused. CONNECT need not have contained the name: a certificate or a token may."""
     username = connection.username
-    if not username or not len(state.admission.bans):
+    admission = state.admission
+    if not username:
+        return True
+    if username in admission.disabled_users:
+        refuse(state, connection, reasons.NOT_AUTHORIZED, "the user is disabled")
+        return False
+    if admission.client_ids.get(username, client_id) != client_id:
+        text = "the user may not use this client id"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+        return False
+    if not len(admission.bans):
         return True
     names = names_of(connection.client_id, username, "", "")
     return not is_banned(state, connection, names)

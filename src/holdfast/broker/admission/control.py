@@ -13,6 +13,12 @@ class AdmissionControl:
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.checks_passwords = False
+        # Messages to `$CONTROL/dynamic-security/v1` are commands.
+        self.takes_commands = False
+        # Users who may not connect, however they prove their names, and those that may with one
+        # client id only.
+        self.disabled_users: frozenset[str] = frozenset()
+        self.client_ids: dict[str, str] = {}
         # Sources of identity are asked before the password file, and may bring rights.
         self.asks_sources = False
         # Hooks give rights, to clients that have proved their names.

@@ -139,6 +139,22 @@ def note_publish_denied(
         state.note("warning", "publish_denied", fields)
 
 
+def note_filter_denied(state: NodeState, session: Session, event: str, filter: str) -> None:
+    """Note that a client may not subscribe to a filter, or unsubscribe from it."""
+    state.stats.subscriptions_denied += 1
+    count = state.repeats.count(f"{session.client_id} {event} {filter}", state.now)
+    connection = session.connection
+    if count:
+        fields: dict[str, object] = {
+            "client": session.client_id,
+            "user": session.username or "",
+            "remote": "" if connection is None else connection.remote,
+            "filter": filter[:TOPIC_SHOWN_MAX],
+            "count": count,
+        }
+        state.note("warning", event, fields)
+
+
 def note_read_denied(state: NodeState, session: Session, topic: str) -> None:
     """Note that a message was not delivered, because its subscriber may not read the topic.
 

@@ -74,6 +74,36 @@ class Reauthorization(Work):
         return True
 
 
+class UserDeparture(Work):
+    """The job that closes the connections of some users, because dynamic security has changed their
+    password or client id, or disabled or deleted them. A step is one session."""
+
+    def __init__(
+        self, state: NodeState, usernames: frozenset[str], done: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self.usernames = usernames
+        self.done = done
+        self.sessions = list(state.sessions.values())
+
+    def step(self, state: NodeState, steps: int) -> int:
+        spent = 0
+        while spent < steps and self.sessions:
+            spent += 1
+            session: Session = self.sessions.pop()
+            connection = session.connection
+            if connection is not None and connection.username in self.usernames:
+                close_connection(state, connection, reasons.ADMINISTRATIVE_ACTION, _CHANGED)
+                spent += STEPS_PER_CLOSE
+        self.has_more = bool(self.sessions)
+        if not self.has_more:
+            self.done()
+        return spent
+
+
+_CHANGED: Final = "the user was changed: connect again"
+
+
 def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], bool]) -> bool:
     if connection.is_internal:
         return True

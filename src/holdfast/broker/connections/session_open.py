@@ -110,7 +110,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
             f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
         )
         return
-    if not may_open_as(state, connection):
+    if not may_open_as(state, connection, client_id):
         return
     session = state.sessions.get(client_id)
     if session is not None and not may_open(state, session, connection):

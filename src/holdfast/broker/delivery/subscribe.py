@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from holdfast.broker.connections.client_notes import note_filter_denied
 from holdfast.broker.delivery.log_replay import continue_reading, feed_group
 from holdfast.broker.delivery.replay import (
     StartPlan,
@@ -32,6 +33,7 @@ from holdfast.broker.recovery.state_records import (
     is_durable_group,
     publish_state,
 )
+from holdfast.broker.rights import may_subscribe
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import (
     GroupMember,
@@ -293,15 +295,9 @@ def _check_all(
         codes.append(reason)
     if invalid:
         # One line for each packet, however many filters it has.
-        state.note(
-            "info",
-            "invalid_filter",
-            {
-                "client": session.client_id,
-                "filters": codes.count(reasons.TOPIC_FILTER_INVALID),
-                "error": invalid[0],
-            },
-        )
+        count = codes.count(reasons.TOPIC_FILTER_INVALID)
+        fields = {"client": session.client_id, "filters": count, "error": invalid[0]}
+        state.note("info", "invalid_filter", fields)
     return accepted, codes
 
 
@@ -356,6 +352,9 @@ def _check(
     if session.is_internal:
         # The limits for clients do not apply to the federation.
         return min(request.qos, config.qos_max)
+    if not may_subscribe(session, request.filter):
+        note_filter_denied(state, session, "subscribe_denied", request.filter)
+        return reasons.NOT_AUTHORIZED
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
         return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
     return min(request.qos, config.qos_max)

@@ -1,11 +1,13 @@
 """UNSUBSCRIBE. A durable session's change is in the log before its UNSUBACK."""
 
+from holdfast.broker.connections.client_notes import note_filter_denied
 from holdfast.broker.delivery.replay_start import plain_filter
 from holdfast.broker.delivery.subscribe import send_reply, size_of
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.session_records import UnsubscribeRecord, encode_session
 from holdfast.broker.recovery.state_records import publish_state
+from holdfast.broker.rights import may_unsubscribe
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState
@@ -23,6 +25,8 @@ class UnsubscribePromise(Promise):
         self.packet = packet
         # In NodeState.promise_bytes while it waits.
         self.size_bytes = 0
+        # The filters from which the client may not unsubscribe.
+        self.refused: set[str] = set()
 
     def release(self, state: NodeState) -> None:
         state.promise_bytes -= self.size_bytes
@@ -30,11 +34,16 @@ class UnsubscribePromise(Promise):
         session = self.session
         left: dict[Group, None] = {}
         for filter in self.packet.filters:
+            if filter in self.refused:
+                continue
             subscription = session.subscriptions.get(filter)
             if subscription is not None and subscription.group is not None:
                 left[subscription.group] = None
         leave_groups(state, session, left)
         for filter in self.packet.filters:
+            if filter in self.refused:
+                codes.append(reasons.NOT_AUTHORIZED)
+                continue
             removed = remove_subscription(state, session, filter)
             codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
         connection = self.connection
@@ -50,10 +59,17 @@ def handle_unsubscribe(
     """Log an UNSUBSCRIBE; UnsubscribePromise does the rest."""
     packet.filters = [plain_filter(filter) for filter in packet.filters]
     promise = UnsubscribePromise(connection, session, packet)
-    if not session.is_durable():
+    allowed: list[str] = []
+    for filter in packet.filters:
+        if may_unsubscribe(session, filter):
+            allowed.append(filter)
+        elif filter not in promise.refused:
+            promise.refused.add(filter)
+            note_filter_denied(state, session, "unsubscribe_denied", filter)
+    if not allowed or not session.is_durable():
         promise.release(state)
         return
     promise.size_bytes = size_of(packet.filters)
     state.promise_bytes += promise.size_bytes
-    payload = encode_session(UnsubscribeRecord(session.client_id, packet.filters))
+    payload = encode_session(UnsubscribeRecord(session.client_id, allowed))
     publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)

@@ -17,6 +17,7 @@ from holdfast.broker.publish.completion import (
     encode_refusal,
     retain_at_once,
 )
+from holdfast.broker.publish.control import take_command
 from holdfast.broker.publish.producer_dedup import (
     REPLY,
     STORE,
@@ -56,7 +57,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     if state.stats.topics is not None:
         state.stats.topics.add(route.raw, len(publish.payload))
     if not may_write(connection, route):
-        _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        if not take_command(state, connection, session, publish, route):
+            _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return
     if route.version != state.route_version:
         resolved(state, route)
@@ -72,7 +74,6 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         if tracer is not None and tracer.span is not None:
             tracer.end(tracer.span, -1, -1, "")
         return
-
     # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
     connection.unacknowledged += 1
     if connection.unacknowledged > state.config.receive_maximum and version >= 5:

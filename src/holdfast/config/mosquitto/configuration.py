@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.config.mosquitto.dynamic_security import DynamicSecurity, read_dynamic_security
-
 DAY_S: Final = 86_400
 UNITS_S: Final = {"h": 3600, "d": DAY_S, "w": 7 * DAY_S, "m": 30 * DAY_S, "y": 365 * DAY_S}
 LEVELS: Final = {"debug": "debug", "all": "debug", "information": "info", "notice": "info"}
@@ -103,7 +101,9 @@ class MosquittoImport:
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
     listeners: list[dict[str, object]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    users: DynamicSecurity | None = None
+    users: Path | None = None
+    """The file of the dynamic security plugin, which Holdfast reads and writes as Mosquitto
+    does."""
 
     def toml(self) -> str:
         """The configuration file."""
@@ -184,8 +184,9 @@ class _Reader:
                 self._note(f"plugin {value}: there are no plugins")
         elif key.startswith(("plugin_opt_", "auth_opt_")):
             if "dynamic_security" in self._plugin and key.endswith("config_file"):
-                self._made.users = read_dynamic_security(Path(value))
-                self._made.notes += self._made.users.notes
+                self._made.users = Path(value)
+                security = self._made.tables.setdefault("security", {})
+                security["dynamic_security_file"] = value
         elif not self._take_listener_key(key, value):
             self._take_global_key(key, value)
 

@@ -155,6 +155,23 @@ def matches(filter: str, topic: str) -> bool:
     return levels_match(filter.split("/"), topic.split("/"), 0)
 
 
+def covers(wide: str, narrow: str) -> bool:
+    """Whether a valid plain filter matches each name that another one matches, level by level: a
+    wildcard is covered by one at its place. A name is a filter, too."""
+    if narrow.startswith("$") and wide[0] in "+#":
+        return False  # [MQTT-4.7.2-1]
+    levels = narrow.split("/")
+    count = len(levels)
+    index = 0
+    for level in wide.split("/"):
+        if level == "#":
+            return True
+        if index >= count or levels[index] == "#" or level not in ("+", levels[index]):
+            return False
+        index += 1
+    return index == count
+
+
 def levels_match(filter_levels: list[str], topic_levels: list[str], start: int) -> bool:
     """Whether the levels from `start` on match, without the rule about `$`. The levels before are
     known to match."""

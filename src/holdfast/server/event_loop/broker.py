@@ -19,8 +19,10 @@ from holdfast.broker.effects import (
     Effect,
     Note,
     ResumeInput,
+    RunCommands,
 )
 from holdfast.broker.node import Node
+from holdfast.broker.publish.control import CommandPort, finish_commands
 from holdfast.broker.runtime import Runtime
 from holdfast.broker.session.connection import Connection
 from holdfast.security.passwords import PasswordFile
@@ -71,6 +73,7 @@ class Broker:
         self.reads = LogReads(loop, storage.reader, self.touch, self.fail)
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.identities = IdentityChecks(node, loop, self.touch)
+        self.commands: CommandPort | None = None
         self.notes = NoteRing()
         self.turn_scheduled = False
         self.has_failed = False
@@ -146,6 +149,12 @@ class Broker:
             self.identities.ask(effect)
         elif isinstance(effect, AskRights):
             self.identities.ask_rights(effect)
+        elif isinstance(effect, RunCommands):
+            if self.commands is None:
+                # A reload has switched them off since the message came.
+                finish_commands(self.node.state, effect, b"")
+            else:
+                self.commands.run(effect)
         else:
             assert isinstance(effect, CheckPassword)
             self.passwords.check(effect)
@@ -223,3 +232,5 @@ class Broker:
         self.reads.close()
         self.passwords.close()
         self.identities.close()
+        if self.commands is not None:
+            self.commands.close()

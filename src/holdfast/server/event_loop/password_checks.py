@@ -25,7 +25,7 @@ _BUSY: Final = LoginRefusal(BUSY, "too many passwords are being checked")
 
 class PasswordChecks:
     """The checks of one broker. `file` may be replaced at any time; a check that has begun counts
-    only for a user who is in the present file."""
+    only for a user who has the same password in the present file."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class PasswordChecks:
                 continue
             self._begun += 1
             future = self._threads.submit(file.verify, effect.username, effect.password)
-            future.add_done_callback(partial(self._arrived, effect))
+            future.add_done_callback(partial(self._arrived, effect, file))
 
-    def _arrived(self, effect: CheckPassword, done: Future[bool]) -> None:
+    def _arrived(self, effect: CheckPassword, by: PasswordFile, done: Future[bool]) -> None:
         """Pass the result to the loop. Runs in the thread."""
         if not done.cancelled():
-            self._loop.call_soon_threadsafe(self._finished, effect, done)
+            self._loop.call_soon_threadsafe(self._finished, effect, by, done)
 
-    def _finished(self, effect: CheckPassword, done: Future[bool]) -> None:
+    def _finished(self, effect: CheckPassword, by: PasswordFile, done: Future[bool]) -> None:
         self._touch()
         self._begun -= 1
         file = self.file
@@ -98,6 +98,6 @@ class PasswordChecks:
         error = done.exception()
         if error is not None:
             logger.error("password_check_failed error=%r", str(error))
-        is_known = file is not None and effect.username in file
+        is_known = file is not None and file.has_same_hash(effect.username, by)
         valid = is_known and error is None and done.result()
         self._node.handle_password_checked(effect.connection, valid)

@@ -1,0 +1,100 @@
+"""The file of dynamic security, which the broker replaces as a whole with each change.
+
+Invariant: the file that a change replaces is the one that this process wrote or read last. So a
+change by another program is never overwritten, and two brokers never share a file.
+"""
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.security.dynamic.document import (
+    FILE_BYTES_MAX,
+    DynamicSecurityError,
+    SecurityDocument,
+    parse,
+)
+
+
+@dataclass(frozen=True)
+class DynamicSecurityFile:
+    """The file at one moment: its content, and the stamp that tells it from others."""
+
+    path: Path
+    document: SecurityDocument
+    stamp: tuple[int, int, int]
+
+    @classmethod
+    def load(cls, path: Path) -> "DynamicSecurityFile":
+        """Read a file that the process may replace. Raises `DynamicSecurityError`."""
+        try:
+            with path.open("rb") as file:
+                stamp = _stamp(os.fstat(file.fileno()))
+                data = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise DynamicSecurityError(
+                f"{path}: cannot read the users: {error.strerror}"
+                " ('holdfast passwd --dynamic-security -c FILE USER' makes a file)"
+            ) from None
+        if len(data) > FILE_BYTES_MAX:
+            raise DynamicSecurityError(f"{path}: more than {FILE_BYTES_MAX} bytes")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise DynamicSecurityError(
+                f"{path}: the directory cannot be written, but the broker replaces the file"
+            )
+        return cls(path, parse(data, str(path)), stamp)
+
+    def is_current(self) -> bool:
+        """Whether the file on disk is this one."""
+        try:
+            return _stamp(self.path.stat()) == self.stamp
+        except OSError:
+            return False
+
+    def replaced(self, document: SecurityDocument) -> "DynamicSecurityFile":
+        """Write another content, durably. Raises `DynamicSecurityError`."""
+        if not self.is_current():
+            raise DynamicSecurityError(
+                f"{self.path} was changed by another program: reload the broker first"
+            )
+        try:
+            stamp = write(self.path, document, self.path.stat())
+        except OSError as error:
+            raise DynamicSecurityError(f"{self.path} cannot be written: {error.strerror}") from None
+        return DynamicSecurityFile(self.path, document, stamp)
+
+
+def write(
+    path: Path, document: SecurityDocument, like: os.stat_result | None = None
+) -> tuple[int, int, int]:
+    """Write a file, durably, and return its stamp. It has mode 0600, or the mode and owner of
+    `like`, the file that it replaces. Raises `OSError`."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.writelines(document.chunks())
+            file.flush()
+            if like is not None:
+                os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o660)
+                if os.geteuid() == 0:
+                    os.fchown(descriptor, like.st_uid, like.st_gid)
+            os.fsync(descriptor)
+            stamp = _stamp(os.fstat(descriptor))
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return stamp
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_size
