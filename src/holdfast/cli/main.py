@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "access": "users and tokens of the admin port",
     "passwd": "manage a password file (options of mosquitto_passwd)",
     "bench": "load any MQTT broker at a fixed rate, and measure latencies",
+    "lab": "repeat the experiments of the published studies on any broker",
     "completion": "print the completion of bash, zsh or fish",
 }
 """The help text of each command."""

@@ -1,0 +1,139 @@
+"""The downtime of a client when the broker is stopped, killed or paused.
+
+Downtime is the longest time without a confirmation from the fault to the end of its round. It ends
+with the first confirmation afterwards, so it contains the client's search for another server.
+"""
+
+import asyncio
+import statistics
+import time
+from typing import Final
+
+from holdfast.client import ClientError
+from holdfast_lab.experiments.paper import ACTIVEMQ_DOWNTIMES_S
+from holdfast_lab.experiments.traffic import Observed, Traffic
+from holdfast_lab.experiments.trial import Trial
+from holdfast_lab.log import ExperimentLog
+from holdfast_lab.results.store import Chart, Result, Series
+from holdfast_lab.targets.target import Fault, Target, TargetError
+
+INTERVAL_S: Final = 0.005
+SETTLED: Final = 50
+"""The confirmations in a row before a fault and after it."""
+SERVICE_S: Final = 30.0
+"""The longest wait for service after a fault."""
+PAUSE_S: Final = 2.0
+"""How long a broker is paused that nothing takes over from."""
+ROUNDS: Final = 5
+QUICK_ROUNDS: Final = 2
+
+
+async def run(target: Target, trial: Trial) -> Result:
+    """Inject each fault of the target several times into one stream of messages."""
+    rounds = trial.choose(QUICK_ROUNDS, ROUNDS)
+    plan = [fault for _ in range(rounds) for fault in target.faults]
+    result = Result(
+        "availability",
+        target.name,
+        target.title,
+        target.version(),
+        {"interval": f"{INTERVAL_S * 1000:g} ms", "rounds": str(rounds), "QoS": "1"},
+        {},
+    )
+    if not plan:
+        result.problems.append("faults cannot be injected into a broker that runs elsewhere")
+        return result
+    path = trial.directory / f"{trial.run}.jsonl"
+    result.events = path.name
+    downtimes: dict[Fault, list[float]] = {fault: [] for fault in target.faults}
+    parameters = {
+        "name": "availability", "clients": "2", "qos": "1", "rate_per_s": str(1 / INTERVAL_S),
+        "software": result.version[:100], "fault_plan": ", ".join(plan),
+    }  # fmt: skip
+    with ExperimentLog(trial.run, path, parameters=parameters) as log:
+        try:
+            async with Traffic(
+                target.servers, f"lab/{trial.run}", log, interval_s=INTERVAL_S
+            ) as traffic:
+                for number, fault in enumerate(plan, 1):
+                    trial.progress((number - 1) / len(plan), f"{fault} {number} of {len(plan)}")
+                    silence_s = await _round(target, traffic, log, number, fault)
+                    if silence_s is None:
+                        result.problems.append(
+                            f"{fault}: no confirmation within {SERVICE_S:g} s; the run ended"
+                        )
+                        break
+                    downtimes[fault].append(silence_s)
+                observed = await traffic.finish()
+            _judge(result, observed)
+        except (ClientError, TargetError, OSError) as error:
+            result.problems.append(str(error))
+    _add_figures(result, downtimes)
+    return result
+
+
+async def _round(
+    target: Target, traffic: Traffic, log: ExperimentLog, number: int, fault: Fault
+) -> float | None:
+    """One fault until the target is complete again. Returns the downtime in seconds, or None if the
+    service did not come back."""
+    if not await traffic.confirmations(SETTLED, SERVICE_S):
+        return None
+    from_s = time.monotonic()
+    log.write("fault_injected", fault=number, kind=str(fault))
+    await asyncio.to_thread(target.inject, fault, traffic.topic)
+    if not target.survives_faults:
+        await asyncio.sleep(PAUSE_S if fault is Fault.PAUSE else 0.0)
+        await asyncio.to_thread(target.heal)
+    served = await traffic.confirmations(SETTLED, SERVICE_S)
+    if target.survives_faults:
+        await asyncio.to_thread(target.heal)
+    log.write("fault_healed", fault=number)
+    if not served:
+        return None
+    # What comes in the half second after the other node is back belongs to the fault.
+    await asyncio.sleep(0.5)
+    return traffic.observed.silence_s(from_s, time.monotonic())
+
+
+def _judge(result: Result, observed: Observed) -> None:
+    result.figures["published"] = len(observed.published)
+    result.figures["confirmed"] = len(observed.confirmed)
+    result.figures["confirmed and lost"] = len(observed.lost())
+    result.figures["delivered again"] = observed.repeated
+    result.figures["delivered out of order"] = observed.reordered
+    if observed.lost():
+        result.broken.append(f"{len(observed.lost())} confirmed messages were lost")
+    if observed.reordered:
+        result.broken.append(f"{observed.reordered} messages arrived out of order")
+
+
+def _add_figures(result: Result, downtimes: dict[Fault, list[float]]) -> None:
+    for fault, values in downtimes.items():
+        if values:
+            result.figures[f"downtime, {fault}, mean (s)"] = statistics.fmean(values)
+            result.figures[f"downtime, {fault}, worst (s)"] = max(values)
+    measured = {fault: values for fault, values in downtimes.items() if values}
+    if measured:
+        result.charts.append(
+            Chart(
+                "Downtime",
+                "",
+                "seconds, mean",
+                "The longest silence that a client saw. The study's Table 1 is beside ours, and the"
+                " axis is logarithmic.",
+                [
+                    Series(
+                        "ActiveMQ pair (the study)",
+                        [str(Fault.PLANNED)],
+                        [statistics.fmean(ACTIVEMQ_DOWNTIMES_S)],
+                    ),
+                    Series(
+                        result.title,
+                        [str(fault) for fault in measured],
+                        [statistics.fmean(values) for values in measured.values()],
+                    ),
+                ],
+                "bar",
+            )
+        )

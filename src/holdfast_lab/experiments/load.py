@@ -1,0 +1,84 @@
+"""The CPU, memory and network of a broker with 0 to 10,000 clients, over time.
+
+Each client subscribes to a topic of its own. Ten publishers share a fixed rate of messages over
+these topics, so that a broker's cost of idle clients and of messages can be told apart.
+"""
+
+import statistics
+from typing import Final
+
+from holdfast.cli.bench.load import LoadError, LoadPlan
+from holdfast.server.event_loop.descriptors import raise_limit
+from holdfast_lab.experiments.generator import milliseconds, play
+from holdfast_lab.experiments.paper import LOAD_CLIENTS
+from holdfast_lab.experiments.trial import Trial
+from holdfast_lab.results.store import Chart, Result, Series
+from holdfast_lab.results.usage import Usage
+from holdfast_lab.targets.target import Target
+
+RATE: Final = 500.0
+PUBLISHERS: Final = 10
+DURATION_S: Final = 20
+QUICK_S: Final = 3
+SIZE_BYTES: Final = 64
+QUICK_CLIENTS_MAX: Final = 1000
+
+
+async def run(target: Target, trial: Trial) -> Result:
+    """Measure each number of clients."""
+    duration_s = trial.choose(QUICK_S, DURATION_S)
+    result = Result(
+        "load", target.name, target.title, target.version(),
+        {"messages a second": f"{RATE:g}", "QoS": "1", "duration": f"{duration_s} s",
+         "publishers": str(PUBLISHERS)}, {},
+    )  # fmt: skip
+    raise_limit()
+    pids = target.pids()
+    if not pids:
+        result.problems.append("CPU and memory are not measured: give the target a pid")
+    lines: dict[str, list[Series]] = {"cpu": [], "rss": [], "network": []}
+    numbers = [each for each in LOAD_CLIENTS if not trial.is_quick or each <= QUICK_CLIENTS_MAX]
+    for number, clients in enumerate(numbers):
+        trial.progress(number / len(numbers), f"{clients:,} clients")
+        plan = LoadPlan(
+            PUBLISHERS, clients, 1, RATE, SIZE_BYTES, duration_s, 1.0, False,
+            f"lab/{trial.run}/{clients}",
+        )  # fmt: skip
+        usage = Usage(pids)
+        try:
+            outcomes, causes = await play(target, plan)
+        except (LoadError, OSError) as error:
+            result.problems.append(f"{clients:,} clients: {error}")
+            break
+        finally:
+            await usage.stop()
+        name = f"{result.title}: {clients:,} clients"
+        if pids:
+            # The connections and the end are not the load.
+            middle = usage.cpu_percent[len(usage.cpu_percent) // 3 :]
+            measured = [each for each in middle if each is not None]
+            if measured:
+                result.figures[f"{clients:,} clients, CPU (%)"] = statistics.median(measured)
+            peak = [each for each in usage.rss_mib if each is not None]
+            if peak:
+                result.figures[f"{clients:,} clients, memory (MiB)"] = max(peak)
+            lines["cpu"].append(Series(name, usage.times_s, usage.cpu_percent))
+            lines["rss"].append(Series(name, usage.times_s, usage.rss_mib))
+        lines["network"].append(Series(name, usage.times_s, usage.network_mib_s))
+        if causes:
+            result.problems.append(f"{clients:,} clients, no latency: {'; '.join(causes)}")
+        else:
+            result.figures[f"{clients:,} clients, confirmation p99 (ms)"] = milliseconds(
+                outcomes.acknowledgement, 0.99
+            )
+    texts = (
+        ("cpu", "CPU over time", "% of a core"),
+        ("rss", "Memory over time", "MiB"),
+        ("network", "Network over time", "MiB/s over the loopback interface"),
+    )
+    result.charts = [
+        Chart(title, "seconds", unit, "One line for each number of clients.", lines[key])
+        for key, title, unit in texts
+        if lines[key]
+    ]
+    return result

@@ -1,0 +1,258 @@
+"""Holdfast as a target: one broker, a pair on one directory, a cluster of three."""
+
+import secrets
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.storage.partition import partition_of
+from holdfast_lab.targets.target import (
+    PROGRAM,
+    STOP_S,
+    Fault,
+    Program,
+    Target,
+    TargetError,
+    admin,
+    first_line,
+    free_port,
+    listens,
+    wait_until,
+)
+
+SIGNALS: Final = {
+    Fault.PLANNED: signal.SIGTERM,
+    Fault.KILL: signal.SIGKILL,
+    Fault.PAUSE: signal.SIGSTOP,
+}
+NODES: Final = 3
+
+
+class HoldfastNode(Program):
+    """One `holdfast serve`."""
+
+    def __init__(self, name: str, directory: Path, data: Path, *options: str) -> None:
+        self.port = free_port()
+        self.admin_port = free_port()
+        self.data = data
+        command = [*PROGRAM, "serve", "--node-id", name, "--data", str(data)]
+        command += ["--bind", "127.0.0.1", "-p", str(self.port)]
+        command += ["--admin", f"127.0.0.1:{self.admin_port}", *options]
+        super().__init__(name, command, directory)
+
+    @property
+    def server(self) -> str:
+        """The address for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def role(self) -> str:
+        """The role of a node of a pair: "holder" when it serves, "standby" when it follows."""
+        state = admin(self.admin_port, "/readyz") if self.is_running() else {}
+        match state.get("role"):
+            case "holder" if state.get("ready"):
+                return "holder"
+            case "standby" if state.get("loaded"):
+                return "standby"
+        return ""
+
+
+class _Holdfast(Target):
+    """What the three forms have in common: nodes, one of which is hurt at a time."""
+
+    faults = (Fault.PLANNED, Fault.KILL, Fault.PAUSE)
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.nodes: list[HoldfastNode] = []
+        self._hurt: HoldfastNode | None = None
+        self._is_paused = False
+
+    @property
+    def servers(self) -> list[str]:
+        """Return the addresses for clients."""
+        return [node.server for node in self.nodes]
+
+    def pids(self) -> list[int]:
+        """Return the processes that are measured."""
+        return [node.pid for node in self.nodes if node.is_running()]
+
+    def version(self) -> str:
+        """Return the program and its version."""
+        return first_line([*PROGRAM, "--version"])
+
+    def stop(self) -> None:
+        """Stop it and remove its files."""
+        for node in self.nodes:
+            node.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def inject(self, fault: Fault, topic: str) -> str:
+        """Inject a fault into the node that serves the topic. Returns its name."""
+        self._hurt = node = self._serving(topic)
+        self._is_paused = fault is Fault.PAUSE
+        self._end(node, fault)
+        return node.name
+
+    def _serving(self, topic: str) -> HoldfastNode:
+        return self.nodes[0]
+
+    def _end(self, node: HoldfastNode, fault: Fault) -> None:
+        node.signal(SIGNALS[fault])
+
+    def heal(self) -> None:
+        """Make it complete again."""
+        node, self._hurt = self._hurt, None
+        if node is None:
+            return
+        node.signal(signal.SIGCONT)
+        self._let_end(node)
+        if not node.is_running():
+            node.start()
+        self._wait_complete()
+
+    def _let_end(self, node: HoldfastNode) -> None:
+        """Wait for the end of a node that is about to end."""
+
+    def _wait_complete(self) -> None:
+        raise NotImplementedError
+
+
+class SingleTarget(_Holdfast):
+    """One broker with fdatasync before every acknowledgement."""
+
+    name = "holdfast"
+    title = "Holdfast, one broker"
+
+    def start(self) -> None:
+        """Start it and wait until it serves. Raises `TargetError`."""
+        self.nodes = [HoldfastNode("one", self.directory, self.directory / "data")]
+        self.nodes[0].start()
+        self._wait_complete()
+
+    def _end(self, node: HoldfastNode, fault: Fault) -> None:
+        super()._end(node, fault)
+        if fault is not Fault.PAUSE:
+            node.wait(10.0)
+
+    def _wait_complete(self) -> None:
+        wait_until(lambda: listens(self.nodes[0].port), self.nodes, "the broker listens")
+
+
+class PairTarget(_Holdfast):
+    """Two nodes on one data directory."""
+
+    name = "pair"
+    title = "Holdfast, a pair on one directory"
+    survives_faults = True
+
+    def start(self) -> None:
+        """Start it and wait until it serves. Raises `TargetError`."""
+        data = self.directory / "data"
+        self.nodes = [
+            HoldfastNode(name, self.directory, data, "--standby") for name in ("one", "two")
+        ]
+        self.nodes[0].start()
+        wait_until(lambda: self.nodes[0].role() == "holder", self.nodes, "a node holds the lease")
+        self.nodes[1].start()
+        self._wait_complete()
+
+    def _serving(self, topic: str) -> HoldfastNode:
+        wait_until(
+            lambda: any(node.role() == "holder" for node in self.nodes), self.nodes, "a holder"
+        )
+        return next(node for node in self.nodes if node.role() == "holder")
+
+    def _end(self, node: HoldfastNode, fault: Fault) -> None:
+        if fault is not Fault.PLANNED:
+            super()._end(node, fault)
+            return
+        command = [*PROGRAM, "cluster", "handover", "--data", str(node.data)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TargetError(f"cluster handover: {done.stderr.strip()}")
+
+    def _let_end(self, node: HoldfastNode) -> None:
+        # The new holder ends a paused one, or that one finds that its lease is over.
+        wait_until(
+            lambda: not node.is_running() or node.role() == "standby", self.nodes, "one holder"
+        )
+
+    def _wait_complete(self) -> None:
+        wait_until(
+            lambda: sorted(node.role() for node in self.nodes) == ["holder", "standby"],
+            self.nodes,
+            "a holder and a standby",
+        )
+
+
+class ClusterTarget(_Holdfast):
+    """Three nodes with a disk each, and three replicas of each partition."""
+
+    name = "cluster"
+    title = "Holdfast, a cluster of three"
+    survives_faults = True
+
+    def start(self) -> None:
+        """Start it and wait until it serves. Raises `TargetError`."""
+        secret = self.directory / "secret"
+        secret.write_text(f"{secrets.token_hex(32)}\n")
+        secret.chmod(0o600)
+        peers = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
+        self.nodes = [
+            HoldfastNode(
+                f"n{number}",
+                self.directory,
+                self.directory / f"n{number}",
+                *["--peer-bind", peer, "--cluster-secret-file", str(secret)],
+                *["--join", ",".join(peers)],
+            )
+            for number, peer in enumerate(peers, 1)
+        ]
+        for node in self.nodes:
+            node.start()
+        wait_until(
+            lambda: all(admin(node.admin_port, "/cluster") for node in self.nodes),
+            self.nodes,
+            "the nodes answer",
+        )
+        done = admin(self.nodes[0].admin_port, "/cluster/init", "POST")
+        if "error" in done:
+            raise TargetError(f"cluster init: {done['error']}")
+        self._wait_complete()
+
+    def _serving(self, topic: str) -> HoldfastNode:
+        """The leader of the topic's partition."""
+        partitions = self._state().get("partitions", [])
+        if partitions:
+            leader = partitions[partition_of(topic.encode(), len(partitions))]["leader"]
+            for node in self.nodes:
+                if node.name == leader:
+                    return node
+        raise TargetError(f"no leader of the partition of {topic}")
+
+    def _state(self) -> Any:
+        for node in self.nodes:
+            state = admin(node.admin_port, "/cluster")
+            if state:
+                return state
+        return {}
+
+    def _let_end(self, node: HoldfastNode) -> None:
+        # A node that was ended is waited for; a paused one runs on.
+        if not self._is_paused:
+            node.wait(STOP_S)
+
+    def _wait_complete(self) -> None:
+        wait_until(self._is_healthy, self.nodes, "all replicas in sync")
+
+    def _is_healthy(self) -> bool:
+        state = self._state()
+        return (
+            bool(state.get("initialised"))
+            and all(each["state"] == "up" and each["connected"] for each in state["nodes"])
+            and all(
+                len(each["in_sync"]) == NODES and not each["adding"] for each in state["partitions"]
+            )
+        )

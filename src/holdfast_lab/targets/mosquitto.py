@@ -1,0 +1,96 @@
+"""Debian's Mosquitto as a target, with its messages on disk at most every half hour."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Final
+
+from holdfast_lab.targets.target import (
+    Fault,
+    Program,
+    Target,
+    first_line,
+    free_port,
+    listens,
+    program_path,
+    wait_until,
+)
+
+CONFIGURATION: Final = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence true
+persistence_location {directory}/
+max_inflight_messages 1000
+max_queued_messages 0
+connection_messages false
+set_tcp_nodelay true
+log_dest stderr
+log_type error
+user root
+"""
+
+
+class Mosquitto(Target):
+    """One Mosquitto. Nothing takes over; it is started again after a fault."""
+
+    name = "mosquitto"
+    title = "Mosquitto"
+    faults = (Fault.PLANNED, Fault.KILL, Fault.PAUSE)
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._port = 0
+        self._program: Program | None = None
+
+    @property
+    def servers(self) -> list[str]:
+        """Return the addresses for clients."""
+        return [f"127.0.0.1:{self._port}"]
+
+    def start(self) -> None:
+        """Start it and wait until it serves. Raises `TargetError`."""
+        path = program_path("mosquitto")
+        self._port = free_port()
+        configuration = self.directory / "mosquitto.conf"
+        configuration.write_text(CONFIGURATION.format(port=self._port, directory=self.directory))
+        self._program = Program("mosquitto", [path, "-c", str(configuration)], self.directory)
+        self._program.start()
+        self._wait()
+
+    def stop(self) -> None:
+        """Stop it and remove its files."""
+        if self._program is not None:
+            self._program.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def version(self) -> str:
+        """Return the program and its version."""
+        return first_line([program_path("mosquitto"), "-h"])
+
+    def pids(self) -> list[int]:
+        """Return the processes that are measured."""
+        program = self._program
+        return [program.pid] if program is not None and program.is_running() else []
+
+    def inject(self, fault: Fault, topic: str) -> str:
+        """Inject a fault into the node that serves the topic. Returns its name."""
+        assert self._program is not None
+        if fault is Fault.PAUSE:
+            self._program.signal(signal.SIGSTOP)
+        else:
+            self._program.signal(signal.SIGTERM if fault is Fault.PLANNED else signal.SIGKILL)
+            self._program.wait(10.0)
+        return "mosquitto"
+
+    def heal(self) -> None:
+        """Make it complete again."""
+        assert self._program is not None
+        self._program.signal(signal.SIGCONT)
+        if not self._program.is_running():
+            self._program.start()
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._program is not None
+        wait_until(lambda: listens(self._port), [self._program], "the broker listens")

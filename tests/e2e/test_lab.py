@@ -1,0 +1,123 @@
+"""`holdfast lab`: experiments against real brokers, what it keeps, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import Broker
+from holdfast_lab.experiments.traffic import Observed
+from holdfast_lab.results import pages, store
+
+PROGRAM = [sys.executable, "-m", "holdfast.cli.main", "lab"]
+
+
+def lab(directory: Path, *words: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [*PROGRAM, *words], cwd=directory, capture_output=True, text=True, timeout=timeout_s,
+        check=False, env=environment,
+    )  # fmt: skip
+
+
+def test_a_broker_that_runs_is_measured_and_reported(tmp_path: Path) -> None:
+    with Broker() as broker:
+        target = f"127.0.0.1:{broker.port}"
+        done = lab(tmp_path, "run", "publish-queue", "availability", "--quick", "--target", target)
+    assert done.returncode == 0, done.stderr
+    made = store.load(tmp_path / "lab")
+    queue, availability = made.results
+    assert queue.figures["QoS 2, median (s)"]
+    assert not queue.problems
+    assert not queue.broken
+    assert availability.problems == ["faults cannot be injected into a broker that runs elsewhere"]
+    assert made.machine["cores"]
+    assert made.command.startswith("holdfast lab run publish-queue")
+    # What is there is not measured again.
+    again = lab(tmp_path, "run", "publish-queue", "--quick", "--resume", "--target", target)
+    assert again.returncode == 0
+    assert len(store.load(tmp_path / "lab").results) == 2
+    assert lab(tmp_path, "run", "publish-queue").returncode == 2
+
+    done = lab(tmp_path, "report", "--no-spark")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "lab" / "report.html").read_text()
+    assert "Publish queue" in page
+    assert "queue on disk" in page
+    assert f"--target {target}" in (tmp_path / "lab" / "report.md").read_text()
+    done = lab(tmp_path, "compare", "lab", "lab")
+    assert done.returncode == 0
+    assert "1.00" in done.stdout
+
+
+def test_a_target_that_is_not_there_is_a_result(tmp_path: Path) -> None:
+    done = lab(tmp_path, "run", "latency", "--quick", "--target", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (result,) = store.load(tmp_path / "lab").results
+    assert result.problems
+    assert not result.figures
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("run", "nothing"), "no experiment 'nothing': choose from all, availability"),
+        (("report", "elsewhere"), "elsewhere has no run of the lab"),
+        (("compare", "a", "b"), "a has no run of the lab"),
+    ],
+)
+def test_wrong_use_is_one_line(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    done = lab(tmp_path, *words)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"{}", b"[" * 100_000, b'{"version": 1}'])
+def test_a_damaged_run_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / store.FILE).write_bytes(data)
+    with pytest.raises(store.ResultError, match=r"run\.json"):
+        store.load(tmp_path)
+
+
+def test_an_older_and_a_newer_run_are_named(tmp_path: Path) -> None:
+    for version, text in ((0, "too old"), (2, "of a newer version")):
+        (tmp_path / store.FILE).write_text(json.dumps({"version": version}))
+        with pytest.raises(store.ResultError, match=text):
+            store.load(tmp_path)
+
+
+def test_a_hostile_name_stays_text() -> None:
+    result = store.Result(
+        "load", "<b>", "<script>alert(1)</script>", "v", {}, {"<i>": 1.0}, problems=["</script>"]
+    )
+    made = store.LabRun(store.VERSION, "2026", "</title><script>", {}, [result])
+    page = pages.html(made, {})
+    assert "<script>alert" not in page
+    assert "<i>" not in page
+
+
+def test_the_silence_that_touches_a_fault_is_the_downtime() -> None:
+    observed = Observed()
+    observed.confirmed = {1: 1.0, 2: 1.1, 3: 1.9, 4: 2.0, 5: 5.0, 6: 5.1}
+    assert observed.silence_s(1.2, 2.0) == pytest.approx(3.0)
+    assert observed.silence_s(1.2, 1.95) == pytest.approx(0.8)
+    assert observed.silence_s(6.0, 7.0) is None
+
+
+@pytest.mark.long
+def test_every_experiment_is_made(tmp_path: Path) -> None:
+    done = lab(tmp_path, "run", "all", "--quick", timeout_s=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = store.load(tmp_path / "lab")
+    assert all(each.figures for each in made.results)
+    lost = {each.target: each.figures["lost"] for each in made.results
+            if each.experiment == "packet-loss"}  # fmt: skip
+    assert lost == {"pair": 0, "cluster": 0, "mosquitto": 26}
+    done = lab(tmp_path, "report", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    assert "promises were broken" not in done.stdout
