@@ -185,9 +185,13 @@ def logged(path: Path) -> Iterator[str]:
                 )
 
 
+FOR_PEOPLE = {SOURCE / "pipeline", SOURCE / "client" / "log"}
+"""Their lines are sentences for the user of a program."""
+
+
 def test_every_line_is_an_event_with_values() -> None:
     """The limit of lines counts by event. The pipeline's lines are for a person at a notebook."""
-    modules = [each for each in SOURCE.rglob("*.py") if SOURCE / "pipeline" not in each.parents]
+    modules = [each for each in SOURCE.rglob("*.py") if not FOR_PEOPLE & set(each.parents)]
     lines = {line for module in modules for line in logged(module)} - NAMES_PROMISED
     assert len(lines) > 100
     assert [line for line in sorted(lines) if not EVENT.fullmatch(line)] == []
@@ -239,7 +243,7 @@ def test_values_in_json_are_bounded(lines: io.StringIO) -> None:
 def test_every_line_of_the_broker_can_be_divided() -> None:
     """What the tree logs is divided into the same names that the text shows."""
     for module in SOURCE.rglob("*.py"):
-        if SOURCE / "pipeline" in module.parents:
+        if FOR_PEOPLE & set(module.parents):
             continue
         for line in set(logged(module)) - NAMES_PROMISED:
             parsed = parse_format(line)
