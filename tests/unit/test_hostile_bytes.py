@@ -26,6 +26,9 @@ from holdfast.broker.recovery.session_records import decode_entry, decode_group,
 from holdfast.broker.session.audience import decode_audience
 from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.client.identity import parse_identity
+from holdfast.client.log.errors import LogOptionError
+from holdfast.client.log.position import Position
+from holdfast.client.log.reading.offsets import OffsetError, parse_position
 from holdfast.client.pubqueue.format import parse_paper
 from holdfast.client.servers import Server, parse_references, parse_server
 from holdfast.cluster.failure.heartbeat import decode_heartbeat
@@ -65,6 +68,8 @@ from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.access.access_file import parse as parse_access
 from holdfast.security.acl import AclError, AclFile
+from holdfast.security.dynamic.document import DynamicSecurityError
+from holdfast.security.dynamic.document import parse as parse_document
 from holdfast.security.identity.keys import KeysError, parse_keys
 from holdfast.security.passwords import PasswordError, PasswordFile, parse_hash
 from holdfast.security.scram_file import ScramError, ScramFile, parse_credentials
@@ -86,6 +91,13 @@ JSON = (
     b'[["a/1"],["b/2"]]',
     b'{"kind":"remove","node":"n1","version":3}',
 )
+DYNAMIC_SECURITY = json.dumps({
+    "defaultACLAccess": {"publishClientSend": True},
+    "clients": [{"username": "u", "roles": [{"rolename": "r", "priority": 1}]}],
+    "groups": [{"groupname": "g", "roles": [], "clients": [{"username": "u"}]}],
+    "roles": [{"rolename": "r", "acls": [
+        {"acltype": "subscribePattern", "topic": "a/#", "priority": 0, "allow": True}]}],
+}).encode()  # fmt: skip
 VALUES: tuple[object, ...] = (
     None, True, -1, 1.5, 1 << 70, "\ud800", [], [[]], {}, [None], ["x", 1], {"a": []}, 1e308,
 )  # fmt: skip
@@ -322,6 +334,24 @@ def table() -> dict[str, Decoder]:
         of_text(lambda text: decode_positions(text, 2)),
         (BadCursor,),
         pages,
+    )
+    add(
+        "client/log/position.py:parse",
+        of_text(Position.parse),
+        (LogOptionError,),
+        (b'{"0": 12, "1": 7}', b"earliest"),
+    )
+    add(
+        "client/log/reading/offsets.py:parse_position",
+        of_text(lambda text: parse_position("here", text)),
+        (OffsetError,),
+        (b'{"0": 12, "1": 7}', b"latest", b'{"0": 1e999}'),
+    )
+    add(
+        "security/dynamic/document.py:parse",
+        lambda data: parse_document(data, "file"),
+        (DynamicSecurityError,),
+        (DYNAMIC_SECURITY, *JSON),
     )
     add("storage/files/json_object.py:decode_object", decode_object, invalid, JSON)
     return found

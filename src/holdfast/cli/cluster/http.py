@@ -137,7 +137,7 @@ class AdminPort:
             return body
         try:
             text = str(json.loads(body)["error"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             text = f"HTTP {code}: is that the admin port of a holdfast node?"
         if code == 401:
             text += f" (--token-file FILE, or {VARIABLE})"

@@ -281,7 +281,7 @@ def expiry_of(block: bytes) -> int:
     expiry_s = -1
     position = 0
     while position < len(block):
-        if block[position] == MESSAGE_EXPIRY_INTERVAL:
+        if expiry_s < 0 and block[position] == MESSAGE_EXPIRY_INTERVAL:
             expiry_s = read_four(block, position + 1, len(block))
         position = _skip(block, position, len(block))
     # A string that is longer than the rest leads beyond the end.

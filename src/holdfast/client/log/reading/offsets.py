@@ -79,7 +79,7 @@ def parse_position(option: str, text: str) -> str | Offsets:
         return word
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise OffsetError(

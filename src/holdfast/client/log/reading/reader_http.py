@@ -128,7 +128,7 @@ class LogStream:
             told = json.loads(response.headers["holdfast-log"])
             following = {int(p): int(offset) for p, offset in told["next"]}
             return following, [(int(p), int(a), int(b)) for p, a, b in told["passed"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise AdminError(f"{self.name}: the response has no end offset") from None
 
     def _refusal(self, response: HTTPResponse) -> Exception:
@@ -136,7 +136,7 @@ class LogStream:
         if response.status == 410:
             try:
                 return LogMovedError({int(p): int(o) for p, o in json.loads(body)["first_offsets"]})
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
                 return AdminError(f"{self.name}: 410 without first_offsets")
         return AdminError(self._connection.complaint(PATH, response.status, body))
 
