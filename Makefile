@@ -38,10 +38,11 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
   unit/test_websocket_client*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline console vendor stalls sim conformance docs clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline console vendor screenshots stalls sim conformance docs clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
+	@echo "               OPTIONS='--stay --screenshots DIR': it goes on until Ctrl-C, pictures of the console"
 	@echo "make test      set up, then all tests but the long ones, interpreted and compiled"
 	@echo "make check     format, lint, types, tidy, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
@@ -52,6 +53,7 @@ help:
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
 	@echo "make console   the console in Chromium: every screen, its types, its libraries against npm"
+	@echo "make screenshots  the pictures of the console in docs/images"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make docs      the documentation site, in build/site"
 	@echo "make setup     only the set-up the others share"
@@ -109,7 +111,7 @@ test-compiled: setup
 test: setup test-interpreted test-spark test-compiled
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(OPTIONS)
 
 bench: setup
 	$(BIN)/python -m bench
@@ -138,6 +140,10 @@ pipeline: setup
 console: setup
 	$(BIN)/python tools/vendor_console.py --check
 	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q tests/browser tests/unit/test_console_files.py
+
+# docs/images, with a cluster, a kill -9 and a federation.
+screenshots: setup
+	$(BIN)/python tools/screenshots.py
 
 vendor: setup
 	$(BIN)/python tools/vendor_console.py

@@ -8,10 +8,15 @@ publish confirmed. Then Spark makes a lake of the cluster's log (bronze, silver 
 a page of charts), in which every acknowledged message must be, in order; and the subscriber must
 have received them all. Exits with 1 if anything was lost.
 
-    python examples/demo.py [--seconds 20] [--keep] [--report FILE]
+The console shows the kill on its timeline while it happens: the address is printed first and last.
+With `--stay` the cluster runs and the devices publish until Ctrl-C. `--screenshots DIR` takes
+pictures of the console, with Chromium and Playwright.
+
+    python examples/demo.py [--seconds 20] [--keep] [--report FILE] [--stay] [--screenshots DIR]
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -27,7 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import console_pictures
 import psutil
+from console_pictures import Picture
 
 from holdfast.client import Options, Reconnect
 from holdfast.client.blocking import Client
@@ -44,6 +51,12 @@ REPORT = Path(tempfile.gettempdir()) / "holdfast-demo.html"
 TABLES = ("records", "readings", "gaps", "device_minutes", "latency")
 """Of the pipeline's, those that are shown."""
 GOLD_ROWS_MAX = 40
+PICTURES = (
+    Picture("timeline", "timeline?seconds=30", ".story li", height=1060),
+    Picture("overview", "", ".health"),
+    Picture("cluster", "cluster", ".seat.leader"),
+    Picture("log", "log?filter=telemetry/%23", "tbody tr"),
+)
 START = time.monotonic()
 
 Sample = dict[str, float]
@@ -70,6 +83,7 @@ class Cluster:
         self.log = directory / "cluster.log"
         self.nodes: list[Node] = []
         self.process: subprocess.Popen[str] | None = None
+        self.token = ""
 
     def start(self) -> None:
         command = [sys.executable, "-m", "holdfast.cli.main", "cluster", "local", "--json"]
@@ -94,11 +108,30 @@ class Cluster:
             )
             if len(self.nodes) == NODES:
                 giving_up.cancel()
+                self._protect()
                 return
         raise SystemExit(f"the cluster did not start; its log:\n{self.log.read_text()[-3000:]}")
 
+    def _protect(self) -> None:
+        """Make a token, and give all nodes the same file of tokens. They use it within a second."""
+        first = self.data / self.nodes[0].name
+        command = [sys.executable, "-m", "holdfast.cli.main", "access", "token", "create"]
+        command += ["--data", str(first), "--role", "admin", "--expires", "12h", "--note", "demo"]
+        self.token = subprocess.check_output(command, text=True).strip()
+        for node in self.nodes[1:]:
+            shutil.copy2(first / "access.json", self.data / node.name)
+        # Spark reads the log with it.
+        os.environ["HOLDFAST_TOKEN"] = self.token
+
+    def console(self, node: Node) -> str:
+        """The address of the console, which shows the timeline of the last two minutes."""
+        return f"http://{node.admin}/console/#token={self.token}&to=timeline"
+
     def status(self, node: Node) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{node.admin}/cluster", timeout=5.0) as answer:
+        request = urllib.request.Request(
+            f"http://{node.admin}/cluster", headers={"Authorization": f"Bearer {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 
@@ -314,6 +347,26 @@ def memory() -> Sample:
     return {"percent": state.percent, "available_bytes": float(state.available)}
 
 
+def make_devices(nodes: list[Node]) -> list[Device]:
+    """Four devices, each with another node that it prefers."""
+    samplers: dict[str, Callable[[], Sample]] = {
+        "cpu": processor,
+        "memory": memory,
+        "disk": Rate(disk_bytes),
+        "network": Rate(network_bytes),
+    }
+    return [
+        Device(name, sample, nodes[at % len(nodes) :] + nodes[: at % len(nodes)])
+        for at, (name, sample) in enumerate(samplers.items())
+    ]
+
+
+def take_pictures(cluster: Cluster, node: Node, directory: Path) -> None:
+    with console_pictures.camera() as camera:
+        for file in camera.take(node.admin, cluster.token, PICTURES, directory):
+            say(f"picture: {file}")
+
+
 class Demo:
     """The telemetry half: who publishes, who listens, and what happens to the cluster meanwhile."""
 
@@ -321,20 +374,10 @@ class Demo:
         self.cluster = cluster
         self.duration_s = duration_s
         self.subscriber = Subscriber()
-        samplers: dict[str, Callable[[], Sample]] = {
-            "cpu": processor,
-            "memory": memory,
-            "disk": Rate(disk_bytes),
-            "network": Rate(network_bytes),
-        }
-        nodes = cluster.nodes
-        self.devices = [
-            Device(name, sample, nodes[at % NODES :] + nodes[: at % NODES])
-            for at, (name, sample) in enumerate(samplers.items())
-        ]
+        self.devices = make_devices(cluster.nodes)
         self.failover: Failover | None = None
 
-    def run(self) -> None:
+    def run(self, screenshots: Path | None) -> None:
         self.subscriber.start(self.cluster.nodes)
         for device in self.devices:
             device.start()
@@ -345,8 +388,10 @@ class Demo:
         self.kill_a_leader()
         self._wait(0.2)
         say(">> the subscriber comes back, to another node")
-        self.subscriber.come_back(self._survivors())
+        self.subscriber.come_back(self.survivors())
         self._wait(0.3)
+        if screenshots is not None:
+            take_pictures(self.cluster, self.survivors()[0], screenshots)
         for device in self.devices:
             device.stop()
         self._settle()
@@ -369,9 +414,9 @@ class Demo:
         say(f">> SIGKILL to {victim.name}, which leads partition {partition} ({topic})")
         os.kill(victim.pid, signal.SIGKILL)
         self.failover = Failover(topic, partition, victim.name, time.monotonic())
-        self.failover.watch(self.cluster, self._survivors()[0])
+        self.failover.watch(self.cluster, self.survivors()[0])
 
-    def _survivors(self) -> list[Node]:
+    def survivors(self) -> list[Node]:
         killed = "" if self.failover is None else self.failover.killed
         return [node for node in self.cluster.nodes if node.name != killed]
 
@@ -469,19 +514,49 @@ def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
         account.lake.spark.stop()
 
 
-def run(directory: Path, duration_s: float, report: Path) -> bool:
+def stay(demo: Demo, address: str) -> None:
+    """Publish again, through the nodes that live, until Ctrl-C."""
+    assert demo.failover is not None
+    devices = make_devices(demo.survivors())
+    for device in devices:
+        device.start()
+    say(f"{len(devices)} devices publish until Ctrl-C; {demo.failover.killed} stays down")
+    say(f"the console: {address}")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            signal.pause()
+    for device in devices:
+        device.stop()
+
+
+def run(directory: Path, arguments: argparse.Namespace) -> bool:
+    """Returns false if anything was lost."""
     cluster = Cluster(directory)
     try:
         cluster.start()
         for node in cluster.nodes:
             say(f"{node.name}: port {node.port}, admin {node.admin}, pid {node.pid}")
-        demo = Demo(cluster, duration_s)
-        say(f"{len(demo.devices)} devices publish for {duration_s:.0f} s at QoS 1")
-        demo.run()
+        demo = Demo(cluster, arguments.seconds)
+        for node in cluster.nodes:
+            say(f"the console of {node.name}: {cluster.console(node)}")
+        say(f"{len(demo.devices)} devices publish for {arguments.seconds:.0f} s at QoS 1")
+        demo.run(arguments.screenshots)
         complete = demo.is_complete()
-        return spark_account(demo, directory, report) and complete
+        complete = spark_account(demo, directory, arguments.report) and complete
+        address = cluster.console(demo.survivors()[0])
+        say(verdict(complete))
+        if arguments.stay:
+            stay(demo, address)
+        else:
+            say("with --stay (make demo OPTIONS=--stay) the cluster goes on, and its console at:")
+            say(address)
+        return complete
     finally:
         cluster.stop()
+
+
+def verdict(complete: bool) -> str:
+    return "every acknowledged message arrived, in order" if complete else "FAILED: see above"
 
 
 def main() -> int:
@@ -489,16 +564,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="telemetry (default 20)")
     parser.add_argument("--keep", action="store_true", help="keep the data directory")
     parser.add_argument("--report", type=Path, default=REPORT, help=f"charts (default {REPORT})")
+    parser.add_argument("--stay", action="store_true", help="keep the cluster until Ctrl-C")
+    parser.add_argument(
+        "--screenshots", type=Path, metavar="DIR", help="take pictures of the console"
+    )
     arguments = parser.parse_args()
+    if arguments.screenshots is not None:
+        try:
+            console_pictures.check()
+        except console_pictures.Unavailable as missing:
+            say(f"no pictures: {missing}")
+            arguments.screenshots = None
     directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
-        ok = run(directory, arguments.seconds, arguments.report)
+        ok = run(directory, arguments)
     finally:
         if arguments.keep:
             say(f"kept: {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-    say("every acknowledged message arrived, in order" if ok else "FAILED: see above")
     return 0 if ok else 1
 
 
