@@ -2,12 +2,15 @@
 
 import asyncio
 import io
+import re
+import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +109,18 @@ def test_duckdb_and_polars_read_over_http(broker: Holdfast) -> None:
         assert refusal.value.code == 400
     with pytest.raises(Refused, match="rows: it is for Arrow"):
         Api(broker.admin_port).get("log/records", rows=5)
+
+
+def test_the_curl_of_the_guide(broker: Holdfast, tmp_path: Path) -> None:
+    publish(broker, "plant", range(10))
+    guide = (Path(__file__).parents[2] / "docs" / "log-client.md").read_text()
+    (command,) = re.findall(r"```sh\n(curl .*?)```", guide, re.DOTALL)
+    assert "127.0.0.1:18083" in command
+    command = command.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True, timeout=20)
+    table = pa.ipc.open_stream((tmp_path / "hour.arrows").read_bytes()).read_all()
+    assert table.column_names == ["topic", "payload"]
+    assert sorted(map(int, table["payload"].to_pylist())) == list(range(10))
 
 
 def test_asyncio_follows_commits_and_is_cancelled(broker: Holdfast) -> None:

@@ -44,6 +44,10 @@ KINDS: Final = {name: kind for kind, name in KIND_NAMES.items()}
 SCANS_MAX: Final = 4
 """The most requests that scan the log at the same time."""
 
+REMOVED: Final = (
+    "records behind this cursor were removed by retention: begin again, for example with from_us"
+)
+
 PARTITION: Final = Whole("partition", "records of this partition only", most=65_535)
 START: Final = Whole("start", "with `partition`: the first offset; with `newest`, the end")
 FROM_US: Final = Whole("from_us", "records from this time on, in microseconds since 1970")
@@ -105,7 +109,6 @@ class RecordRoutes:
             # In a thread, because the import takes some 100 ms.
             module = await asyncio.to_thread(import_module, "holdfast.api.views.arrow")
             stream = module.ArrowStream(names, query.filter)
-            self._check_removed(call, query)
             page = _page(query.start, query.bounds, call[ROWS])
             following = encode_positions(page.ends) if page.ends != query.bounds else ""
             return _Counted(_slices(broker, page, stream), self._stream_ended, following)
@@ -116,14 +119,6 @@ class RecordRoutes:
         except BaseException:
             self._stream_ended()
             raise
-
-    def _check_removed(self, call: Call, query: RecordQuery) -> None:
-        """Raise `ApiRefusal` (410) if retention has removed what the cursor continues with."""
-        after = call.get(AFTER)
-        given = query.start if after is None else decode_positions(after, len(query.start))
-        if any(map(int.__lt__, given, query.start)):
-            raise ApiRefusal(410, "records behind this cursor were removed by retention: begin "
-                                  "again, for example with from_us")  # fmt: skip
 
     def _stream_ended(self) -> None:
         self._streams -= 1
@@ -142,6 +137,11 @@ class RecordRoutes:
                 scan = TopicScan(broker.reader, query)
             while not scan.is_done():
                 await broker.reads.in_thread(scan.step)
+            starts = zip(query.start, query.bounds, strict=True)
+            first = broker.reader.first_offset
+            if not query.newest and any(s < min(first(p), e) for p, (s, e) in enumerate(starts)):
+                # During the scan, so what is missing in the page is not known.
+                raise ApiRefusal(410, REMOVED)
             return scan.page()
         finally:
             self._scans -= 1
@@ -173,6 +173,10 @@ class RecordRoutes:
         after = call.get(AFTER)
         if after is not None:
             begin = _continued(after, first, ends, newest=newest)
+            if not newest:
+                # Read again: retention may have removed records during the search for the times.
+                kept = [reader.first_offset(partition) for partition in range(count)]
+                _check_kept(after, first, kept, chosen)
         filter = call.get(FILTER) or ""
         if filter:
             try:
@@ -249,3 +253,16 @@ def _continued(after: str, first: list[int], ends: list[int], *, newest: bool) -
     if newest:
         return list(map(min, given, ends))
     return list(map(max, given, first))
+
+
+def _check_kept(after: str, first: list[int], kept: list[int], chosen: int | None) -> None:
+    """Raise `ApiRefusal` (410) if retention has removed records that a cursor continues with.
+
+    `first` is where each partition begins for this request, `kept` where the log begins. Records
+    that the request does not choose are no loss: those of other partitions, or before `from_us`,
+    whose first offset is then behind that of the log.
+    """
+    for partition, given in enumerate(decode_positions(after, len(first))):
+        is_chosen = chosen in (None, partition)
+        if is_chosen and given < kept[partition] and first[partition] <= kept[partition]:
+            raise ApiRefusal(410, REMOVED)
