@@ -53,6 +53,8 @@ COMMENTS: Final = re.compile(r"/\*\*.*?\*/|^[ \t]*//[^\n]*$", re.DOTALL | re.MUL
 """The comments of the console's own modules: types and explanations, a third of their size. No
 string of theirs contains the begin of one."""
 INDENTS: Final = re.compile(r"^[ \t]+", re.MULTILINE)
+STYLE_SPACES: Final = re.compile(r"[ \t]*([{};,])[ \t]*|(?<=:)[ \t]+")
+"""The spaces of the style that separate nothing: no selector has one behind a colon."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,10 @@ def _gather(directory: Traversable, prefix: str, found: dict[str, PageFile]) -> 
         elif media_type is not None:
             data = entry.read_bytes()
             if not prefix.startswith("vendor"):
-                data = without_comments(data.decode()).encode()
+                text = without_comments(data.decode())
+                if entry.name.endswith(".css"):
+                    text = STYLE_SPACES.sub(lambda match: match[1] or "", text)
+                data = text.encode()
             tag = f'"{sha256(data).hexdigest()[:16]}"'
             compressed = gzip.compress(data, 6, mtime=0)
             found[prefix + entry.name] = PageFile(media_type, data, compressed, tag)

@@ -10,6 +10,8 @@ import * as overview from "./screens/overview.js";
 import * as sessions from "./screens/sessions.js";
 import * as settings from "./screens/settings.js";
 import * as timeline from "./screens/timeline.js";
+import * as topics from "./screens/topics.js";
+import * as trace from "./screens/trace.js";
 
 /** @typedef {{path: string, title: string, scope: string, component: () => any, group?: string}} Screen
  * `scope`: the role that the screen needs; a screen without `group` is at the top of the navigation */
@@ -17,7 +19,9 @@ import * as timeline from "./screens/timeline.js";
 export const screens = [
   overview,
   log,
+  topics,
   sessions,
+  trace,
   cluster,
   timeline,
   federation,

@@ -64,8 +64,8 @@ export const text = {
     received: "Messages in /s", sent: "Messages out /s", connections: "Clients", sessions: "Sessions", behind: "Sessions behind",
     behindNote: "read the log to catch up", bytesIn: "Bytes in /s", bytesOut: "Bytes out /s",
     ratesTitle: "Messages per second", ratesNote: "since this page was opened", in: "in", out: "out",
-    events: "Last events", noEvents: "Nothing has happened since this page was opened.", time: "Time", node: "Node", event: "Event", fields: "About",
-    slowest: "Furthest behind", client: "Client", lag: "Records behind", noneBehind: "Every session is at the end of the log.",
+    events: "Last events", noEvents: "Nothing has happened.", time: "Time", node: "Node", event: "Event", fields: "About",
+    slowest: "Furthest behind", client: "Client", lag: "Records behind", disk: "Disk", log: "Log", free: "Free", oldest: "Oldest record", growth: "Growth", full: "Full in", notFull: "not foreseen", noneBehind: "Every session is at the end of the log.",
   },
   cluster: {
     title: "Cluster", past: "What happened", grid: "Partitions and their replicas",
@@ -157,6 +157,18 @@ export const text = {
     end: "End session", endNote: "loses its subscriptions and all messages that wait for it.", ended: "The session has ended.",
     move: "Move in the log", countFirst: "Count first", to: "To", toEnd: "the end: skip what waits", toStart: "the oldest record", toTime: "a time", time: "Time", timeMissing: "Give a time.", moved: "The session was moved.",
     planned: (/** @type {string} */ skipped, /** @type {string} */ repeated, /** @type {boolean} */ exact) => `${exact ? "" : "At least: "}${skipped} messages are skipped, ${repeated} are sent again. A connected client is disconnected first.`,
+  },
+  topics: {
+    title: "Topics", note: "The topics of the newest records and of retained messages", below: "Show what is below, for example plant/1", none: "No topic is known here.", retained: "Retained", last: "Last message", publisher: "Publisher", size: "Size",
+    open: (/** @type {string} */ topic) => `Open ${topic}`, count: (/** @type {string} */ many) => `${many} topics`, before: "Last values", noMessage: "The log has no message of this topic itself.", toLog: "Its records",
+    publish: "Publish", published: "Published.", topic: "Topic", payload: "Payload", yes: "yes", no: "no", clear: "Delete retained", undo: "Undo",
+    planned: (/** @type {string} */ many, /** @type {boolean} */ more, /** @type {string} */ lost) => `${many} retained messages are deleted${more ? ", and more remain" : ""}.${lost === "0" ? "" : ` ${lost} of them cannot be restored.`} The log keeps its records.`,
+    cleared: (/** @type {string} */ many) => `${many} retained messages were deleted.`, restored: (/** @type {string} */ many, /** @type {string} */ not) => `${many} retained messages are back${not === "0" ? "" : `, ${not} are not`}.`,
+  },
+  trace: {
+    title: "Trace", note: "Why a client has, or has not, received a message", topic: "Topic", client: "Client id", time: "Time of the message, within a minute", now: "Time: now", start: "Give a topic to see the way of its last message, and a client to see why it did not come.",
+    badTime: (/** @type {string} */ example) => `This is not a time. Write it as ${example}.`, why: (/** @type {string} */ client) => `For ${client}`, unknown: "The log does not know:", way: "The way of the message", sessions: "Sessions that subscribe to its topic", none: "No session that outlives its connection subscribes to its topic now.", status: "Status", about: "About",
+    steps: { publisher: "Publisher", append: "Log", replicas: "Replicas", commit: "Commit", acknowledge: "PUBACK", lake: "Lake" },
   },
   log: {
     title: "Log", note: "Every record that the broker has acknowledged and not yet removed.",

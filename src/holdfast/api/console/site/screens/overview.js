@@ -1,5 +1,5 @@
 /** The overview: health in words, rates, sessions behind, and the last events. */
-import { compact, count, bytes } from "../format.js";
+import { compact, count, bytes, duration } from "../format.js";
 import { nodes, notes, rates, states } from "../events.js";
 import { html } from "../lib.js";
 import { useLoad } from "../load.js";
@@ -30,7 +30,7 @@ function problems(cluster) {
 }
 
 /** A line of the log as a row: its fields in one text. @param {Note} note */
-const fields = (note) => Object.entries(note.fields).map(([name, value]) => `${name}=${value}`).join(" ");
+export const fields = (note) => Object.entries(note.fields).map(([name, value]) => `${name}=${value}`).join(" ");
 
 export const level = (/** @type {string} */ name) => /** @type {"bad" | "warn" | ""} */ (({ error: "bad", warning: "warn", critical: "bad" })[name.toLowerCase()] || "");
 
@@ -41,9 +41,23 @@ const eventColumns = [
   { key: "fields", title: own.fields, cell: (/** @type {Note} */ note) => html`<${Raw} value=${fields(note)} max=${140} />` },
 ];
 
+const right = /** @type {"right"} */ ("right");
+const diskColumns = [
+  { key: "node", title: own.node, cell: (/** @type {any} */ row) => row.node },
+  { key: "log", title: own.log, align: right, cell: (/** @type {any} */ row) => bytes(row.log_bytes) },
+  { key: "free", title: own.free, align: right, cell: (/** @type {any} */ row) => bytes(row.free_bytes) },
+  { key: "growth", title: own.growth, align: right, minor: true, cell: (/** @type {any} */ row) => `${bytes(row.growth_bytes_per_s)}/s` },
+  { key: "oldest", title: own.oldest, minor: true, cell: (/** @type {any} */ row) => html`<${Time} us=${row.oldest_us} />` },
+  { key: "full", title: own.full, align: right, cell: (/** @type {any} */ row) => row.full_in_s === null ? html`<span class="faint">${own.notFull}</span>` : html`<${Badge} kind=${row.full_in_s < 86400 ? "bad" : row.full_in_s < 604800 ? "warn" : ""}>${duration(row.full_in_s)}<//>` },
+];
+
 export function component() {
   const cluster = useLoad(Object.keys(states.value).length ? "cluster" : null, {}, { every: 5 });
   const behind = useLoad("sessions", { sort: "log_lag", descending: true, limit: 5 }, { every: 5 });
+  const disks = useLoad("storage", {}, { every: 15 }), earlier = useLoad("notes", { limit: 12 });
+  const keyOf = (/** @type {Note} */ note) => `${note.node}${note.at_us}${note.event}${fields(note)}`;
+  // The stream may repeat what the request has found.
+  const events = [...new Map([...notes.value, ...(earlier.data?.notes || [])].map((each) => [keyOf(each), each])).values()].sort((a, b) => b.at_us - a.at_us);
   const wrong = problems(cluster.data);
   const last = rates.value.at(-1)?.[1] || {};
   const size = Object.keys(nodes.value).length;
@@ -63,6 +77,7 @@ export function component() {
     <${Card} title=${own.slowest}><${State} of=${behind} /><${Table} label=${own.slowest} rows=${rows} rowKey=${(/** @type {any} */ row) => row.client} empty=${own.noneBehind} columns=${[
       { key: "client", title: own.client, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.client} max=${40} />` },
       { key: "lag", title: own.lag, align: "right", cell: (/** @type {any} */ row) => count(row.log_lag) }]} /><//></div>
-    <${Card} title=${own.events}><${Table} label=${own.events} columns=${eventColumns} rows=${notes.value.slice(0, 12)}
-      rowKey=${(/** @type {Note} */ note) => `${note.node}${note.at_us}${note.event}${fields(note)}`} empty=${own.noEvents} /><//>`;
+    <${Card} title=${own.disk}><${State} of=${disks} /><${Table} label=${own.disk} rows=${disks.data?.nodes || []} rowKey=${(/** @type {any} */ row) => row.node} columns=${diskColumns} /><//>
+    <${Card} title=${own.events}><${State} of=${earlier} /><${Table} label=${own.events} columns=${eventColumns} rows=${events.slice(0, 12)}
+      rowKey=${keyOf} empty=${own.noEvents} /><//>`;
 }
