@@ -29,8 +29,8 @@ IMAGES: Final = ROOT / "docs" / "images"
 WIDE: Final = 620
 """Pixels of height of screens that have little below."""
 CLUSTER: Final = (
-    Picture("timeline", "timeline?seconds=30", ".story li:nth-child(4)", height=1000),
-    Picture("timeline-dark", "timeline?seconds=30", ".story li:nth-child(4)", "dark", 1000),
+    Picture("timeline", "timeline?seconds=15", ".story li:nth-child(4)", height=1000),
+    Picture("timeline-dark", "timeline?seconds=15", ".story li:nth-child(4)", "dark", 1000),
     Picture("overview", "", ".health", height=WIDE + 80),
     Picture("cluster", "cluster", ".seat.leader", height=760),
     Picture("cluster-dark", "cluster", ".seat.leader", "dark", 760),
@@ -67,10 +67,10 @@ def of_a_cluster(camera: Camera, directory: Path, images: Path) -> None:
         slow.disconnect()
         slow.close()
         published = len(demo.acknowledged())
-        until(lambda: len(demo.acknowledged()) > published + 500, "traffic before the kill")
+        until(lambda: len(demo.acknowledged()) > published + 1500, "traffic before the kill")
         demo.kill_a_leader()
         published = len(demo.acknowledged())
-        until(lambda: len(demo.acknowledged()) > published + 300, "traffic after the kill")
+        until(lambda: len(demo.acknowledged()) > published + 600, "traffic after the kill")
         take(camera, demo.survivors()[0].admin, cluster.token, CLUSTER, images)
         for device in demo.devices:
             device.stop()
