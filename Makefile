@@ -38,7 +38,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
   unit/test_websocket_client*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline console vendor screenshots stalls sim conformance docs clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
@@ -52,6 +52,7 @@ help:
 	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters, of federations: fresh seeds each time"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
+	@echo "make long      the tests that make test leaves out, but those of the pipeline and the browser"
 	@echo "make console   the console in Chromium: every screen, its types, its libraries against npm"
 	@echo "make screenshots  the pictures of the console in docs/images"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
@@ -106,7 +107,7 @@ test-compiled: setup
 	  $(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests -m "not spark and not long" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
 	else echo "no C compiler here: all is tested in the interpreted form"; \
 	  HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py processes -n $(WORKERS) --dist worksteal \
-	    tests/e2e tests/interop tests/conformance -m "not spark"; fi
+	    tests/e2e tests/interop tests/conformance -m "not spark and not long"; fi
 
 test: setup test-interpreted test-spark test-compiled
 
@@ -135,6 +136,10 @@ pipeline: setup
 	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[iceberg-tests]' \
 	  || echo "without Iceberg's library: its tests are left out"
 	$(BIN)/python -m pytest -q tests/spark tests/e2e/test_readme.py -m spark
+
+# What is too long, or measures time, for `make test`: some 15 minutes.
+long: setup
+	$(BIN)/python tools/run_tests.py long tests/unit tests/model tests/e2e tests/interop -m "long and not spark"
 
 # Every screen in Chromium, and the types of its modules.
 console: setup

@@ -7,6 +7,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from holdfast.api.admin import AdminServer
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.session import Session, Subscription
@@ -43,6 +45,7 @@ async def scrape(port: int) -> bytes:
     return text
 
 
+@pytest.mark.long
 def test_a_scrape_is_short_and_holds_no_turn(tmp_path: Path) -> None:
     async def measure() -> None:
         config = NodeConfig(partitions=PARTITIONS, sys_interval_s=0)

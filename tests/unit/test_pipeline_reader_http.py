@@ -135,10 +135,9 @@ def test_a_server_that_is_away_is_waited_for(
         now[0] += pause_s
 
     monkeypatch.setattr(servers, "PAUSE_S", 0.2)
-    monkeypatch.setattr("holdfast.client.log.reading.servers.time.sleep", sleep)
     monkeypatch.setattr("holdfast.client.log.reading.servers.time.monotonic", lambda: now[0])
     server.fail_next = 12
-    log = Servers([("127.0.0.1", server.port)], wait_s=300.0)
+    log = Servers([("127.0.0.1", server.port)], wait_s=300.0, pause=sleep)
     assert log.bounds()[0].end == 45
     assert (len(pauses), max(pauses)) == (12, 10.0)
     assert len(caplog.messages) == 8
