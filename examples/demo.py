@@ -97,6 +97,8 @@ class Cluster:
                 stderr=log,
                 text=True,
                 env=environment,
+                # Ctrl-C reaches the demo alone, which stops its devices before the cluster.
+                start_new_session=True,
             )
         assert self.process.stdout is not None
         giving_up = threading.Timer(START_TIMEOUT_S, self.process.kill)
@@ -575,6 +577,10 @@ def main() -> int:
         except console_pictures.Unavailable as missing:
             say(f"no pictures: {missing}")
             arguments.screenshots = None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup the end of the terminal must not stop the demo.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: sys.exit(1))
     directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
         ok = run(directory, arguments)
