@@ -21,7 +21,7 @@ from holdfast.api.metrics.process import ProcessCollector, process_values
 from holdfast.api.metrics.scrape import render
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.census import SLOWEST, SessionCensus
-from holdfast.config.schema import Cluster, Config, Listener
+from holdfast.config.schema import Admin, Cluster, Config, Listener
 from holdfast.security.certificate_times import valid_until
 from tests.support.fake_cluster import FakeServer
 from tests.support.node_bench import NodeBench
@@ -185,10 +185,16 @@ def test_dates_are_those_of_every_door(tmp_path: Path) -> None:
             Listener(port=1),
         ],
         cluster=Cluster(peer_bind="127.0.0.1", certificate=str(tmp_path / "nowhere.pem")),
+        admin=Admin(certificate=str(tmp_path / "server.pem"), key="k"),
     )  # fmt: skip
     dates = {(each.door, each.file): each.valid_until for each in dates_of(config)}
     assert dates[("0.0.0.0:8883", "certificate")] == soon.timestamp()
-    assert set(dates) == {("0.0.0.0:8883", "certificate"), ("0.0.0.0:8883", "ca")}
+    assert dates[("admin", "certificate")] == soon.timestamp()
+    assert set(dates) == {
+        ("0.0.0.0:8883", "certificate"),
+        ("0.0.0.0:8883", "ca"),
+        ("admin", "certificate"),
+    }
 
 
 @given(st.binary(max_size=200), st.integers(0, 2000), st.integers(0, 255))
