@@ -132,12 +132,14 @@ def test_files(tmp_path: Path) -> None:
     assert len(catalog.tables) == len(load_catalog().tables)
 
 
-@pytest.mark.parametrize("given", ["s3://bucket/lake", "gs://bucket", "hdfs://host:1/lake"])
+@pytest.mark.parametrize("given", ["ftp://bucket/lake", "kafka://bucket", "hdfs://host:1/lake"])
 def test_a_lake_at_a_url_is_refused(given: str) -> None:
     scheme = given.partition(":")[0]
-    for path in (given, Path(given)):
+    for path in (given, Path(given), Path(given).absolute()):
         with pytest.raises(LakeError, match=f"the lake {scheme}://... is no directory"):
             Lake(path)
+    with pytest.raises(LakeError, match=r"s3://... is no directory .* Give, as a text"):
+        Lake(Path("s3://bucket/lake"))
     with pytest.raises(LakeError, match="is a URL: give host:adminport"):
         source_options("kafka://127.0.0.1/topic")
 

@@ -9,7 +9,16 @@ import holdfast
 ARCHIVE: Final = "holdfast-pipeline.zip"
 SCRIPT: Final = "holdfast-pipeline.py"
 PACKAGES: Final = ("holdfast", "holdfast_lab", "pyspark_holdfast")
-NEEDED: Final = ("pyspark", "pyarrow", "pandas<3", "numpy", "msgspec", "zlib-ng", "deltalake")
+NEEDED: Final = (
+    "pyspark",
+    "pyarrow",
+    "pandas<3",
+    "numpy",
+    "msgspec",
+    "zlib-ng",
+    "deltalake",
+    "obstore",
+)
 """The packages that the driver or the executors import beside the archive."""
 
 _SCRIPT_TEXT: Final = '''\

@@ -85,14 +85,22 @@ def run(args: argparse.Namespace) -> int:
             )
             return EXIT_USAGE
     from holdfast.client.log.reading.offsets import OffsetError
-    from holdfast.pipeline.lake.files.files import LakeError
+    from holdfast.pipeline.lake.files.errors import LakeError, ObjectStoreError, RaceError
     from holdfast.pipeline.lake.table import TableError
     from holdfast.pipeline.session import JavaError
     from holdfast.pipeline.source.options import OptionError
 
     try:
         code: int = args.work(args)
-    except (LakeError, TableError, OptionError, OffsetError, JavaError) as error:
+    except (
+        LakeError,
+        RaceError,
+        ObjectStoreError,
+        TableError,
+        OptionError,
+        OffsetError,
+        JavaError,
+    ) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
     return code

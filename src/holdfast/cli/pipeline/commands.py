@@ -200,12 +200,16 @@ def write_report(args: argparse.Namespace) -> int:
     if find_spec("plotly") is None:
         print("holdfast: the report needs plotly: pip install 'holdfast[spark]'", file=sys.stderr)
         return EXIT_USAGE
+    from holdfast.pipeline.lake.files.errors import ObjectStoreError
     from holdfast.pipeline.report.report import write_report
 
     output: Path = args.output
     try:
-        write_report(args.lake, open_lake(args).catalog, output, args.run_id)
+        lake = open_lake(args)
+        write_report(lake.path, lake.catalog, output, args.run_id)
     except OSError as error:
+        if isinstance(error, ObjectStoreError):
+            raise
         print(f"holdfast: {output} cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")

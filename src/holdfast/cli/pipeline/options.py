@@ -17,10 +17,10 @@ _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 def add_lake(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lake",
-        type=Path,
-        default=DEFAULT_LAKE,
+        default=str(DEFAULT_LAKE),
         metavar="DIR",
-        help=f"directory of the tables (default ./{DEFAULT_LAKE})",
+        help=f"directory of the tables (default ./{DEFAULT_LAKE}), or s3://BUCKET/NAME, "
+        "gs://BUCKET/NAME, abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/NAME",
     )
 
 

@@ -15,12 +15,13 @@ import fcntl
 import os
 import secrets
 import socket
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import msgspec
@@ -39,18 +40,27 @@ from holdfast.pipeline.lake.files.commits import (
     Skipped,
     rows_of,
 )
-from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
+from holdfast.pipeline.lake.files.errors import RaceError
+from holdfast.pipeline.lake.files.files import LakeError, remove_all, remove_tree, sync_names
 from holdfast.pipeline.lake.files.history import note_change
-from holdfast.pipeline.lake.files.readers import LOCKS
+from holdfast.pipeline.lake.files.readers import lock_directory
 from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
+from holdfast.pipeline.lake.objects.paths import LakePath, ListedObject, ObjectPath
+from holdfast.pipeline.lake.objects.scan import object_frame
 from holdfast.pipeline.lake.schema import struct_type
 from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, paths_of
 
+EXCHANGE: Final = "exchange"
 LOCAL_TASK: Final = "00000-0"
 """The name of the driver as a task, in names of files."""
 LOCAL_ROWS: Final = 50_000
 """The most source rows of a step whose files the driver writes itself. A Python process of Spark
 needs seconds to start and 40 ms per task, which is longer than these rows take."""
+
+
+LEFTOVER_S: Final = 3600.0
+"""The seconds after which the files of a step that was not recorded are removed from an object
+store."""
 
 
 def do_nothing(_: str) -> None:
@@ -62,7 +72,7 @@ class Engine:
     """The session, lake and store that all steps of a run share."""
 
     spark: SparkSession
-    lake: Path
+    lake: LakePath
     store: TableStore
     reached: Callable[[str], None] = do_nothing
     """A function that is called with `<table> <point>` at the points above and at `began`. Tests
@@ -82,6 +92,8 @@ class Engine:
         schema = struct_type(columns)
         if not files:
             return self.spark.createDataFrame([], schema)
+        if isinstance(self.lake, ObjectPath):
+            return object_frame(self.spark, self.lake, schema, files)
         reader = self.spark.read.schema(schema).option("basePath", str(self.lake / table))
         return reader.parquet(*paths_of(self.lake, files))
 
@@ -97,12 +109,21 @@ class Step:
         self.engine = engine
         self.table = table
         self.last = engine.log(table).last()
-        self.version = (self.last.version if self.last is not None else 0) + 1
+        self.version = engine.log(table).next_version()
         self.began_s = time.monotonic()
         self._directory = f"{WORK}/{table}/{self.version:08}-{secrets.token_hex(4)}"
         self._staged: dict[str, list[File]] = {ROWS: [], QUARANTINED: [], STATE: []}
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.counts: Counter[str] = Counter()
         """What the step counted besides rows."""
+
+    def exchange_directory(self) -> str:
+        """Make and return the directory in which the tasks of this step exchange files."""
+        lake, spark = self.engine.lake, self.engine.spark
+        if isinstance(lake, ObjectPath) and str(spark.sparkContext.master).startswith("local"):
+            self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-step-")
+            return self._scratch.name
+        return self.stage_directory(EXCHANGE)
 
     def stage_directory(self, output: str) -> str:
         """Make and return the directory for the staged files of one output."""
@@ -226,7 +247,11 @@ class Step:
         # could keep the commit and lose the files.
         sync_names(engine.lake, self._directory)
         engine.reached(f"{self.table} staged")
-        engine.log(self.table).record(commit)
+        try:
+            engine.log(self.table).record(commit)
+        except RaceError:
+            remove_tree(engine.lake / self._directory)
+            raise
         engine.reached(f"{self.table} recorded")
         engine.store.apply(commit, last)
         engine.reached(f"{self.table} applied")
@@ -244,15 +269,35 @@ def recover(engine: Engine, table: str) -> None:
     finish(engine.lake, engine.store, engine.log(table))
 
 
-def finish(lake: Path, store: TableStore, log: CommitLog) -> None:
+def finish(lake: LakePath, store: TableStore, log: CommitLog) -> None:
     """Recover a table like `recover`, without an engine."""
-    last = log.last()
+    last = log.newest()
     if last is not None:
         before = log.read(last.version - 1) if last.version > 1 else None
         store.apply(last, before)
         note_change(lake, last)
         log.save_live()
-    remove_tree(lake / WORK / log.table)
+    if isinstance(lake, ObjectPath):
+        _remove_leftovers(lake / WORK / log.table, last.version if last is not None else 0)
+    else:
+        remove_tree(lake / WORK / log.table)
+
+
+def _remove_leftovers(work: ObjectPath, version: int) -> None:
+    """Remove what killed drivers have left of steps that can never be recorded.
+
+    Another driver may be at work, so the step of the next version stays. A step of a version that
+    is recorded cannot be recorded again. Its files are removed only after LEFTOVER_S, so that a
+    driver that has lost the race finds its files until it notices.
+    """
+    steps: dict[str, list[ListedObject]] = {}
+    for each in work.objects():
+        steps.setdefault(PurePosixPath(each.path.key[len(work.key) + 1 :]).parts[0], []).append(
+            each
+        )
+    for name, objects in steps.items():
+        if int(name.split("-")[0]) <= version and min(o.age_s for o in objects) > LEFTOVER_S:
+            remove_all(each.path for each in objects)
 
 
 def usable(engine: Engine, table: str) -> Commit | None:
@@ -265,17 +310,17 @@ def usable(engine: Engine, table: str) -> Commit | None:
     last = log.last()
     if last is None or is_applied(engine.lake, last):
         return last
-    return log.read(last.version - 1) if last.version > 1 else None
+    before = log.read(last.version - 1) if last.version > 1 else None
+    return None if before is None or before.forgotten else before
 
 
 @contextmanager
-def locked(lake: Path, tables: Sequence[str]) -> Iterator[None]:
+def locked(lake: LakePath, tables: Sequence[str]) -> Iterator[None]:
     """Hold the locks of some tables, so that no other process writes to them.
 
     Raises LakeError, which names the other process.
     """
-    directory = lake / LOCKS
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = lock_directory(lake)
     files = []
     try:
         for table in sorted(tables):

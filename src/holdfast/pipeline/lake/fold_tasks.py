@@ -3,10 +3,14 @@
 The module imports no Spark, so that a task imports it quickly.
 """
 
+import os
+import secrets
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -15,8 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS
+from holdfast.pipeline.lake.files.files import complete, open_new, readable
 from holdfast.pipeline.lake.files.sorting import in_order
 from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, with_date
+from holdfast.pipeline.lake.objects.paths import location
 from holdfast.pipeline.lake.table import StreamFold
 
 READ_ROWS: Final = 32_768
@@ -61,14 +67,15 @@ class FoldSpec:
     keys: Sequence[str]
     outputs: dict[str, WriteSpec]
     exchange: str
-    """The directory of the exchange files."""
+    """The directory of the exchange files, or its URL in an object store."""
     file_rows: int
     """The rows after which a task begins another file. Each file is sorted separately."""
 
 
 def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]:
     """Fold a complete small step inside one task."""
-    rows = _Held(f"{spec.exchange}/{prefix}")
+    is_local = isinstance(location(spec.exchange), Path)
+    rows = _Held(spec.exchange if is_local else tempfile.gettempdir(), prefix)
     states: list[pa.RecordBatch] = []
     try:
         for unit in units:
@@ -89,8 +96,8 @@ class _Held:
     much data.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, directory: str, prefix: str) -> None:
+        self._path = f"{directory}/{prefix}-{secrets.token_hex(4)}"
         self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
@@ -115,6 +122,7 @@ class _Held:
         if self._writer is None:
             return self._batches
         reader = pa.ipc.open_file(pa.memory_map(self._path))
+        os.unlink(self._path)  # the map stays until the batches are released
         return [reader.get_batch(at) for at in range(reader.num_record_batches)]
 
 
@@ -134,6 +142,8 @@ def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int)
 def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: int) -> TaskShare:
     """Divide the rows of some units into buckets, and write them to one exchange file."""
     writer = None
+    place = location(share.path)
+    sink: Any = share.path if isinstance(place, Path) else open_new(place)
     try:
         for unit in units:
             for batch in _read(spec, unit):
@@ -143,12 +153,14 @@ def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: in
                     batch, numbers = spec.fold.spread(batch)
                 for bucket, part in _parted(batch, numbers % buckets, buckets):
                     if writer is None:
-                        writer = pa.ipc.new_file(share.path, part.schema)
+                        writer = pa.ipc.new_file(sink, part.schema)
                     writer.write_batch(part)
                     share.buckets.append(bucket)
     finally:
         if writer is not None:
             writer.close()
+    if share.buckets and not isinstance(place, Path):
+        complete(sink, place)
     return share
 
 
@@ -172,7 +184,9 @@ def fold_bucket(
     found: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
     for share in shares:
         if bucket in share.buckets:
-            reader = pa.ipc.open_file(pa.memory_map(share.path))
+            place = location(share.path)
+            source = pa.memory_map(share.path) if isinstance(place, Path) else readable(place)
+            reader = pa.ipc.open_file(source)
             found[share.is_state] += [
                 reader.get_batch(at) for at, each in enumerate(share.buckets) if each == bucket
             ]
@@ -181,7 +195,7 @@ def fold_bucket(
 
 def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
     schema = spec.state_schema if unit.is_state else spec.rows_schema
-    with pq.ParquetFile(unit.path) as file:
+    with pq.ParquetFile(readable(location(unit.path))) as file:
         groups = range(unit.first, file.num_row_groups, unit.step)
         if not groups:
             return

@@ -10,7 +10,6 @@ each would continue from the same old state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +27,7 @@ from holdfast.pipeline.lake.fold_tasks import (
     fold_units,
     spread_units,
 )
+from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.schema import Names, arrow_schema, names_of
 from holdfast.pipeline.lake.table import StreamFold, Table
 
@@ -44,7 +44,6 @@ ROWS_PER_UNIT: Final = 131_072
 FILE_ROWS: Final = 1_000_000
 """The rows of the table in one file."""
 OUTPUT_SCHEMA: Final = "output string, file string"
-EXCHANGE: Final = "exchange"
 ENCODING: Final = "DELTA_BINARY_PACKED"
 
 
@@ -72,7 +71,7 @@ def build_folded(
             QUARANTINED: WriteSpec(step.stage_directory(QUARANTINED), ("date",)),
             STATE: WriteSpec(step.stage_directory(STATE)),
         },
-        exchange=step.stage_directory(EXCHANGE),
+        exchange=step.exchange_directory(),
         file_rows=FILE_ROWS,
     )
     units = [*_units(engine.lake, files, False), *_units(engine.lake, old, True)]
@@ -106,7 +105,7 @@ def _oldest_us(files: Sequence[File]) -> int | None:
     return min((low for file in files for low, _ in file.times.values()), default=None)
 
 
-def _units(lake: Path, files: Sequence[File], is_state: bool) -> Iterator[Unit]:
+def _units(lake: LakePath, files: Sequence[File], is_state: bool) -> Iterator[Unit]:
     for file in files:
         parts = max(1, -(-file.rows // ROWS_PER_UNIT))
         for part in range(parts):

@@ -38,6 +38,9 @@ from holdfast.pipeline.lake.files.settings import (
     store_name,
     write_settings,
 )
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath, directory_of, location
+from holdfast.pipeline.lake.objects.probe import check_object_store
+from holdfast.pipeline.lake.objects.scan import hive_files
 from holdfast.pipeline.lake.registration.registration import CatalogUpdates
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.schema import (
@@ -47,6 +50,7 @@ from holdfast.pipeline.lake.schema import (
     stored_columns,
 )
 from holdfast.pipeline.lake.status import LakeStatus, lake_status
+from holdfast.pipeline.lake.stores.named import open_store
 from holdfast.pipeline.lake.stores.store import (
     WORK,
     ParquetStore,
@@ -67,11 +71,11 @@ _SERVERS: Final = re.compile(
 
 
 class Lake:
-    """The tables below a directory, which is made at the first write."""
+    """The tables below a directory, which is made at the first write, or in an object store."""
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | LakePath,
         *,
         spark: SparkSession | None = None,
         store: str | None = None,
@@ -85,7 +89,7 @@ class Lake:
         and packages with the first run, so later runs need none. Without `spark`, a session is made
         when it is needed, on `master`.
         """
-        self.path = Path(path).absolute()
+        self.path = location(path).absolute()
         check_lake_path(self.path)
         self.settings = read_settings(self.path)
         self.store_name = store_name(self.path, self.settings, store)
@@ -113,7 +117,7 @@ class Lake:
         """Return the names of the tables that have been written, and `quarantine` if there is
         any."""
         written = [name for name in self.catalog.names() if CommitLog(self.path, name).last()]
-        return [*written, QUARANTINE] if (self.path / QUARANTINE).exists() else written
+        return [*written, QUARANTINE] if (self.path / QUARANTINE).is_dir() else written
 
     def table(self, name: str) -> DataFrame:
         """Return all rows of a table as of its newest commit.
@@ -137,8 +141,11 @@ class Lake:
 
     def _quarantine(self, engine: Engine) -> DataFrame:
         columns = names_of(quarantine_columns())
+        place = self.path / QUARANTINE
+        if isinstance(place, ObjectPath):
+            return engine.frame(columns, hive_files(place), QUARANTINE)
         # The metadata of Delta and Iceberg is beside these directories.
-        directories = sorted(map(str, (self.path / QUARANTINE).glob("table=*")))
+        directories = sorted(map(str, place.glob("table=*")))
         if not directories:
             return engine.frame(columns, [], QUARANTINE)
         from holdfast.pipeline.lake.schema import struct_type
@@ -177,8 +184,11 @@ class Lake:
         self.check_tables()
         engine = self._writing_engine()
         self.remember(options)
-        updates = CatalogUpdates(self.path, self.catalog)
+        updates = self._catalog_updates()
         return Runner(engine, self.catalog, chosen, options, listener, compact_at, updates)
+
+    def _catalog_updates(self) -> CatalogUpdates | None:
+        return CatalogUpdates(self.path, self.catalog) if isinstance(self.path, Path) else None
 
     def rebuild(
         self, name: str | Sequence[str], *, listener: RunListener | None = None
@@ -195,7 +205,7 @@ class Lake:
             for each in reversed(names):
                 engine.store.forget(each)
             self.remember(self.source())
-        updates = CatalogUpdates(self.path, self.catalog)
+        updates = self._catalog_updates()
         runner = Runner(engine, self.catalog, names, None, listener, catalogs=updates)
         return runner.run_once()
 
@@ -283,8 +293,8 @@ class Lake:
                 "cannot tell current files from old ones. Register it in an Iceberg catalog: "
                 "`holdfast pipeline register --iceberg CATALOG`"
             )
-        source = self.source()
-        return list(register_in_spark(self.spark, self.path, self.catalog, source, database, names))
+        place, source = directory_of(self.path), self.source()
+        return list(register_in_spark(self.spark, place, self.catalog, source, database, names))
 
     def status(self, *, ask_servers: bool = True) -> LakeStatus:
         """Return the state of each table. With `ask_servers` it includes the end of the log, which
@@ -314,7 +324,8 @@ class Lake:
     def _is_changed(self, name: str) -> bool:
         """Return whether a run changes a table that has no new rows: it finishes a step, or the
         declaration is another one."""
-        if any((self.path / WORK / name).glob("*")):
+        work = self.path / WORK / name
+        if work.is_dir() and any(work.iterdir()):
             return True
         last = CommitLog(self.path, name).last()
         try:
@@ -343,24 +354,13 @@ class Lake:
                 f'spark.conf.set("{TIME_ZONE}", "UTC")'
             )
         engine = self.engine()
+        if isinstance(self.path, ObjectPath):
+            check_object_store(self.path)
         engine.store.check()
         return engine
 
     def _store(self) -> TableStore:
-        if self.store_name == "delta":
-            try:
-                from holdfast.pipeline.lake.stores.delta import DeltaStore
-            except ImportError as error:
-                raise LakeError(
-                    f"the store delta needs the package deltalake ({error}): "
-                    "pip install 'holdfast[spark]'"
-                ) from None
-            return DeltaStore(self.path)
-        if self.store_name == "iceberg":
-            from holdfast.pipeline.lake.stores.iceberg import IcebergStore
-
-            return IcebergStore(self.path, lambda: self.spark)
-        return ParquetStore(self.path)
+        return open_store(self.store_name, self.path, lambda: self.spark)
 
     def remember(self, source: Mapping[str, str]) -> None:
         """Store the source of the records, which the lake is made from, with its settings."""
@@ -369,7 +369,7 @@ class Lake:
         settings = LakeSettings(LAKE_FORMAT, self.store_name, kept, self._declarations, catalogs)
         if settings != self.settings:
             keep(self.path, self._files, self._declarations if self._files else [])
-            write_settings(self.path, settings)
+            write_settings(self.path, settings, is_new=self.settings is None)
             self.settings = settings
             self._kept = self._declarations
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +14,8 @@ import pyarrow.parquet as parquet
 from holdfast.client.log.reading import offsets
 from holdfast.pipeline.lake.catalog import DECLARED_BY, Catalog
 from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.files import LakeError, readable
+from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess
@@ -84,7 +84,7 @@ class LakeStatus:
 
 
 def lake_status(
-    lake: Path, catalog: Catalog, source: Mapping[str, str], *, ask_servers: bool = True
+    lake: LakePath, catalog: Catalog, source: Mapping[str, str], *, ask_servers: bool = True
 ) -> LakeStatus:
     """Read the state of a lake from its commits, and the end of the log from `source` unless it is
     empty."""
@@ -115,11 +115,18 @@ def lake_status(
         skipped_total=records.skipped_total if records is not None else 0,
         skipped=list(records.skipped) if records is not None else [],
         hints=hints(lake, catalog),
-        undeclared=sorted({path.parent.name for path in lake.glob(f"*/{COMMITS}")} - set(last)),
+        undeclared=sorted(_stored(lake) - set(last)),
     )
 
 
-def hints(lake: Path, catalog: Catalog) -> list[str]:
+def _stored(lake: LakePath) -> set[str]:
+    """Return the names of all stored tables."""
+    if not lake.is_dir():
+        return set()
+    return {each.name for each in lake.iterdir() if (each / COMMITS).is_dir()}
+
+
+def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Return what looks wrong in the tables of a lake, and what may mend it."""
     records = CommitLog(lake, RECORDS).last()
     log = CommitLog(lake, MISSING)
@@ -129,7 +136,9 @@ def hints(lake: Path, catalog: Catalog) -> list[str]:
     numbers = 0
     for file in log.live(last.version):
         with suppress(OSError, pa.ArrowInvalid):  # a run is exchanging the file
-            found = parquet.read_table(lake / file.path, columns=["count"], partitioning=None)
+            found = parquet.read_table(
+                readable(lake / file.path), columns=["count"], partitioning=None
+            )
             numbers += pc.sum(found["count"]).as_py() or 0
     if numbers <= records.rows_total:
         return []

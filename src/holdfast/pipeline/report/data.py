@@ -2,7 +2,6 @@
 shows."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow
@@ -10,7 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from holdfast.pipeline.lake.files.commits import CommitLog, File
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.files import LakeError, readable
+from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.objects.scan import hive_files
 from holdfast.pipeline.lake.table import QUARANTINE, Table
 
 ROWS_MAX: Final = 2_000_000
@@ -27,10 +28,10 @@ Rows = list[dict[str, Any]]
 class Stored:
     """The stored tables of a lake."""
 
-    def __init__(self, lake: Path, tables: Iterable[Table]) -> None:
+    def __init__(self, lake: LakePath, tables: Iterable[Table]) -> None:
         """Open the lake. Raises LakeError."""
         if not lake.is_dir():
-            raise LakeError(f"{lake} is no directory")
+            raise LakeError(f"there is no lake in {lake}: run the pipeline first")
         self.lake = lake
         self.tables = {table.name: table for table in tables}
         self.cut: dict[str, int] = {}
@@ -72,15 +73,12 @@ class Stored:
             [*((name, pyarrow.string()) for name in texts), ("timestamp", _arrow_type("timestamp"))]
         )
         parts, rows = [], 0
-        paths = sorted((self.lake / QUARANTINE).glob("table=*/date=*/*.parquet"),
-                       key=lambda path: path.parent.name, reverse=True)  # fmt: skip
-        for path in paths:
-            count = parquet.read_metadata(path).num_rows
-            if rows + count > QUARANTINE_ROWS_MAX and rows:
-                self.cut[QUARANTINE] = self.cut.get(QUARANTINE, 0) + count
+        files = hive_files(self.lake / QUARANTINE)
+        for file in sorted(files, key=lambda file: file.partition["date"] or "", reverse=True):
+            if rows + file.rows > QUARANTINE_ROWS_MAX and rows:
+                self.cut[QUARANTINE] = self.cut.get(QUARANTINE, 0) + file.rows
                 continue
-            rows += count
-            file = File(path=str(path.relative_to(self.lake)), rows=count, bytes=0, version=0)
+            rows += file.rows
             parts.append(self._read_file(file, schema))
         found = pyarrow.concat_tables(parts) if parts else schema.empty_table()
         return found.filter(pc.is_valid(found["timestamp"]))
@@ -101,7 +99,7 @@ class Stored:
         try:
             # The file is not read as part of a data set, because names of directories would become
             # columns.
-            with parquet.ParquetFile(path) as opened:
+            with parquet.ParquetFile(readable(path)) as opened:
                 present = [name for name in schema.names if name in opened.schema_arrow.names]
                 found = opened.read(columns=present)
         except (OSError, pyarrow.ArrowInvalid) as error:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically
+from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.report.data import Stored
 from holdfast.pipeline.report.devices import add_devices
 from holdfast.pipeline.report.page import Page
 from holdfast.pipeline.report.quality import add_quality
 
 
-def write_report(lake: Path, catalog: Catalog, output: Path, run: str | None = None) -> None:
+def write_report(lake: LakePath, catalog: Catalog, output: Path, run: str | None = None) -> None:
     """Write the report to a file. With `run` it is only about that test run.
 
     Raises LakeError if there is nothing to show, and OSError.
@@ -22,7 +23,7 @@ def write_report(lake: Path, catalog: Catalog, output: Path, run: str | None = N
     write_atomically(output.absolute(), report(lake, catalog, run).encode())
 
 
-def report(lake: Path, catalog: Catalog, run: str | None = None) -> str:
+def report(lake: LakePath, catalog: Catalog, run: str | None = None) -> str:
     """Return the HTML of the report. Raises LakeError if there is nothing to show."""
     stored = Stored(lake, catalog.tables.values())
     if not any(catalog.is_gold(name) and stored.has(name) for name in catalog.tables):

@@ -12,13 +12,14 @@ no row is written twice and none is lost, wherever a run ends.
 import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.pipeline.lake.files.files import LakeError, write_atomically, write_new
+from holdfast.pipeline.lake.files.errors import RaceError
+from holdfast.pipeline.lake.files.files import LakeError, remove_all, write_atomically, write_new
+from holdfast.pipeline.lake.objects.paths import LakePath
 
 COMMITS: Final = "_commits"
 FORMAT: Final = 1
@@ -123,6 +124,9 @@ class Commit(Struct, frozen=True, kw_only=True):
     """The paths of row files that the table does not have any more."""
     merges: bool = False
     """True if the added files have exactly the rows of the removed ones (compaction.py)."""
+    forgotten: bool = False
+    """True if the commit ends the table: it removes all its files. The next commit begins another
+    table, with another lineage (stores.objects)."""
     change: str = ""
     """The change of the columns with this commit, as text for people."""
     format: int = FORMAT
@@ -131,7 +135,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 class CommitLog:
     """The commits in one table's directory. Not thread-safe."""
 
-    def __init__(self, lake: Path, table: str) -> None:
+    def __init__(self, lake: LakePath, table: str) -> None:
         self.lake = lake
         self.table = table
         self.directory = lake / table / COMMITS
@@ -141,8 +145,17 @@ class CommitLog:
         self._sorted: list[File] = []
 
     def last(self) -> Commit | None:
-        """Return the newest commit, or None for a table without one. It looks at the disk each
-        time."""
+        """Return the newest commit, or None for a table without one, also for a forgotten one. It
+        looks at the disk each time."""
+        newest = self.newest()
+        return None if newest is None or newest.forgotten else newest
+
+    def next_version(self) -> int:
+        """Return the version after those that `newest` has found."""
+        return self._last.version + 1 if self._last is not None else 1
+
+    def newest(self) -> Commit | None:
+        """Return the newest commit, even if it says that the table is forgotten."""
         version = self._last.version if self._last is not None else 0
         if version and not self._path(version).exists():
             # The table was removed or rebuilt by another process.
@@ -173,15 +186,19 @@ class CommitLog:
     def record(self, commit: Commit) -> None:
         """Record a commit: the commit point of a step.
 
-        The table's lock keeps other processes away where the file system honours it. Elsewhere the
-        second process that records the same version fails here.
+        The table's lock keeps other processes away where the file system honours it. Elsewhere, as
+        in an object store, the second process that records the same version fails here. Raises
+        RaceError.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self._path(commit.version)
         try:
             write_new(path, msgspec.json.encode(commit))
         except FileExistsError:
-            raise LakeError(f"{path} exists: another process writes to this table") from None
+            raise RaceError(
+                f"table {self.table}: another driver has made version {commit.version} at the same "
+                "time. This step is thrown away, and nothing is lost"
+            ) from None
         self._last = commit
 
     def live(self, upto: int) -> list[File]:
@@ -207,10 +224,10 @@ class CommitLog:
             return
         path = self.directory / f"{last.version:08}.live"
         write_atomically(path, msgspec.json.encode(self.live(last.version)))
-        for old in range(last.version - COMMITS_KEPT - LIVE_EVERY, last.version - COMMITS_KEPT):
-            if old > 0:
-                self._path(old).unlink(missing_ok=True)
-                (self.directory / f"{old:08}.live").unlink(missing_ok=True)
+        upto = last.version - COMMITS_KEPT
+        old = range(max(1, upto - LIVE_EVERY), upto)
+        remove_all(self._path(each) for each in old)
+        remove_all(self.directory / f"{each:08}.live" for each in old)
 
     def _load_live(self, upto: int) -> None:
         version = upto - upto % LIVE_EVERY
@@ -234,7 +251,7 @@ class CommitLog:
     def _newest(self) -> int:
         return max(self.kept(), default=0)
 
-    def _path(self, version: int) -> Path:
+    def _path(self, version: int) -> LakePath:
         return self.directory / f"{version:08}.json"
 
 

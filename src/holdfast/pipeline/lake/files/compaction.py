@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -28,9 +27,10 @@ from holdfast.pipeline.lake.files.commits import (
     rows_of,
     spans,
 )
-from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
+from holdfast.pipeline.lake.files.files import LakeError, readable, remove_tree, sync_names
 from holdfast.pipeline.lake.files.readers import exclusively
 from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
+from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.stores.store import WORK, TableStore
 
 TARGET_BYTES: Final = 128 << 20
@@ -106,7 +106,7 @@ def _packed(files: Sequence[File]) -> list[Merge]:
     return [Merge(tuple(pack)) for pack in packs if len(pack) > 1]
 
 
-def read_by_all(lake: Path, last: Commit) -> int:
+def read_by_all(lake: LakePath, last: Commit) -> int:
     """Return the version up to which every dependent table has read this one.
 
     It looks at every directory with commits below the lake, because no catalogue knows the tables
@@ -131,7 +131,7 @@ def read_by_all(lake: Path, last: Commit) -> int:
 class Compaction:
     """The compaction of one table. The caller holds the table's lock."""
 
-    lake: Path
+    lake: LakePath
     store: TableStore
     log: CommitLog
     encodings: Mapping[str, str]
@@ -210,21 +210,21 @@ class Compaction:
         remove_tree(self.lake / staged)
         return commit
 
-    def _merge(self, merge: Merge, path: Path, names: Sequence[str]) -> File:
+    def _merge(self, merge: Merge, path: LakePath, names: Sequence[str]) -> File:
         """Write one merged file.
 
         The number of rows is compared with the commits, so that a damaged file does not lose rows
         silently.
         """
         paths = [self.lake / file.path for file in merge.files]
-        schema = _union([pq.read_schema(each) for each in paths], names)
+        schema = _union([pq.read_schema(readable(each)) for each in paths], names)
         spec = WriteSpec(
             str(path.parent), encodings=self.encodings, compression_level=COMPRESSION_LEVEL
         )
         result = PartitionFile(path, spec, merge.files[0].partition)
         try:
             for each in paths:
-                with pq.ParquetFile(each) as reader:
+                with pq.ParquetFile(readable(each)) as reader:
                     for batch in reader.iter_batches(READ_ROWS, use_threads=False):
                         result.add(_with_columns(batch, schema))
             file = result.close()

@@ -8,18 +8,23 @@ names. So a run uses the kept declarations, and a run with others is refused.
 """
 
 import ast
+import atexit
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from types import CodeType, FunctionType
 from typing import Final
 
 from msgspec import Struct
 
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.table import Table
 
 KEPT: Final = "_tables"
@@ -68,29 +73,53 @@ def _hash(texts: Iterable[bytes]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def kept_sources(lake: Path, kept: Sequence[Declaration]) -> list[str]:
-    """Return the copies of the kept files, and the kept packages. Raises LakeError."""
-    sources = [str(lake / KEPT / each.name) if each.is_file else each.name for each in kept]
-    for each, source in zip(kept, sources, strict=True):
-        if each.is_file and not Path(source).is_file():
-            raise LakeError(f"{source} is missing: copy the file with the tables there again")
-    return sources
+def kept_sources(lake: LakePath, kept: Sequence[Declaration]) -> list[str]:
+    """Return the copies of the kept files, and the kept packages. Raises LakeError.
+
+    Those of a lake in an object store are copied to a temporary directory first.
+    """
+    return [str(_local(lake / KEPT / each.name)) if each.is_file else each.name for each in kept]
 
 
-def keep(lake: Path, sources: Sequence[str | Path], given: Sequence[Declaration]) -> None:
+def _local(path: LakePath) -> Path:
+    """Return the path of a kept file on this machine. Raises LakeError if it is missing."""
+    try:
+        if isinstance(path, ObjectPath):
+            copy = _copies() / sha256(str(path.parent).encode()).hexdigest()[:16] / path.name
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+            return copy
+        if path.is_file():
+            return path
+    except FileNotFoundError:
+        pass
+    raise LakeError(f"{path} is missing: copy the file with the tables there again")
+
+
+@cache
+def _copies() -> Path:
+    """Return the directory of this process for copies, which is removed at its end."""
+    place = mkdtemp(prefix="holdfast-tables-")
+    atexit.register(rmtree, place, ignore_errors=True)
+    return Path(place)
+
+
+def keep(lake: LakePath, sources: Sequence[str | Path], given: Sequence[Declaration]) -> None:
     """Copy the given files into the lake. Raises LakeError if two have the same name."""
     names = [each.name for each in given]
     if len(set(names)) != len(names):
         raise LakeError(f"two files of --tables have the same name: {', '.join(names)}")
     for source, each in zip(sources, given, strict=True):
         place = lake / KEPT / each.name
-        if each.is_file and Path(source).resolve() != place.resolve():
+        if not each.is_file:
+            continue
+        if isinstance(place, ObjectPath) or Path(source).resolve() != place.resolve():
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, Path(source).read_bytes())
 
 
 def differences(
-    lake: Path, kept: Sequence[Declaration], sources: Sequence[str | Path]
+    lake: LakePath, kept: Sequence[Declaration], sources: Sequence[str | Path]
 ) -> list[str]:
     """Return what differs between the kept declarations and given ones, one line each."""
     found = []
@@ -99,7 +128,7 @@ def differences(
         if each.name not in given:
             found.append(f"{each.name} is not given")
         elif each.is_file:
-            found += _changed_lines(lake / KEPT / each.name, Path(given[each.name]))
+            found += _changed_lines(_local(lake / KEPT / each.name), Path(given[each.name]))
     return found
 
 
@@ -157,8 +186,6 @@ def _code(code: CodeType) -> object:
 
 
 def _changed_lines(before: Path, after: Path) -> list[str]:
-    if not before.is_file():
-        return [f"{before} is missing"]
     one, other = (path.read_text(errors="replace").splitlines() for path in (before, after))
     lines = [
         line

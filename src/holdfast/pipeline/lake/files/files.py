@@ -1,32 +1,45 @@
 """The file operations of the lake, and the order in which they make data durable.
 
-A lake is a directory that the driver and all executors see under one path: on one machine, or on a
-shared file system.
+A lake is a directory that the driver and all executors see under one path: on one machine, on a
+shared file system, or in an object store (objects/).
 """
 
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO, Any
+
+from holdfast.pipeline.lake.files.errors import LakeError as LakeError
+from holdfast.pipeline.lake.objects.paths import (
+    LakePath,
+    ObjectPath,
+    ObjectReader,
+    move_objects,
+    remove_objects,
+)
 
 
-class LakeError(Exception):
-    """The lake, or a request to it, is not valid. The text says what is wrong and what to do."""
-
-
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: LakePath, data: bytes) -> None:
     """Write a file durably and atomically: readers see the old or the new content."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(data)
+        return
     os.replace(_written(path, data), path)
     sync_directory(path.parent)
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_new(path: LakePath, data: bytes) -> None:
     """Write a file like `replace_file`, if it does not exist yet.
 
     Raises FileExistsError. Of two processes that create it at the same time one succeeds, unless
-    the file system has no hard links.
+    the file system has no hard links. In an object store, two contents must not be equal.
     """
+    if isinstance(path, ObjectPath):
+        path.create(data)
+        return
     temporary = _written(path, data)
     try:
         os.link(temporary, path)
@@ -50,11 +63,35 @@ def _written(path: Path, data: bytes) -> Path:
     return temporary
 
 
-def sync_names(root: Path, directory: str) -> None:
+def open_new(path: LakePath) -> IO[bytes]:
+    """Open a file for writing. That of an object is a temporary one until `complete`."""
+    return tempfile.TemporaryFile() if isinstance(path, ObjectPath) else open(path, "wb")
+
+
+def complete(file: IO[bytes], path: LakePath) -> int:
+    """Make the content of a file of `open_new` durable and close it. Returns its bytes."""
+    file.flush()
+    size = file.seek(0, os.SEEK_END)
+    if isinstance(path, ObjectPath):
+        path.upload(file)
+    else:
+        os.fsync(file.fileno())
+    file.close()
+    return size
+
+
+def readable(path: LakePath) -> Any:
+    """Return a file as pyarrow reads it."""
+    return ObjectReader(path) if isinstance(path, ObjectPath) else path
+
+
+def sync_names(root: LakePath, directory: str) -> None:
     """Make the names below `root/directory`, and the path to it from `root`, durable.
 
     The contents of the files must be synced already.
     """
+    if isinstance(root, ObjectPath):
+        return
     path = root / directory
     if not path.exists():
         return
@@ -75,13 +112,31 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def move_all(moves: Iterable[tuple[Path, Path]]) -> None:
+def move_all(moves: Sequence[tuple[LakePath, LakePath]]) -> None:
     """Move each file to its place, and replace an existing one.
 
     Files that were moved before are skipped, so the call may be repeated after a crash. Raises
     LakeError if a file is in neither place.
     """
+    lost: Sequence[LakePath] = move_objects(
+        [
+            (source, target)
+            for source, target in moves
+            if isinstance(source, ObjectPath) and isinstance(target, ObjectPath)
+        ]
+    )
+    local = [(a, b) for a, b in moves if isinstance(a, Path) and isinstance(b, Path)]
+    for target in lost or _move_files(local):
+        raise LakeError(
+            f"{target} is missing: its commit is recorded, but neither it nor its staged file is "
+            "there. Restore it, or build the table again"
+        )
+
+
+def _move_files(moves: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """Rename files, and return the targets of which nothing is there."""
     touched: set[Path] = set()
+    lost = []
     for source, target in moves:
         try:
             os.replace(source, target)
@@ -92,13 +147,12 @@ def move_all(moves: Iterable[tuple[Path, Path]]) -> None:
             elif target.exists():
                 continue
             else:
-                raise LakeError(
-                    f"{target} is missing: its commit is recorded, but neither it nor {source} "
-                    "is there. Restore it, or build the table again"
-                ) from None
+                lost.append(target)
+                continue
         touched.add(target.parent)
     for directory in touched:
         sync_directory(directory)
+    return lost
 
 
 def _make_durable_directory(directory: Path) -> None:
@@ -111,12 +165,18 @@ def _make_durable_directory(directory: Path) -> None:
         sync_directory(each.parent)
 
 
-def remove_all(paths: Iterable[Path]) -> None:
+def remove_all(paths: Iterable[LakePath]) -> None:
     """Remove those of the files that exist. Directories that become empty stay."""
-    for path in paths:
-        path.unlink(missing_ok=True)
+    found = list(paths)
+    remove_objects(path for path in found if isinstance(path, ObjectPath))
+    for path in found:
+        if isinstance(path, Path):
+            path.unlink(missing_ok=True)
 
 
-def remove_tree(directory: Path) -> None:
+def remove_tree(directory: LakePath) -> None:
     """Remove a directory with everything in it, if it exists."""
+    if isinstance(directory, ObjectPath):
+        remove_objects(each.path for each in directory.objects())
+        return
     shutil.rmtree(directory, ignore_errors=True)

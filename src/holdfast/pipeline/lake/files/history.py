@@ -7,13 +7,13 @@ them all. An entry is written after its commit; a run that finds it missing writ
 change is told once, wherever a run ends.
 """
 
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog
 from holdfast.pipeline.lake.files.files import write_atomically
+from holdfast.pipeline.lake.objects.paths import LakePath
 
 HISTORY: Final = "_history"
 
@@ -34,7 +34,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """All columns from then on, with their types."""
 
 
-def note_change(lake: Path, commit: Commit) -> None:
+def note_change(lake: LakePath, commit: Commit) -> None:
     """Write the entry of a commit, if it changes columns and has none yet."""
     if commit.version > 1 and not commit.change:
         return
@@ -47,7 +47,7 @@ def note_change(lake: Path, commit: Commit) -> None:
     write_atomically(path, b"\n".join(lines) + b"\n")
 
 
-def history(lake: Path, table: str) -> list[TableChange]:
+def history(lake: LakePath, table: str) -> list[TableChange]:
     """Return the changes of a table, oldest first.
 
     Those of an older version of the pipeline are taken from the commits that are still there.
@@ -93,7 +93,7 @@ def _difference(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> 
     return ", ".join(parts)
 
 
-def _read(lake: Path, table: str) -> list[TableChange]:
+def _read(lake: LakePath, table: str) -> list[TableChange]:
     try:
         lines = _path(lake, table).read_bytes().splitlines()
     except FileNotFoundError:
@@ -101,5 +101,5 @@ def _read(lake: Path, table: str) -> list[TableChange]:
     return [msgspec.json.decode(line, type=TableChange) for line in lines if line]
 
 
-def _path(lake: Path, table: str) -> Path:
+def _path(lake: LakePath, table: str) -> LakePath:
     return lake / HISTORY / f"{table}.jsonl"

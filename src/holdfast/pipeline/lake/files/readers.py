@@ -5,16 +5,24 @@
 A reader holds the lock from before it looks at the table's commits until its own commit is
 recorded. So the holder of the exclusive lock sees every reader's position in the commits. No reader
 can open a file that is about to be removed.
+
+The locks of a lake in an object store are in the machine's directory for temporary files. They keep
+apart the runs of one machine. Between machines the commits decide: a step that reads a file which
+another machine has replaced fails without an effect.
 """
 
 import fcntl
+import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.errors import LakeError
+from holdfast.pipeline.lake.objects.paths import LakePath
 
 LOCKS: Final = "_locks"
 REPLACING_MAX_S: Final = 60.0
@@ -30,8 +38,23 @@ class BusyError(LakeError):
     """The files of a table cannot be replaced now."""
 
 
+def lock_directory(lake: LakePath) -> Path:
+    """Return the directory of a lake's locks, which is made if needed."""
+    if isinstance(lake, Path):
+        place = lake / LOCKS
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+    place = Path(tempfile.gettempdir()) / f"holdfast-locks-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise LakeError(f"{place} belongs to another user: remove it, or set TMPDIR")
+    place = place / sha256(str(lake).encode()).hexdigest()[:16]
+    place.mkdir(exist_ok=True)
+    return place
+
+
 @contextmanager
-def reading(lake: Path, table: str) -> Iterator[None]:
+def reading(lake: LakePath, table: str) -> Iterator[None]:
     """Hold the shared lock while reading a table's files. Raises TimeoutError."""
     with _locked(lake, table, fcntl.LOCK_SH, REPLACING_MAX_S) as got:
         if not got:
@@ -42,7 +65,7 @@ def reading(lake: Path, table: str) -> Iterator[None]:
 
 
 @contextmanager
-def exclusively(lake: Path, table: str) -> Iterator[None]:
+def exclusively(lake: LakePath, table: str) -> Iterator[None]:
     """Hold the exclusive lock while replacing a table's files.
 
     Raises BusyError if steps read the table without a pause.
@@ -57,10 +80,10 @@ def exclusively(lake: Path, table: str) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(lake: Path, table: str, how: int, wait_max_s: float) -> Iterator[bool]:
-    (lake / LOCKS).mkdir(parents=True, exist_ok=True)
+def _locked(lake: LakePath, table: str, how: int, wait_max_s: float) -> Iterator[bool]:
+    directory = lock_directory(lake)
     deadline = time.monotonic() + wait_max_s
-    with open(lake / LOCKS / f"{table}.readers", "a") as file:
+    with open(directory / f"{table}.readers", "a") as file:
         while True:
             try:
                 fcntl.flock(file, how | fcntl.LOCK_NB)

@@ -1,12 +1,14 @@
 """The settings of a lake, in its file lake.json."""
 
-from pathlib import Path
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from holdfast.pipeline.lake.files.declarations import Declaration
-from holdfast.pipeline.lake.files.files import LakeError, write_atomically
+from holdfast.pipeline.lake.files.errors import CredentialsError
+from holdfast.pipeline.lake.files.files import LakeError, write_atomically, write_new
+from holdfast.pipeline.lake.objects.paths import LakePath
 
 SETTINGS: Final = "lake.json"
 LAKE_FORMAT: Final = 1
@@ -38,16 +40,20 @@ class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The catalogs in which tables are registered."""
 
 
-def read_settings(lake: Path) -> LakeSettings | None:
-    """Read the settings of a lake. None for one that is not made yet. Raises LakeError."""
+def read_settings(lake: LakePath) -> LakeSettings | None:
+    """Read the settings of a lake. None for one that is not made yet. Raises LakeError.
+
+    A first run that was killed may leave names with a dot or an underscore, and no settings.
+    """
     path = lake / SETTINGS
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        if lake.exists() and any(lake.iterdir()):
+        if lake.is_dir() and any(each.name[:1] not in "._" for each in lake.iterdir()):
             raise LakeError(
                 f"{lake} is no lake: it has files, but no {SETTINGS}. Choose an empty directory"
             ) from None
+        _check_outside(lake)
         return None
     except NotADirectoryError:
         raise LakeError(f"{lake} is no directory") from None
@@ -60,18 +66,41 @@ def read_settings(lake: Path) -> LakeSettings | None:
     raise LakeError(f"{path} is of another version of the pipeline: use that one")
 
 
+def _check_outside(lake: LakePath) -> None:
+    """Check that a new lake is not inside another one. Raises LakeError."""
+    above = lake.parent
+    with suppress(CredentialsError):  # these may be for the lake's own names only
+        while above.name:
+            if (above / SETTINGS).exists():
+                raise LakeError(f"{lake} is inside the lake {above}: choose a place outside of it")
+            above = above.parent
+
+
 class _Version(msgspec.Struct):
     format: int = 0
 
 
-def write_settings(lake: Path, settings: LakeSettings) -> None:
-    """Write the settings of a lake, and make its directory if needed."""
+def write_settings(lake: LakePath, settings: LakeSettings, *, is_new: bool = False) -> None:
+    """Write the settings of a lake, and make its directory if needed.
+
+    Raises LakeError if a new lake has been made by another run in the meantime.
+    """
     lake.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(settings), indent=2)
-    write_atomically(lake / SETTINGS, text + b"\n")
+    if not is_new:
+        write_atomically(lake / SETTINGS, text + b"\n")
+        return
+    try:
+        write_new(lake / SETTINGS, text + b"\n")
+    except FileExistsError:
+        there = read_settings(lake)
+        if there is None or msgspec.structs.astuple(there) != msgspec.structs.astuple(settings):
+            raise LakeError(
+                f"another run has just made the lake {lake} with other settings: run again"
+            ) from None
 
 
-def store_name(lake: Path, settings: LakeSettings | None, wanted: str | None) -> str:
+def store_name(lake: LakePath, settings: LakeSettings | None, wanted: str | None) -> str:
     """Return the store of a lake: its own, else the wanted one. Raises LakeError if they differ."""
     if wanted is not None and wanted not in STORES:
         raise LakeError(f"there is no store {wanted!r}; there are {', '.join(STORES)}")

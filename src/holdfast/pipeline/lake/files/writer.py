@@ -8,11 +8,9 @@ Here each attempt of a task stages its files elsewhere under its own names, and 
 them their final paths. The module imports no Spark, so that a task imports it quickly.
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import File
+from holdfast.pipeline.lake.files.files import complete, open_new
+from holdfast.pipeline.lake.objects.paths import LakePath, location
 
 ROW_GROUP_ROWS: Final = 131_072
 """The rows of a row group. It is fixed, so that equal rows give equal files."""
@@ -43,7 +43,7 @@ class WriteSpec:
     """The parameters of one task's writing."""
 
     directory: str
-    """The existing directory for staged files."""
+    """The existing directory for staged files, or its URL in an object store."""
     partition_by: tuple[str, ...] = ()
     one_file_each: bool = False
     """True if the rows come sorted by the partition columns and one task gets all rows of a
@@ -56,7 +56,7 @@ class WriteSpec:
 class PartitionFile:
     """One open file of a partition."""
 
-    def __init__(self, path: Path, spec: WriteSpec, partition: dict[str, str | None]) -> None:
+    def __init__(self, path: LakePath, spec: WriteSpec, partition: dict[str, str | None]) -> None:
         self.path = path
         self.spec = spec
         self.partition = partition
@@ -87,10 +87,7 @@ class PartitionFile:
             self._write_group()
         assert self._writer is not None
         self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        self._file.close()
+        size = complete(self._file, self.path)
         return File(
             path="",
             staged=self.path.name,
@@ -119,7 +116,7 @@ class PartitionFile:
         self._note_times(table)
 
     def _open(self, schema: pa.Schema) -> None:
-        self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close() or abandon()
+        self._file = open_new(self.path)
         given = self.spec.encodings
         self._writer = pq.ParquetWriter(
             self._file,
@@ -196,7 +193,7 @@ class PartitionedWriter:
         self._names += 1
         name = f"{self.prefix}-{self._names:05}.parquet"
         partition = dict(zip(self.spec.partition_by, values, strict=True))
-        return PartitionFile(Path(self.spec.directory) / name, self.spec, partition)
+        return PartitionFile(location(self.spec.directory) / name, self.spec, partition)
 
 
 def write_files(

@@ -81,7 +81,7 @@ def _remember(
     others = [each for each in settings.catalogs if not _is_same(each, wanted)]
     changed = msgspec.structs.replace(settings, catalogs=[*others, *now])
     if changed != settings:
-        write_settings(lake, changed)
+        write_settings(lake, changed, is_new=False)
 
 
 def _settings(lake: Path) -> LakeSettings:

@@ -8,13 +8,16 @@ versions until a user vacuums the table (`deltalake.DeltaTable(...).vacuum()`).
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
+from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, Commit, CommitLog, File
+from holdfast.pipeline.lake.files.errors import ObjectStoreError
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath, has_plain_http
 from holdfast.pipeline.lake.schema import arrow_schema
 from holdfast.pipeline.lake.stores.store import (
     StorePart,
@@ -24,19 +27,23 @@ from holdfast.pipeline.lake.stores.store import (
 )
 from holdfast.pipeline.lake.table import QUARANTINE
 
+ATTEMPTS_MAX: Final = 8
+"""The most attempts of a transaction that other drivers' transactions conflict with."""
+
 
 class DeltaStore(TableStore):
     """A store of Delta Lake tables, one object per lake and process. It keeps the opened tables."""
 
     name = "delta"
 
-    def __init__(self, lake: Path) -> None:
+    def __init__(self, lake: LakePath) -> None:
         super().__init__(lake)
         self._tables: dict[str, DeltaTable] = {}
+        self._options = _storage_options(lake)
 
     def forget(self, table: str) -> None:
         """Remove a table and its quarantine."""
-        quarantine = self._open(QUARANTINE)
+        quarantine = self._open(QUARANTINE) if isinstance(self.lake, Path) else None
         if quarantine is not None:
             quarantine.delete(f"\"table\" = '{table}'")
         self._tables.pop(table, None)
@@ -46,7 +53,23 @@ class DeltaStore(TableStore):
         return (table.transaction_version(commit.lineage) or 0) >= commit.version
 
     def publish(self, part: StorePart, commit: Commit) -> None:
-        """Add one part of a commit to its Delta table, unless the table has it already."""
+        """Add one part of a commit to its Delta table, unless the table has it already.
+
+        Another driver may publish the same commit at the same time. Delta then refuses the second
+        transaction with the same mark, and the next attempt finds the first one. Raises
+        ObjectStoreError.
+        """
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                self._publish(part, commit)
+                return
+            except (CommitFailedError, DeltaError) as error:
+                self._tables.pop(part.name, None)
+                if attempt == ATTEMPTS_MAX or not isinstance(self.lake, ObjectPath):
+                    first = str(error).strip().splitlines()[0]
+                    raise ObjectStoreError(f"table {part.name}: Delta commit: {first}") from error
+
+    def _publish(self, part: StorePart, commit: Commit) -> None:
         properties = _properties(commit)
         schema = Schema.from_arrow(arrow_schema(part.columns))
         root = self.lake / part.name
@@ -54,6 +77,8 @@ class DeltaStore(TableStore):
         partition_by = list(part.partition_by)
         table = self._open(part.name)
         if table is None:
+            if commit.forgotten:
+                return
             root.mkdir(exist_ok=True)
             create_table_with_add_actions(
                 str(root),
@@ -61,9 +86,19 @@ class DeltaStore(TableStore):
                 adds,
                 partition_by=partition_by,
                 commit_properties=properties,
+                storage_options=self._options,
             )
             return
         if self._has(table, commit):
+            return
+        if part.output == QUARANTINED and commit.forgotten:
+            table.delete(f"\"table\" = '{commit.table}'", commit_properties=properties)
+            return
+        if self._begins_again(part, commit):
+            # The table was built again: Delta's overwrite removes its rows and sets its columns.
+            table.create_write_transaction(
+                [*adds], "overwrite", schema, partition_by, commit_properties=properties
+            )
             return
         self._add_columns(table, schema)
         gone = self._removals(commit) if part.output == ROWS else []
@@ -77,10 +112,18 @@ class DeltaStore(TableStore):
             table.update_incremental()
             return table
         try:
-            table = self._tables[name] = DeltaTable(str(self.lake / name))
+            table = self._tables[name] = DeltaTable(
+                str(self.lake / name), storage_options=self._options
+            )
         except TableNotFoundError:
             return None
         return table
+
+    def _begins_again(self, part: StorePart, commit: Commit) -> bool:
+        """Return whether a commit is the first one after the end of a table of its name."""
+        if part.output != ROWS or commit.version == 1 or not isinstance(self.lake, ObjectPath):
+            return False
+        return CommitLog(self.lake, commit.table).read(commit.version - 1).forgotten
 
     def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
         there = {field.name for field in table.schema().fields}
@@ -101,6 +144,14 @@ class DeltaStore(TableStore):
         ]
 
 
+def _storage_options(lake: LakePath) -> dict[str, str] | None:
+    """Return the options of delta-rs besides those that it takes from the environment."""
+    if not isinstance(lake, ObjectPath):
+        return None
+    options = {"conditional_put": "etag"} if lake.root.startswith("s3:") else {}
+    return {**options, "allow_http": "true"} if has_plain_http() else options
+
+
 def _properties(commit: Commit) -> CommitProperties:
     return CommitProperties(
         custom_metadata={"holdfast": f"{commit.table} {commit.version}"},
@@ -108,13 +159,15 @@ def _properties(commit: Commit) -> CommitProperties:
     )
 
 
-def add_action(root: Path, lake: Path, file: File, output: str, commit: Commit) -> AddAction:
+def add_action(
+    root: LakePath, lake: LakePath, file: File, output: str, commit: Commit
+) -> AddAction:
     """Return Delta's action for an added file."""
     return AddAction(
-        path=str((lake / file.path).relative_to(root)),
+        path=str(lake / file.path)[len(str(root)) + 1 :],
         size=file.bytes,
         partition_values=partition_of(commit, output, file),
-        modification_time=int((lake / file.path).stat().st_mtime * 1000),
+        modification_time=commit.committed_at_us // 1000,
         data_change=not commit.merges,
         stats=json.dumps(statistics(file)),
     )

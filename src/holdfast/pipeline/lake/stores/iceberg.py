@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, CommitLog, File
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.readers import exclusively
+from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.stores.iceberg_schema import schema_json
 from holdfast.pipeline.lake.stores.store import (
     StorePart,
@@ -213,6 +214,6 @@ class IcebergStore(TableStore):
         return java.parquet.ParquetUtil.fileMetrics(source, config, mapping)
 
 
-def _location(path: Path) -> str:
+def _location(path: LakePath) -> str:
     """Return a path with a scheme, because Spark's default file system may be another one."""
     return f"file://{path}"

@@ -9,27 +9,34 @@
          _locks/<table>.lock         locked by the process that writes to the table
 
 A step writes its files into `_work` and records its commit. Then the store *applies* the commit: it
-renames each file to its place. So a program that lists a table's directory never sees half a file,
-a row that is not committed, or a row twice. After a crash it may miss the rows of the last commit
-until the next run has applied it.
+renames each file to its place, or copies it in an object store. So a program that lists a table's
+directory never sees half a file, a row that is not committed, or a row twice. After a crash it may
+miss the rows of the last commit until the next run has applied it.
+
+In an object store no name is ever written twice, because a copy may arrive late. Counter-example:
+two drivers apply version 5, which replaces the file of an hour. One goes on to version 6, which
+replaces it again, and then the other's copy arrives. So a rebuilt table continues the versions of
+the one before it: a commit marked `forgotten` ends that one.
 """
 
 import os
-import re
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
+
+import msgspec
 
 from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE, Commit, CommitLog, File
 from holdfast.pipeline.lake.files.exchange import replace_in
 from holdfast.pipeline.lake.files.files import LakeError, move_all, remove_all, remove_tree
 from holdfast.pipeline.lake.files.writer import partition_path
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.schema import names_of, quarantine_columns
 from holdfast.pipeline.lake.table import QUARANTINE
 
 STATES: Final = "_state"
-_SCHEME: Final = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.-]+):/")
 WORK: Final = "_work"
 QUARANTINE_PARTITIONS: Final = ("table", "date")
 """The partition columns of the table that has the quarantine of all tables."""
@@ -40,7 +47,7 @@ class TableStore:
 
     name = ""
 
-    def __init__(self, lake: Path) -> None:
+    def __init__(self, lake: LakePath) -> None:
         self.lake = lake
 
     def check(self) -> None:
@@ -60,6 +67,8 @@ class TableStore:
         move_staged(self.lake, commit)
         for part in parts_of(commit, before):
             self.publish(part, commit)
+        if commit.forgotten:
+            remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
 
     def publish(self, part: "StorePart", commit: Commit) -> None:
@@ -67,8 +76,19 @@ class TableStore:
         raise NotImplementedError
 
     def forget(self, table: str) -> None:
-        """Remove a table and its quarantine, as if it had never been written."""
-        forget_files(self.lake, table)
+        """Remove a table and its quarantine, as if it had never been written.
+
+        In an object store this is a commit. Raises RaceError.
+        """
+        if isinstance(self.lake, Path):
+            forget_files(self.lake, table)
+            return
+        log = CommitLog(self.lake, table)
+        last = log.last()
+        if last is not None:
+            commit = ending(log, last)
+            log.record(commit)
+            self.apply(commit, last)
 
 
 class ParquetStore(TableStore):
@@ -80,30 +100,32 @@ class ParquetStore(TableStore):
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
         """Return the final path of a staged file."""
-        if replaced and output == ROWS:
+        if replaced and output == ROWS and isinstance(self.lake, Path):
             return f"{table}/{partition_path(file.partition)}data.parquet"
         return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Move the files of a commit to their places and remove the replaced ones."""
-        if commit.merges and commit.files:
-            self._exchange(commit)
+        if commit.merges and commit.files and isinstance(self.lake, Path):
+            self._exchange(self.lake, commit)
         move_staged(self.lake, commit)
         remove_all(self.lake / path for path in commit.removed)
+        if commit.forgotten:
+            remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
 
-    def _exchange(self, commit: Commit) -> None:
+    def _exchange(self, lake: Path, commit: Commit) -> None:
         """Replace merged files atomically, if the file system can do it.
 
         Otherwise this has no effect. The caller then moves the merged files before it removes the
         others, and a program that lists the directory in between sees rows twice.
         """
-        if is_applied(self.lake, commit):
+        if is_applied(lake, commit):
             return
-        place = (self.lake / commit.files[0].path).parent
-        scratch = self.lake / WORK / commit.table / f"composed-{commit.version:08}"
+        place = (lake / commit.files[0].path).parent
+        scratch = lake / WORK / commit.table / f"composed-{commit.version:08}"
         remove_tree(scratch)
-        added = {Path(file.path).name: self.lake / file.staged for file in commit.files}
+        added = {Path(file.path).name: lake / file.staged for file in commit.files}
         if replace_in(place, added, {Path(path).name for path in commit.removed}, scratch):
             remove_all(added.values())
 
@@ -120,7 +142,7 @@ class StorePart(NamedTuple):
 
 def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
     """Yield the parts of a commit: one for the table, and one for the common quarantine table."""
-    if commit.quarantine:
+    if commit.quarantine or commit.forgotten:
         columns = names_of(quarantine_columns())
         yield StorePart(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
     if commit.files or commit.removed or before is None:
@@ -133,7 +155,7 @@ def partition_of(commit: Commit, output: str, file: File) -> dict[str, str | Non
     return {"table": commit.table, **partition} if output == QUARANTINED else partition
 
 
-def removed_by(lake: Path, commit: Commit) -> list[File]:
+def removed_by(lake: LakePath, commit: Commit) -> list[File]:
     """Return the row files that a commit removes."""
     if not commit.removed:
         return []
@@ -150,6 +172,33 @@ def forget_files(lake: Path, table: str) -> None:
         os.replace(lake / table, grave / f"forgotten-{secrets.token_hex(4)}")
         remove_tree(grave)
     remove_tree(lake / STATES / table)
+
+
+def ending(log: CommitLog, last: Commit) -> Commit:
+    """Return the commit that ends a table in an object store."""
+    return msgspec.structs.replace(
+        last,
+        version=last.version + 1,
+        committed_at_us=time.time_ns() // 1000,
+        took_s=0.0,
+        rows=0,
+        quarantined=0,
+        files=[],
+        quarantine=[],
+        state=[],
+        removed=[file.path for file in log.live(last.version)],
+        merges=False,
+        forgotten=True,
+        counts={},
+        change="",
+    )
+
+
+def remove_quarantine(lake: LakePath, commit: Commit) -> None:
+    """Remove the quarantine files of a forgotten table, and none of the table that followed it."""
+    if isinstance(lake, ObjectPath):
+        found = (each.path for each in (lake / f"{QUARANTINE}/table={commit.table}").objects())
+        remove_all(each for each in found if int(each.name.split("-")[0]) < commit.version)
 
 
 def numbered_path(output: str, table: str, version: int, index: int, file: File) -> str:
@@ -169,39 +218,46 @@ def files_of(commit: Commit) -> list[File]:
     return [*commit.files, *commit.quarantine, *commit.state]
 
 
-def move_staged(lake: Path, commit: Commit) -> None:
-    """Move the staged files of a commit to their places."""
-    move_all((lake / file.staged, lake / file.path) for file in files_of(commit) if file.staged)
+def move_staged(lake: LakePath, commit: Commit) -> None:
+    """Move the staged files of a commit to their places. Raises LakeError."""
+    moves = [(lake / file.staged, lake / file.path) for file in files_of(commit) if file.staged]
+    try:
+        move_all(moves)
+    except LakeError:
+        # Without a lock another driver may have applied this commit, and made one after it that
+        # removes the files.
+        newest = CommitLog(lake, commit.table).newest()
+        if newest is None or newest.version == commit.version:
+            raise
 
 
-def remove_old_state(lake: Path, commit: Commit, before: Commit | None) -> None:
+def remove_old_state(lake: LakePath, commit: Commit, before: Commit | None) -> None:
     """Remove the state files of the commit before."""
     if before is not None:
         kept = {file.path for file in commit.state}
         remove_all(lake / file.path for file in before.state if file.path not in kept)
 
 
-def is_applied(lake: Path, commit: Commit) -> bool:
+def is_applied(lake: LakePath, commit: Commit) -> bool:
     """Return whether all files of a commit are in their places. Removals may still be
     outstanding."""
     if commit.merges:
         return all((lake / file.path).exists() for file in commit.files)
+    if isinstance(lake, ObjectPath):
+        staged = {file.staged for file in files_of(commit) if file.staged}
+        folders = {PurePosixPath(path).parts[:3] for path in staged}
+        there = (each.path for folder in folders for each in (lake / "/".join(folder)).objects())
+        return staged.isdisjoint(str(path)[len(str(lake)) + 1 :] for path in there)
     return not any((lake / file.staged).exists() for file in files_of(commit) if file.staged)
 
 
-def check_lake_path(lake: Path) -> None:
+def check_lake_path(lake: LakePath) -> None:
     """Check the lake's path. Raises LakeError for characters that Spark takes for a pattern."""
-    scheme = _SCHEME.search(str(lake))
-    if scheme is not None:
-        raise LakeError(
-            f"the lake {scheme[1]}://... is no directory: a lake is on a disk or on a mounted file "
-            "system. Give the path of a directory"
-        )
     bad = sorted(set(str(lake)) & set("*?[]{}\\,"))
     if bad:
         raise LakeError(f"the lake's path {lake} has {' '.join(bad)}: choose another directory")
 
 
-def paths_of(lake: Path, files: Iterable[File]) -> list[str]:
+def paths_of(lake: LakePath, files: Iterable[File]) -> list[str]:
     """Return the full paths of files."""
     return [str(lake / file.path) for file in files]
