@@ -4,7 +4,8 @@ from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
 spark = SparkSession.active()
-name, _, value = spark.conf.get("spark.holdfast.source", "servers=127.0.0.1:18083").partition("=")
+source = spark.conf.get("spark.holdfast.source", "servers=127.0.0.1:18083") or ""
+name, _, value = source.partition("=")
 
 
 @dp.table(comment="Every message of the log, once.")
