@@ -57,6 +57,7 @@ help:
 	@echo "make screenshots  the pictures of the console in docs/images"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make docs      the documentation site, in build/site"
+	@echo "make wheel     wheels, compiled and pure, and the sdist; then make deb, make image; make test-packages installs them"
 	@echo "make setup     only the set-up the others share"
 
 setup: $(VENV)/.installed compile
@@ -173,6 +174,20 @@ sim: setup
 # The documentation site, in build/site.
 docs: $(VENV)/.installed
 	$(BIN)/python tools/docs_site.py
+
+# Packages, into dist/. deploy/packages/ has what each contains.
+wheel: $(VENV)/.installed
+	deploy/packages/wheel.sh $(BIN)/python
+
+deb: $(VENV)/.installed
+	deploy/packages/deb.sh $(BIN)/python
+
+image: $(VENV)/.installed
+	deploy/packages/image.sh $(BIN)/python
+
+# Installs what is in dist/ on bare Debian roots, as root.
+test-packages: $(VENV)/.installed
+	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/unit/test_deploy_compose.py
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py

@@ -1,0 +1,93 @@
+"""deploy/compose: the settings of the containers exist and go together, and what they name is
+there."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import __version__
+from holdfast.config.check import warnings
+from holdfast.config.load import load
+from tests.unit.test_deploy_federation import parse_yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FILES = sorted((DEPLOY / "compose").glob("*.yml"))
+SETTINGS = DEPLOY / "packages" / "image.toml"
+COMPOSE = shutil.which("docker-compose")
+
+
+def services(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = parse_yaml(path.read_text())["services"]
+    return found
+
+
+def test_every_file_is_there() -> None:
+    assert [path.stem for path in FILES] == ["cluster", "pair", "pipeline", "single"]
+    assert len(services(DEPLOY / "compose" / "cluster.yml")) == 3
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_brokers_take_their_environment(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "passwords").touch()
+    (tmp_path / "cluster").write_text("0123456789abcdef" * 4)
+    ids = set()
+    for name, service in services(path).items():
+        if "command" in service:
+            continue
+        environment = {
+            key: text.replace("/run/secrets", str(tmp_path))
+            for key, text in service["environment"].items()
+        }
+        config = load(SETTINGS, environment, {})
+        assert not warnings(config), name
+        assert config.node.data == "/var/lib/holdfast"
+        assert not config.security.allow_anonymous
+        ids.add(config.node.id)
+        if path.stem == "cluster":
+            assert config.cluster.peer_address() == f"{name}:21883"
+            begins = not config.cluster.wait_for_init
+            assert begins == (not config.cluster.join) == (name == "node-a")
+    brokers = [each for each in services(path).values() if "command" not in each]
+    assert len(ids) == len(brokers)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_is_named_is_there(path: Path) -> None:
+    compose = parse_yaml(path.read_text())
+    volumes = set()
+    for service in compose["services"].values():
+        assert set(service.get("secrets", [])) <= set(compose["secrets"])
+        assert set(service.get("depends_on", [])) <= set(compose["services"])
+        assert service["image"].endswith(f":{__version__}")
+        volumes |= {volume.partition(":")[0] for volume in service["volumes"]}
+        for build in [service["build"]] if "build" in service else []:
+            dockerfile = (path.parent / build["context"] / build["dockerfile"]).resolve()
+            assert f"ARG {next(iter(build['args']))}=" in dockerfile.read_text()
+    assert volumes == set(compose["volumes"])
+
+
+def test_the_pipeline_has_a_command_that_exists() -> None:
+    from holdfast.cli.main import build_parser
+
+    command = services(DEPLOY / "compose" / "pipeline.yml")["pipeline"]["command"]
+    parsed = build_parser([command[0]]).parse_args(command)
+    assert vars(parsed)["lake"] == Path("/lake")
+
+
+@pytest.mark.skipif(COMPOSE is None, reason="docker-compose is not installed")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.long
+def test_compose_accepts_it(path: Path, tmp_path: Path) -> None:
+    assert COMPOSE is not None
+    # Debian 12 has version 1.29, which does not know the project's name in the file yet.
+    copy = tmp_path / path.name
+    copy.write_text(re.sub(r"^name: .*\n", "", path.read_text(), flags=re.MULTILINE))
+    done = subprocess.run(
+        [COMPOSE, "-f", str(copy), "config"], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^services:", done.stdout, flags=re.MULTILINE)
