@@ -75,7 +75,7 @@ def test_the_pipeline_has_a_command_that_exists() -> None:
 
     command = services(DEPLOY / "compose" / "pipeline.yml")["pipeline"]["command"]
     parsed = build_parser([command[0]]).parse_args(command)
-    assert vars(parsed)["lake"] == Path("/lake")
+    assert str(vars(parsed)["lake"]) == "/lake"
 
 
 @pytest.mark.skipif(COMPOSE is None, reason="docker-compose is not installed")
