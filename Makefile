@@ -97,7 +97,7 @@ test-fast: $(VENV)/.installed
 check: lint tidy test-fast
 
 test-interpreted: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal tests -m "not spark and not long"
+	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal $(INTERPRETED_TESTS) -m "not spark and not long"
 
 # Each worker starts a Java of its own, so there are few, and a file's tests stay together.
 test-spark: $(VENV)/.installed
