@@ -1,6 +1,7 @@
 """Dynamic security: commands, rights and the file. tests/data/dynamic_security_commands.txt is a
 conversation with Mosquitto 2.0.11, but for one error text, which newer versions have."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -242,8 +243,10 @@ def test_garbage_is_answered_and_changes_nothing_wrong(payload: bytes) -> None:
     document = ADMIN.copy()
     for name in ("createClient", "modifyClient", "createRole", "listRoles"):
         wrapped = payload
-        if payload[:1] == b"{":
+        fields: object = None
+        with contextlib.suppress(ValueError):
             fields = json.loads(payload)
+        if isinstance(fields, dict):
             wrapped = json.dumps({"commands": [{**fields, "command": name}]}).encode()
         responses = encode_responses(
             run_commands(SecurityEdit(document, SecurityChanges()), wrapped)

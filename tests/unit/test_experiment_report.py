@@ -157,7 +157,7 @@ def test_one_run_alone(tmp_path: Path) -> None:
 def test_a_lake_without_anything(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="no gold tables yet"):
         report(tmp_path, CATALOG)
-    with pytest.raises(LakeError, match="no directory"):
+    with pytest.raises(LakeError, match="there is no lake in"):
         report(tmp_path / "none", CATALOG)
 
 

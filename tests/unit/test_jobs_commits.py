@@ -60,7 +60,7 @@ def test_last_and_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_else_writes(tmp_path: Path) -> None:
     CommitLog(tmp_path, "t").record(commit(1))
-    with pytest.raises(LakeError, match="another process writes to this table"):
+    with pytest.raises(LakeError, match="another driver has made version"):
         CommitLog(tmp_path, "t").record(commit(1))
 
 
@@ -76,7 +76,7 @@ def test_somebody_else_writes_at_the_same_moment(
         return temporary
 
     monkeypatch.setattr(files, "_written", overtaken)
-    with pytest.raises(LakeError, match="another process writes to this table"):
+    with pytest.raises(LakeError, match="another driver has made version"):
         CommitLog(tmp_path, "t").record(commit(1))
     (path,) = (tmp_path / "t/_commits").iterdir()
     assert path.read_bytes() == b"theirs"
