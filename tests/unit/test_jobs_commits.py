@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.pipeline.lake.files import commits, files
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File, changed
+from holdfast.pipeline.lake.files.errors import RaceError
 from holdfast.pipeline.lake.files.files import LakeError, move_all
 from holdfast.pipeline.lake.stores.store import ParquetStore, is_applied
 
@@ -60,7 +61,7 @@ def test_last_and_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_else_writes(tmp_path: Path) -> None:
     CommitLog(tmp_path, "t").record(commit(1))
-    with pytest.raises(LakeError, match="another driver has made version"):
+    with pytest.raises(RaceError, match="another driver has made version"):
         CommitLog(tmp_path, "t").record(commit(1))
 
 
@@ -76,7 +77,7 @@ def test_somebody_else_writes_at_the_same_moment(
         return temporary
 
     monkeypatch.setattr(files, "_written", overtaken)
-    with pytest.raises(LakeError, match="another driver has made version"):
+    with pytest.raises(RaceError, match="another driver has made version"):
         CommitLog(tmp_path, "t").record(commit(1))
     (path,) = (tmp_path / "t/_commits").iterdir()
     assert path.read_bytes() == b"theirs"
