@@ -5,6 +5,8 @@ import resource
 import time
 from pathlib import Path
 
+from holdfast_lab.results.store import fdatasync_ms
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED = 2
 
@@ -88,23 +90,6 @@ def filesystem_of(directory: Path) -> str:
         if inside and len(mount_point) >= len(best):
             best, kind = mount_point, mount_type
     return kind
-
-
-def fdatasync_ms(directory: Path, samples: int = 100) -> float:
-    """Median milliseconds of an append of 4 KiB followed by fdatasync in `directory`."""
-    path = directory / "fdatasync-probe"
-    times = []
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        for _ in range(samples):
-            start = time.perf_counter()
-            os.write(descriptor, bytes(4096))
-            os.fdatasync(descriptor)
-            times.append(time.perf_counter() - start)
-    finally:
-        os.close(descriptor)
-        path.unlink()
-    return sorted(times)[samples // 2] * 1e3
 
 
 def usable_cores() -> set[int]:

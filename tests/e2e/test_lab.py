@@ -1,5 +1,6 @@
 """`holdfast lab`: experiments against real brokers, what it keeps, and what it says."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import Broker
-from holdfast_lab.experiments.traffic import Observed
+from holdfast_lab.experiments import traffic
+from holdfast_lab.experiments.traffic import WINDOW, Observed, Traffic
+from holdfast_lab.log import ExperimentLog
 from holdfast_lab.results import pages, store
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli.main", "lab"]
@@ -107,6 +110,25 @@ def test_the_silence_that_touches_a_fault_is_the_downtime() -> None:
     assert observed.silence_s(1.2, 2.0) == pytest.approx(3.0)
     assert observed.silence_s(1.2, 1.95) == pytest.approx(0.8)
     assert observed.silence_s(6.0, 7.0) is None
+
+
+def test_a_broker_that_never_confirms_again_ends_the_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its publisher waits with a full window."""
+    monkeypatch.setattr(traffic, "DRAIN_S", 0.2)
+
+    async def play() -> Observed:
+        with Broker() as broker, ExperimentLog("run", tmp_path / "run.jsonl") as log:
+            servers = [f"127.0.0.1:{broker.port}"]
+            async with Traffic(servers, "t", log, interval_s=0.001) as sent:
+                assert await sent.confirmations(5, 10.0)
+                broker.kill()
+                assert not await sent.confirmations(WINDOW + 1, 1.0)
+                return await sent.finish()
+
+    observed = asyncio.run(asyncio.wait_for(play(), 20))
+    assert observed.not_delivered()
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ WAITS_MAX: Final = 256
 
 
 class TooManyWaits(Exception):
-    """As many requests wait as may."""
+    """The greatest number of requests waits already."""
 
 
 class CommitWatch:

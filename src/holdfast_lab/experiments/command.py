@@ -184,7 +184,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _verdicts(made: LabRun, directory: Path) -> Iterator[tuple[str, str]]:
-    """What the pipeline says of each file of events, without knowledge of the experiment."""
+    """The verdict of the pipeline on each file of events, without knowledge of the experiment."""
     files = [each.events for each in made.results if each.events]
     if not files:
         return

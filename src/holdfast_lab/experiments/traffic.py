@@ -33,6 +33,7 @@ def new_client(
     client_id: str,
     log: ExperimentLog,
     name: str,
+    on_connect: Callable[[], None],
     on_trace: Callable[[bool, object], None] | None = None,
 ) -> Client:
     """A client with a session of its own, that finds another server within a second. Its
@@ -41,6 +42,7 @@ def new_client(
     def connected(session_present: bool, server: object) -> None:
         """Record a connection."""
         log.write("connected", client=name)
+        on_connect()
 
     def disconnected(error: object) -> None:
         """Record the end of a connection."""
@@ -70,7 +72,7 @@ def payload_of(sequence: int) -> bytes:
 
 @dataclass
 class Observed:
-    """What the two clients saw, by the monotonic clock in seconds."""
+    """The observations of the two clients, with times of the monotonic clock in seconds."""
 
     published: dict[int, float] = field(default_factory=dict)
     confirmed: dict[int, float] = field(default_factory=dict)
@@ -117,8 +119,13 @@ class Traffic:
         self._log = log
         self._interval_s = interval_s
         self._count = count
-        self._subscriber = new_client(servers, f"{log.run}-sub", log, SUBSCRIBER)
-        self._publisher = new_client(servers, f"{log.run}-pub", log, PUBLISHER, self._sent)
+        self._connections = 0
+        self._subscriber = new_client(
+            servers, f"{log.run}-sub", log, SUBSCRIBER, self._subscriber_connected
+        )
+        self._publisher = new_client(
+            servers, f"{log.run}-pub", log, PUBLISHER, lambda: None, self._sent
+        )
         self._window = asyncio.Semaphore(WINDOW)
         self._is_over = asyncio.Event()
         self._changed = asyncio.Event()
@@ -161,6 +168,9 @@ class Traffic:
             future = await self._publisher.submit(self.topic, payload_of(sequence), qos=1)
             future.add_done_callback(partial(self._settled, sequence))
 
+    def _subscriber_connected(self) -> None:
+        self._connections += 1
+
     def _sent(self, is_sent: bool, packet: object) -> None:
         """Record each PUBLISH that leaves the publisher, repetitions too."""
         if is_sent and isinstance(packet, Publish):
@@ -190,7 +200,8 @@ class Traffic:
             self._newest = max(self._newest, sequence)
             self._log.write(
                 "delivered", client=SUBSCRIBER, publisher=PUBLISHER, topic=self.topic,
-                sequence=sequence, connection=1, dup=message.dup, bytes=len(message.payload),
+                sequence=sequence, connection=self._connections, dup=message.dup,
+                bytes=len(message.payload),
             )  # fmt: skip
             self._changed.set()
 
@@ -206,11 +217,18 @@ class Traffic:
         return False
 
     async def finish(self) -> Observed:
-        """Publish no more, and wait for the rest, at most `DRAIN_S` without any progress."""
+        """Publish no more, and wait for the rest, at most `DRAIN_S` without any progress. Raises
+        the error that has ended a client."""
+        observed = self.observed
+        publishing = self._tasks[1]
         if not self._count:
             self._is_over.set()
-        await asyncio.gather(self._tasks[1], return_exceptions=True)
-        observed = self.observed
+        # A broker that confirms nothing more leaves the window full.
+        progress = -1
+        while not publishing.done() and len(observed.confirmed) > progress:
+            progress = len(observed.confirmed)
+            await asyncio.wait([publishing], timeout=DRAIN_S)
+        publishing.cancel()
         while (
             len(observed.confirmed) + observed.refused < len(observed.published) or observed.lost()
         ):
@@ -219,4 +237,7 @@ class Traffic:
                 await asyncio.wait_for(self._changed.wait(), DRAIN_S)
             except TimeoutError:
                 break
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
         return observed

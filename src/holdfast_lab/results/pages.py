@@ -45,7 +45,7 @@ MAIN: Final[dict[str, tuple[str, ...]]] = {
 
 
 def html(run: LabRun, verdicts: Mapping[str, str]) -> str:
-    """The page. `verdicts`: by file of events, what the pipeline says about them."""
+    """The page. `verdicts`: the text of the pipeline's verdict by file of events."""
     machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
     page = Page("The lab", f"{run.started} · {machine} · {run.command}")
     _summary(page, run, verdicts)

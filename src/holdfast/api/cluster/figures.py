@@ -31,7 +31,7 @@ class FigureColumns(Struct):
     at_us: list[int]
     published_per_s: list[float]
     acknowledge_p99_ms: list[float | None]
-    """Of a sample of the publishes acknowledged since the row before. None: there were none."""
+    """The p99 of a sample of the publishes acknowledged since the row before; None: no publish."""
     refused: list[int]
     """Publishes refused since the row before."""
     waiting: list[int]

@@ -116,7 +116,7 @@ def property_start(properties: Properties) -> str:
 
 
 def wishes(properties: Properties) -> int:
-    """What a SUBSCRIBE asks to be told: PLACE_WISH and END_WISH, or 0."""
+    """The wishes of a SUBSCRIBE: PLACE_WISH and END_WISH, or 0."""
     pairs = properties.get(USER_PROPERTY) if properties else None
     wished = 0
     if isinstance(pairs, list):

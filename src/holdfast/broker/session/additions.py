@@ -1,4 +1,4 @@
-"""What a subscription adds to each message that its client receives."""
+"""The additions of a subscription to each message that its client receives."""
 
 from typing import Final
 

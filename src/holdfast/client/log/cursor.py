@@ -58,7 +58,7 @@ _NOTHING: Final = Chunk(b"")
 
 @dataclass(frozen=True)
 class LogSelection:
-    """What a cursor reads, checked."""
+    """The checked options of a cursor."""
 
     topics: TopicFilter
     start: ResolvedPlace

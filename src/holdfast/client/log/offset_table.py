@@ -17,7 +17,7 @@ _MARKS: Final = {"sqlite3": "?", "psycopg": "%s"}
 
 
 class DatabaseCursor(Protocol):
-    """What a cursor of DB-API 2.0 (PEP 249) does here."""
+    """The part of a DB-API 2.0 cursor (PEP 249) that is used here."""
 
     @property
     def rowcount(self) -> int:
@@ -38,7 +38,7 @@ class DatabaseCursor(Protocol):
 
 
 class DatabaseConnection(Protocol):
-    """What a connection of DB-API 2.0 (PEP 249) does here."""
+    """The part of a DB-API 2.0 connection (PEP 249) that is used here."""
 
     def cursor(self) -> DatabaseCursor:
         """Make a cursor."""

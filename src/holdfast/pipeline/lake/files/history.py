@@ -29,7 +29,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kind: str
     """`made`, `built again` or `columns`."""
     change: str = ""
-    """What changed, as text for people."""
+    """The change, as text for people."""
     columns: list[tuple[str, str]] = []
     """All columns from then on, with their types."""
 
