@@ -267,14 +267,17 @@ class ControllerWorld:
             }
             if gone and len(new.in_sync) < enough:
                 raise Wrong(f"partition {number}: {gone} leave too early: {old} to {new}")
-            nodes = self.metadata.nodes
-            dead = {
+            health = self.health
+            absent = health.dead | health.stalled | health.full
+            whole = {
                 node
-                for node in self.health.dead - self.health.unhealthy - set(new.in_sync)
-                if node in old.in_sync and nodes[node].state != NodePhase.DRAINING
+                for node in absent - health.damaged - set(new.in_sync)
+                if node in old.in_sync
+                and self.metadata.nodes[node].state != NodePhase.DRAINING
+                and self.has_its_disk(node)
             }
-            if dead and len(new.in_sync) < self.metadata.min_insync:
-                raise Wrong(f"partition {number}: {dead} may have the last copy: {old} to {new}")
+            if whole and len(new.in_sync) < self.metadata.min_insync:
+                raise Wrong(f"partition {number}: {whole} may have the last copy: {old} to {new}")
 
     def replicate(self) -> None:
         """What the partitions' leaders do: write, commit, and say who is in sync."""

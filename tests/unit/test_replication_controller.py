@@ -277,6 +277,21 @@ def test_a_dead_replica_whose_disk_is_not_to_be_trusted_leaves_the_set() -> None
     assert all(info.in_sync == ("n1",) for info in after.partitions)
 
 
+@pytest.mark.parametrize("illness", ["stalled", "full"])
+def test_a_replica_whose_disk_does_not_respond_stays_in_sync_where_too_few_would_be_left(
+    illness: str,
+) -> None:
+    """The disk of n1 may be lost already, which shows when it is read. n2 has all records."""
+    world = cluster("n2", partitions=4, min_insync=2)
+    ill = dataclasses.replace(world.health, **{illness: frozenset({"n2"})})
+    (command,) = world.controllers[-1].step(world.metadata, ill, world.now)
+    after = apply(world.metadata, command).metadata
+    assert after is not None
+    assert after.nodes["n2"].state == NodePhase.DOWN
+    assert all(info.leader == "n1" for info in after.partitions)
+    assert all(set(info.in_sync) == {"n1", "n2"} for info in after.partitions)
+
+
 def test_a_dead_node_that_is_drained_leaves_the_set() -> None:
     """Without another node that could take its replicas the operator could not remove it."""
     world = cluster("n2", partitions=4, min_insync=2)

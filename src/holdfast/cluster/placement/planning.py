@@ -30,8 +30,9 @@ class NodeConditions:
     absent: frozenset[str] = frozenset()
     """Nodes that are dead, or whose disk cannot be trusted. They cannot lead, and no commit shall
     wait for them."""
-    dead: frozenset[str] = frozenset()
-    """The absent nodes that are only dead: their disks may be whole, and nobody drains them."""
+    whole: frozenset[str] = frozenset()
+    """The absent nodes whose disks may be whole, and that nobody drains: dead ones, and those whose
+    disk is full or does not respond."""
     wiped: frozenset[str] = frozenset()
     """Nodes that returned with an empty disk."""
     willing: frozenset[str] = frozenset()
@@ -45,7 +46,7 @@ def conditions_of(
     metadata: ClusterMetadata, changes: Mapping[str, NodeInfo], health: Health
 ) -> NodeConditions:
     """The conditions of the nodes. `changes` are the node changes of the same command."""
-    absent, dead, wiped, willing, retiring = set(), set(), set(), set(), set()
+    absent, whole, wiped, willing, retiring = set(), set(), set(), set(), set()
     ill = useless(metadata, health)
     for node, info in metadata.nodes.items():
         becomes = changes.get(node, info)
@@ -61,8 +62,8 @@ def conditions_of(
             or (becomes.state == NodePhase.DOWN and presence is None)
         ):
             absent.add(node)
-            if node not in ill and becomes.state != NodePhase.DRAINING:
-                dead.add(node)
+            if node not in health.damaged and becomes.state != NodePhase.DRAINING:
+                whole.add(node)
             continue
         if info.role != DATA or becomes.state == NodePhase.DOWN:
             continue
@@ -72,7 +73,7 @@ def conditions_of(
             willing.add(node)
     return NodeConditions(
         frozenset(absent),
-        frozenset(dead),
+        frozenset(whole),
         frozenset(wiped),
         frozenset(willing),
         frozenset(retiring),
@@ -128,11 +129,12 @@ def repaired(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> 
     If all in-sync replicas are dead, they all stay in the set, because each has every committed
     record. The partition has no leader until the first of them is back.
 
-    Dead replicas also stay if fewer than `min_insync` would be left. Those few could commit
-    nothing, so each dead one has every committed record and may lead again. Smallest
-    counter-example: A and B are in sync, `min_insync` is 2. A's machine burns down, which nobody
-    has noticed. B's process is killed, which is noticed at once. Without B in the set, A's lost
-    disk counts as the last copy when B is back, and the partition waits for an operator.
+    Absent replicas whose disks may be whole also stay if fewer than `min_insync` would be left.
+    Those few could commit nothing, so each absent one has every committed record and may lead
+    again. Smallest counter-example: A and B are in sync, `min_insync` is 2. A's machine burns down,
+    which nobody has noticed. B's process is killed, or its disk does not respond for a second,
+    which is noticed at once. Without B in the set, A's lost disk counts as the last copy when B is
+    back, and the partition waits for an operator.
     """
     in_sync = info.in_sync
     if not standing.wiped.isdisjoint(in_sync):
@@ -141,7 +143,7 @@ def repaired(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> 
         gone = standing.absent
         survivors = tuple(node for node in in_sync if node not in gone)
         if len(survivors) < min_insync:
-            gone = gone - standing.dead
+            gone = gone - standing.whole
             survivors = survivors and tuple(node for node in in_sync if node not in gone)
         if survivors and survivors != in_sync:
             in_sync = survivors
