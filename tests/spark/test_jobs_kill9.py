@@ -21,12 +21,12 @@ from tests.support.lake_site import OWN, Site
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.long,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),
 ]
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 90
+WAIT_S = 300
 ENOUGH = 5
 """Commits of `records` before the kill; the other tables are in the middle of something then."""
 

@@ -1,11 +1,13 @@
 """A lake keeps the declarations of its tables, and refuses others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark.sql")
 
+from holdfast.pipeline.lake.catalog import load_tables
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.lake import Lake
@@ -91,6 +93,16 @@ def test_other_declarations_are_refused_with_what_differs(
     other.remember({})
     Lake(lake).check_tables()
     given(lake, FILE.replace(old, new)).check_tables()
+
+
+def test_a_table_that_a_kept_file_declares_may_be_given_as_an_object(lake: Path) -> None:
+    same = load_tables(lake.parent / "my_tables.py")
+    opened = Lake(lake, tables=same)
+    opened.check_tables()
+    assert opened.catalog.table("hot") in same
+    other = [replace(each, revision=each.revision + 1) for each in same]
+    with pytest.raises(LakeError, match=r"by my_tables\.py, and the given Table declares"):
+        Lake(lake, tables=other).check_tables()
 
 
 def test_one_of_two_changed_tables_is_not_rebuilt_alone(lake: Path) -> None:

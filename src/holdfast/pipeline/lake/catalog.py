@@ -105,15 +105,18 @@ def load_catalog(sources: Sequence[str | Path] = (), tables: Sequence[Table] = (
     """Return the catalogue of the user's tables and the built-in ones.
 
     `sources` are Python files and names of packages. A user's table replaces a built-in one of the
-    same name. Raises TableError, which names the file and the line.
+    same name, and one of `tables` replaces one of the sources. Raises TableError, which names the
+    file and the line.
     """
     from holdfast.pipeline.tables import TABLES
 
     modules = [_load(str(source)) for source in sources]
+    given = {table.name for table in tables}
     own = [
         table
         for source, module in zip(sources, modules, strict=True)
         for table in _declared(source, module)
+        if table.name not in given
     ]
     own += tables
     names = {table.name for table in own}

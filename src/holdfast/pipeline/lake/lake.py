@@ -17,7 +17,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.pipeline.lake.catalog import load_catalog
+from holdfast.pipeline.lake.catalog import load_catalog, load_tables
 from holdfast.pipeline.lake.engine import Engine, do_nothing, finish, locked, usable
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.compaction import Compaction
@@ -93,10 +93,10 @@ class Lake:
         check_lake_path(self.path)
         self.settings = read_settings(self.path)
         self.store_name = store_name(self.path, self.settings, store)
-        given = [each for each in tables if isinstance(each, Table)]
+        self._given = [each for each in tables if isinstance(each, Table)]
         self._files = [each for each in tables if not isinstance(each, Table)]
         self._kept = (self.settings.tables if self.settings is not None else None) or []
-        self.catalog = load_catalog(self._files or kept_sources(self.path, self._kept), given)
+        self.catalog = load_catalog(self._files or kept_sources(self.path, self._kept), self._given)
         self._declarations = [declaration_of(each) for each in self._files] or self._kept
         self._master = master
         self._spark = spark
@@ -228,16 +228,23 @@ class Lake:
         Others are allowed for tables that are not stored, or that are `rebuilt`.
         Raises LakeError, which says what differs and what to do.
         """
-        if self.settings is None or self.settings.tables is None or not self._files:
-            return  # a lake of an older version, or the kept declarations
-        stored = {name for name in self.catalog.names() if CommitLog(self.path, name).last()}
-        before = load_catalog(kept_sources(self.path, self._kept)).tables
+        if self.settings is None or self.settings.tables is None:
+            return  # a lake of an older version
+        sources = kept_sources(self.path, self._kept)
+        # Declarations are not kept, so only those of a kept file can differ from it.
+        own = {table.name for source in sources for table in load_tables(source)}
+        names = self.catalog.names() if self._files else own & {t.name for t in self._given}
+        stored = {name for name in names if CommitLog(self.path, name).last()}
+        if not stored:
+            return
+        before = load_catalog(sources).tables
         mixed = changed_tables(before, self.catalog.tables, stored - set(rebuilt))
         if mixed:
             was = ", ".join(each.name for each in self._kept) or "the built-in declarations"
-            told = differences(self.path, self._kept, self._files)
+            told = differences(self.path, self._kept, self._files) if self._files else []
+            other = "--tables" if self._files else "the given Table"
             raise LakeError(
-                f"{', '.join(mixed)} of {self.path} was made by {was}, and --tables declares it "
+                f"{', '.join(mixed)} of {self.path} was made by {was}, and {other} declares it "
                 f"otherwise{': ' if told else ''}{' | '.join(told)}. New rows would not fit the "
                 "old ones. Run without --tables to go on as before, or make the rows again: "
                 f"`holdfast pipeline rebuild {' '.join(mixed)} --tables FILE`"
