@@ -49,7 +49,7 @@ HEADERS: Final = {
 
 HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}")
 
-COMMENTS: Final = re.compile(r"/\*\*.*?\*/|^[ \t]*//[^\n]*$", re.DOTALL | re.MULTILINE)
+COMMENTS: Final = re.compile(r"/\*\*.*?\*/[ \t]*|^[ \t]*//[^\n]*$", re.DOTALL | re.MULTILINE)
 """The comments of the console's own modules: types and explanations, a third of their size. No
 string of theirs contains the begin of one."""
 INDENTS: Final = re.compile(r"^[ \t]+", re.MULTILINE)

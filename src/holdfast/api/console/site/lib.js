@@ -1,5 +1,4 @@
-/** The libraries, for all modules of the console. Nothing else imports from `vendor/`, except the
- * chart and the graph. */
+/** The libraries, for all modules of the console. Nothing else imports from `vendor/`. */
 import htm from "./vendor/htm.js";
 import { Fragment, h, render } from "./vendor/preact.js";
 

@@ -4,6 +4,7 @@ import * as access from "./screens/access.js";
 import * as audit from "./screens/audit.js";
 import * as client from "./screens/client.js";
 import * as cluster from "./screens/cluster.js";
+import * as drops from "./screens/drops.js";
 import * as federation from "./screens/federation.js";
 import * as log from "./screens/log.js";
 import * as overview from "./screens/overview.js";
@@ -25,6 +26,7 @@ export const screens = [
   cluster,
   timeline,
   federation,
+  drops,
   client,
   access,
   settings,

@@ -124,6 +124,12 @@ export const text = {
     member: "Member", notUsed: "not used", roundTrip: "Round trip", unsent: "Unsent", up: "Up for", address: "Address", here: "(here)", waits: (/** @type {string} */ many) => `${many} wait`,
     filters: (/** @type {number} */ many) => `wants ${many} filters`, wants: "Filters wanted here", othersWant: "Filters wanted elsewhere", manager: "Manager",
   },
+  drops: {
+    title: "Drops", note: "What the broker dropped or refused since its start, and the sessions that cannot keep up",
+    dropped: "Dropped deliveries", refused: "Refused publishes and connections", reason: "Reason", count: "Count", none: "None since the start.",
+    cases: "Last cases", noCases: "No case is in the memory of the nodes.", slow: "Slow sessions", noneSlow: "Every session is at the end of the log, and nothing was dropped.",
+    limits: "Limits", limit: "Limit", used: "Used", most: "At most", share: "Share", unlimited: "no limit",
+  },
   settings: {
     title: "Settings", note: (/** @type {string} */ node) => `As node ${node} reads them now`, search: "Search a setting", all: "Show defaults", none: "Every setting has its default.",
     key: "Setting", value: "Value", origin: "From", standard: "default",
@@ -148,8 +154,8 @@ export const text = {
   },
   sessions: {
     title: "Sessions", client: "Client", state: "State", user: "User", address: "Address", connected: "connected", away: "away", all: "all", search: "Client, user or address",
-    numbers: { subscriptions: "Filters", inflight: "Inflight", queued: "Queued", log_lag: "Behind" }, matched: (/** @type {string} */ many) => `${many} sessions`,
-    node: "Node", protocol: "MQTT", listener: "Listener", keepAlive: "Keep alive", idle: "Last packet before", since: "Away since", expires: "Expires", will: "Will", dropped: "Dropped",
+    numbers: { subscriptions: "Filters", inflight: "Inflight", queued: "Queued", log_lag: "Behind", dropped: "Dropped" }, matched: (/** @type {string} */ many) => `${many} ${many === "1" ? "session" : "sessions"}`,
+    node: "Node", protocol: "MQTT", listener: "Listener", keepAlive: "Keep alive", idle: "Last packet before", since: "Away since", expires: "Expires", will: "Will",
     positions: "Position in each partition", inflightOf: (/** @type {string} */ many) => `Inflight: ${many}`, subscribed: (/** @type {string} */ many) => `Subscriptions: ${many}`,
     packet: (/** @type {number} */ id) => `Packet ${id}`, sent: "sent, not acknowledged", released: "received, waits for PUBCOMP", live: "at the end", behind: (/** @type {string} */ many) => `${many} behind`,
     lane: (/** @type {string} */ low, /** @type {string} */ at, /** @type {string} */ high) => `from ${low}, at ${at}, end ${high}`,
@@ -173,7 +179,7 @@ export const text = {
   log: {
     title: "Log", note: "Every record that the broker has acknowledged and not yet removed.",
     filter: "Topic filter, as plant/+/temperature", publisherFilter: "Publisher or session", part: "Text in the payload", kind: "Kind",
-    messages: "messages", allKinds: "all kinds", follow: "Follow", pause: "Pause",
+    messages: "messages", allKinds: "all kinds", onlyPartition: (/** @type {string} */ number) => `Partition ${number} only ✕`, follow: "Follow", pause: "Pause",
     time: "Time", place: "Place", topic: "Topic", qos: "QoS", retained: "retained", publisher: "Publisher", size: "Size", payload: "Payload",
     producer: "Producer", contentType: "Content type", responseTopic: "Response topic", correlation: "Correlation", expiry: "Expires after",
     none: "No record here matches. “More” searches further back.", slider: "Messages over time: drag to choose a span",

@@ -3,10 +3,10 @@ import { bytes, count, duration } from "../format.js";
 import { html, useMemo } from "../lib.js";
 import { useLoad } from "../load.js";
 import { Badge, Card, Facts, Field, Figure, Head, State } from "../parts/basics.js";
+import { place } from "../parts/layout.js";
 import { Table } from "../parts/table.js";
 import { change, route } from "../router.js";
 import { text } from "../text.js";
-import { forceCollide, forceLink, forceManyBody, forceSimulation, forceX, forceY } from "../vendor/d3-force.js";
 
 const own = text.federation;
 export const path = "federation";
@@ -14,19 +14,12 @@ export const title = own.title;
 export const scope = "viewer";
 const W = 760, H = 420;
 
-/** Places for the members. The same members always get the same ones. @param {any} graph */
+/** The members and the links between them, with their places. @param {any} graph */
 function placed(graph) {
-  const members = graph.members.map((/** @type {any} */ each) => ({ ...each }));
-  const ids = new Set(members.map((/** @type {any} */ each) => each.id));
-  const links = graph.links.filter((/** @type {any} */ each) => ids.has(each.a) && ids.has(each.b)).map((/** @type {any} */ each) => ({ ...each, source: each.a, target: each.b }));
-  const simulation = forceSimulation(members).force("link", /** @type {any} */ (forceLink(links)).id((/** @type {any} */ each) => each.id).distance(120)).force("push", forceManyBody().strength(-420))
-    .force("apart", forceCollide(38)).force("x", forceX().strength(0.04)).force("y", forceY().strength(0.1)).stop();
-  simulation.tick(Math.min(300, 30000 / (1 + members.length)));
-  for (const [axis, size, edge] of /** @type {["x" | "y", number, number][]} */ ([["x", W, 70], ["y", H, 46]])) {
-    const all = members.map((/** @type {any} */ each) => each[axis]), low = Math.min(...all), wide = Math.max(...all) - low;
-    for (const each of members) each[axis] = wide < 1 ? size / 2 : edge + ((each[axis] - low) / wide) * (size - 2 * edge);
-  }
-  return { members, links };
+  const ids = graph.members.map((/** @type {any} */ each) => each.id);
+  const links = graph.links.filter((/** @type {any} */ each) => ids.includes(each.a) && ids.includes(each.b));
+  const places = place(ids, links.map((/** @type {any} */ each) => [each.a, each.b]), W, H, [70, 46]);
+  return { members: graph.members.map((/** @type {any} */ each) => ({ ...each, ...places.get(each.id) })), links: links.map((/** @type {any} */ each) => ({ ...each, source: places.get(each.a), target: places.get(each.b) })) };
 }
 
 export function component() {

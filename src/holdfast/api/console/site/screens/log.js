@@ -36,15 +36,16 @@ const columns = [
 ];
 
 export function component() {
-  const { filter, client, part, kind = "message", at, after, live } = route.value.params;
+  const { filter, client, part, partition, kind = "message", at, after, live } = route.value.params;
   const { fromUs, toUs, isMoving } = spanOf("all");
   const isLive = live === "on" && isMoving && !after;
   // A moving span is cut to seconds, so that its requests are the same for a while.
   const from_us = isMoving ? Math.floor(fromUs / 1e7) * 1e7 : fromUs;
-  const page = useLoad("log/records", { filter, client, text: part, kind: kind === "all" ? null : kind, after, limit: 50, from_us, to_us: toUs || null }, { every: isLive ? LIVE_S : 0 });
+  const page = useLoad("log/records", { filter, client, text: part, partition, kind: kind === "all" ? null : kind, after, limit: 50, from_us, to_us: toUs || null }, { every: isLive ? LIVE_S : 0 });
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => change({ [name]: value, after: null });
   const rows = page.data?.records || [];
   return html`<${Head} title=${title} note=${own.note}>
+      ${partition && html`<button onClick=${() => change({ partition: null, after: null })}>${own.onlyPartition(partition)}</button>`}
       <${SpanChoice} usual="all" />
       <button aria-pressed=${isLive} class=${isLive ? "primary" : ""} onClick=${() => change({ live: isLive ? null : "on", after: null, to: null })}>${isLive ? own.pause : own.follow}</button><//>
     <div class="row"><${Field} label=${own.filter} value=${filter || ""} onValue=${set("filter")} search class="wide mono" />

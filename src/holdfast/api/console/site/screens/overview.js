@@ -34,7 +34,8 @@ export const fields = (note) => Object.entries(note.fields).map(([name, value]) 
 
 export const level = (/** @type {string} */ name) => /** @type {"bad" | "warn" | ""} */ (({ error: "bad", warning: "warn", critical: "bad" })[name.toLowerCase()] || "");
 
-const eventColumns = [
+/** The columns of lines of the log. */
+export const eventColumns = [
   { key: "time", title: own.time, cell: (/** @type {Note} */ note) => html`<${Time} us=${note.at_us} />` },
   { key: "node", title: own.node, cell: (/** @type {Note} */ note) => note.node, minor: true },
   { key: "event", title: own.event, cell: (/** @type {Note} */ note) => html`<${Badge} kind=${level(note.level)}>${note.event}<//>` },

@@ -47,7 +47,7 @@ function Inspector({ client, onChanged }) {
   return html`<${Drawer} title=${html`<${Raw} value=${client} max=${80} />`} onClose=${() => change({ client: null })}><${State} of=${found} />
     ${row && html`<${Facts} rows=${[[own.state, row.connected ? own.connected : own.away], [own.address, row.address], [own.user, row.user && html`<${Raw} value=${row.user} />`], [own.node, row.node], [own.protocol, row.protocol],
         [own.listener, row.listener], [own.keepAlive, row.keep_alive_s > 0 && duration(row.keep_alive_s)], [own.idle, row.connected && duration(row.idle_s)], [own.since, row.away_since_us > 0 && html`<${Time} us=${row.away_since_us} />`],
-        [own.expires, row.expires_at_us > 0 && html`<${Time} us=${row.expires_at_us} />`], [own.will, detail.will_topic && html`<${Raw} value=${detail.will_topic} />`], [own.dropped, count(row.dropped)]]} />
+        [own.expires, row.expires_at_us > 0 && html`<${Time} us=${row.expires_at_us} />`], [own.will, detail.will_topic && html`<${Raw} value=${detail.will_topic} />`], [own.numbers.dropped, count(row.dropped)]]} />
       ${may("operator") && html`<div class="row">${row.connected && html`<button onClick=${() => disconnect(client).then(done)}>${own.disconnect}</button>`}
         ${row.expiry_s > 0 && html`<button onClick=${() => move(client).then(done)}>${own.move}</button>`}<button class="danger" onClick=${() => end(client).then(done)}>${own.end}</button></div>`}
       <h2>${own.positions}</h2>${detail.positions.map((/** @type {number} */ at, /** @type {number} */ partition) => html`<${Lane} partition=${partition} low=${log.data?.ranges[partition]?.[0] ?? 0} at=${at} high=${detail.ends[partition]} />`)}
