@@ -150,6 +150,7 @@ HOT = [
     "server/peers/link.py",
     "server/peers/links.py",
     "server/peers/mesh.py",
+    "server/sockets/driver.py",
     "server/sockets/tcp.py",
     "server/sockets/transport.py",
     "federation/sidecar/links.py",

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Final
 
 from holdfast.protocol.proxy.header import ProxyError
-from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.sockets.proxy import Proxies, read_proxy_header, remote_of
+from holdfast.server.sockets.reception import Reception
 from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
 
 logger = logging.getLogger("holdfast")
@@ -37,9 +37,8 @@ class AcceptLoop:
 
     def __init__(
         self,
-        broker: Broker,
+        reception: Reception,
         name: str,
-        sockets_max: int,
         connection: Callable[[str], asyncio.BaseProtocol],
         context: ssl.SSLContext | None,
         listener: socket.socket,
@@ -48,9 +47,8 @@ class AcceptLoop:
         """`connection` makes the protocol of a client at host:port. `proxies`: every connection
         comes from one of these, and begins with a PROXY header; None: none does."""
         self.sockets = (listener,)
-        self._broker = broker
+        self._reception = reception
         self._name = name
-        self._sockets_max = sockets_max
         self._connection = connection
         self._context = context
         self._proxies = proxies
@@ -58,7 +56,7 @@ class AcceptLoop:
         self._timeouts: dict[str, float] = {}
         if context is not None:
             self._timeouts = {
-                "ssl_handshake_timeout": broker.node.state.config.connect_timeout_s,
+                "ssl_handshake_timeout": reception.connect_timeout_s,
                 "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
             }
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -72,10 +70,10 @@ class AcceptLoop:
         for task in () if keeps_handshakes else self._handshakes:
             task.cancel()
         # Closed later, because the loop must stop watching the socket first.
-        self._broker.loop.call_soon(self.sockets[0].close)
+        self._reception.loop.call_soon(self.sockets[0].close)
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = self._broker.loop
+        loop = self._reception.loop
         while True:
             try:
                 accepted, address = await loop.sock_accept(listener)
@@ -84,9 +82,8 @@ class AcceptLoop:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             remote = remote_of(accepted, address)
-            self._broker.touch()
             if self._has_room(remote):
-                self._broker.node.state.handshakes += 1
+                self._reception.begin_handshake()
                 task = loop.create_task(self._shake_hands(accepted, remote))
                 self._handshakes[task] = None
                 task.add_done_callback(self._ended)
@@ -96,24 +93,22 @@ class AcceptLoop:
             await asyncio.sleep(0)
 
     def _has_room(self, remote: str) -> bool:
-        state = self._broker.node.state
-        if state.connections + state.handshakes >= self._sockets_max and self._handshakes:
+        if self._handshakes and self._reception.is_full():
             oldest = next(iter(self._handshakes))
             # Removed now: `_ended` runs later, and the next connection must displace another one.
             del self._handshakes[oldest]
             oldest.cancel()
-            state.stats.connections_displaced += 1
+            self._reception.note_displaced()
             return True
-        return self._broker.node.has_room(remote, self._name, self._sockets_max)
+        return self._reception.has_room(remote)
 
     async def _shake_hands(self, accepted: socket.socket, remote: str) -> None:
-        broker = self._broker
         try:
             client = remote
             if self._proxies is not None:
                 client = await self._client_of(accepted, remote, self._proxies)
             if client:
-                await broker.loop.connect_accepted_socket(
+                await self._reception.loop.connect_accepted_socket(
                     partial(self._connection, client),
                     accepted,
                     ssl=self._context,
@@ -121,9 +116,9 @@ class AcceptLoop:
                 )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError, and so is a connection reset.
-            self._note_failure("tls_handshake_failed", remote, error)
+            self._fail("tls_handshake_failed", remote, str(error))
         finally:
-            broker.node.state.handshakes -= 1
+            self._reception.end_handshake()
 
     async def _client_of(self, accepted: socket.socket, remote: str, proxies: Proxies) -> str:
         """The address of the client behind a proxy, or "" if the connection was closed."""
@@ -131,19 +126,18 @@ class AcceptLoop:
         try:
             if remote not in proxies:
                 raise ProxyError("the address is not in proxies of the listener")
-            timeout_s = self._broker.node.state.config.connect_timeout_s
+            timeout_s = self._reception.connect_timeout_s
             client = await read_proxy_header(accepted, timeout_s) or remote
         except (ProxyError, OSError) as error:
-            self._note_failure("proxy_header_failed", remote, error)
+            self._fail("proxy_header_failed", remote, str(error))
         finally:
             if not client:
                 accepted.close()
         return client
 
-    def _note_failure(self, event: str, remote: str, error: Exception) -> None:
-        self._broker.node.state.stats.handshakes_failed += 1
-        text = f"{event} remote=%r listener=%r error=%r"
-        logger.info(text, remote, self._name, str(error))
+    def _fail(self, event: str, remote: str, error: str) -> None:
+        self._reception.count_failure()
+        self._reception.note_failure(event, remote, error)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._handshakes.pop(task, None)

@@ -16,8 +16,9 @@ from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.loop import is_uvloop
 from holdfast.server.sockets.acceptor import BACKLOG, AcceptLoop
+from holdfast.server.sockets.driver import ListenerCount
 from holdfast.server.sockets.proxy import Proxies
-from holdfast.server.sockets.tcp import ListenerCount, TcpConnection
+from holdfast.server.sockets.reception import BrokerReception, Reception
 from holdfast.server.sockets.unix import identity, remove_unix, reserve_unix, set_mode
 from holdfast.server.sockets.websocket import UpgradeAdmission, WebSocketConnection
 
@@ -182,25 +183,42 @@ async def _listen(
     count: ListenerCount,
 ) -> list[asyncio.Server | AcceptLoop]:
     sockets_max = descriptors.for_clients()
-    proxies = Proxies(listener.proxies) if listener.proxies else None
-    is_own = context is not None or proxies is not None or bool(listener.socket)
-    accepts = is_own or not is_uvloop(broker.loop)
     count.connections_max = listener.max_connections
     count.certificate_user = listener.certificate_user
     # A connection of an AcceptLoop is already counted when this check runs.
-    count.sockets_max = sockets_max + accepts
+    count.sockets_max = sockets_max + needs_accept_loop(listener, context, broker.loop)
+    reception = BrokerReception(broker, count, sockets_max)
+    return await accept_on(reception, listener, context, sockets)
+
+
+def needs_accept_loop(
+    listener: Listener, context: ssl.SSLContext | None, loop: asyncio.AbstractEventLoop
+) -> bool:
+    """Whether asyncio's own server would lose sight of connections, see `AcceptLoop`."""
+    is_plain = context is None and not listener.proxies and not listener.socket
+    return not is_plain or not is_uvloop(loop)
+
+
+async def accept_on(
+    reception: Reception,
+    listener: Listener,
+    context: ssl.SSLContext | None,
+    sockets: list[socket.socket],
+) -> list[asyncio.Server | AcceptLoop]:
+    """Accept a listener's connections on these sockets. Raises `OSError`."""
     admission = UpgradeAdmission(listener.path, listener.allowed_origins)
+    proxies = Proxies(listener.proxies) if listener.proxies else None
+    loop = reception.loop
 
     def accept(remote: str = "") -> asyncio.BaseProtocol:
-        connection = TcpConnection(broker, count, remote)
+        connection = reception.new_connection(remote)
         if listener.transport == "websocket":
-            return WebSocketConnection(connection, admission)
+            return WebSocketConnection(connection, admission, reception)
         # TcpConnection has the methods of a protocol, but not the base class.
         return cast(asyncio.BaseProtocol, connection)
 
-    if accepts:
+    if needs_accept_loop(listener, context, loop):
         return [
-            AcceptLoop(broker, count.name, sockets_max, accept, context, one, proxies)
-            for one in sockets
+            AcceptLoop(reception, listener.name, accept, context, one, proxies) for one in sockets
         ]
-    return [await broker.loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]
+    return [await loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]

@@ -16,6 +16,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from holdfast.protocol.websocket.stream import OPENING, WebSocketError, WebSocketStream
+from holdfast.server.sockets.reception import ReceivedConnection, Reception
 from holdfast.server.sockets.tcp import TcpConnection
 
 SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
@@ -24,7 +25,6 @@ SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
 TEXT_CHARACTERS_MAX: Final = 200
 """The most characters of a refusal in the log, because the client chooses parts of the text."""
 
-logger = logging.getLogger("holdfast")
 # The library's lines about single connections do not belong in the broker's log.
 _library_logger = logging.getLogger("holdfast.websocket")
 _library_logger.setLevel(logging.ERROR)
@@ -42,9 +42,15 @@ class UpgradeAdmission:
 class WebSocketConnection(WebSocketStream):
     """A client connection whose bytes travel in WebSocket frames."""
 
-    def __init__(self, connection: TcpConnection, admission: UpgradeAdmission) -> None:
+    def __init__(
+        self,
+        connection: TcpConnection | ReceivedConnection,
+        admission: UpgradeAdmission,
+        reception: Reception,
+    ) -> None:
         super().__init__(connection, is_client=False)  # type: ignore[arg-type]
         self._connection = connection
+        self._reception = reception
         self._admission = admission
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,9 +65,7 @@ class WebSocketConnection(WebSocketStream):
     def connection_lost(self, error: Exception | None) -> None:
         if self._error is not None:
             remote = self._connection.remote
-            listener = self._connection.listener.name
-            text = "websocket_error remote=%r listener=%r error=%r"
-            logger.info(text, remote, listener, str(self._error))
+            self._reception.note_failure("websocket_error", remote, str(self._error))
         super().connection_lost(error)
 
     def read_upgrade(self, head: bytes, rest: bytes) -> None:
@@ -94,7 +98,7 @@ class WebSocketConnection(WebSocketStream):
         self._refuse(_error(status, text), response)
 
     def _refuse(self, error: WebSocketError, response: Response) -> None:
-        self._connection.broker.node.state.stats.handshakes_failed += 1
+        self._reception.count_failure()
         self.refuse(error, response.serialize())
 
     def _answer(self, upgrade: ServerProtocol, request: Request) -> Response:

@@ -1,0 +1,95 @@
+"""The port between a listener's sockets and the process that its clients are received in: the
+broker itself, or an I/O worker."""
+
+import asyncio
+import logging
+
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.sockets.driver import ListenerCount
+from holdfast.server.sockets.tcp import TcpConnection
+
+logger = logging.getLogger("holdfast")
+
+
+class ReceivedConnection(asyncio.Protocol):
+    """The protocol of a client's socket, with what a WebSocket in front of it reports."""
+
+    remote: str
+
+    def buffer_upgrade(self, size_bytes: int) -> None:
+        """Count the bytes of an HTTP request that are buffered before MQTT begins."""
+
+
+class Reception:
+    """What accepts a listener's connections. `connect_timeout_s`: the seconds until a complete
+    CONNECT, and so also for a TLS handshake or the header of a proxy."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connect_timeout_s: float) -> None:
+        self.loop = loop
+        self.connect_timeout_s = connect_timeout_s
+
+    def new_connection(self, remote: str = "") -> TcpConnection | ReceivedConnection:
+        """The protocol of a new socket. `remote`: the client's host:port; "": the socket's."""
+        raise NotImplementedError
+
+    def is_full(self) -> bool:
+        """Whether connections and handshakes have reached the limit of the process."""
+        raise NotImplementedError
+
+    def has_room(self, remote: str) -> bool:
+        """Make room for a handshake if necessary. False: the socket is closed."""
+        raise NotImplementedError
+
+    def begin_handshake(self) -> None:
+        raise NotImplementedError
+
+    def end_handshake(self) -> None:
+        raise NotImplementedError
+
+    def note_displaced(self) -> None:
+        """Count a handshake that was ended for a newer one."""
+        raise NotImplementedError
+
+    def count_failure(self) -> None:
+        """Count a failed handshake, upgrade or header of a proxy."""
+        raise NotImplementedError
+
+    def note_failure(self, event: str, remote: str, error: str) -> None:
+        """Log what ended a connection below MQTT."""
+        raise NotImplementedError
+
+
+class BrokerReception(Reception):
+    """The reception in the broker's own process."""
+
+    def __init__(self, broker: Broker, count: ListenerCount, sockets_max: int) -> None:
+        super().__init__(broker.loop, broker.node.state.config.connect_timeout_s)
+        self._broker = broker
+        self._count = count
+        self._sockets_max = sockets_max
+
+    def new_connection(self, remote: str = "") -> TcpConnection:
+        return TcpConnection(self._broker, self._count, remote)
+
+    def is_full(self) -> bool:
+        state = self._broker.node.state
+        return state.connections + state.handshakes >= self._sockets_max
+
+    def has_room(self, remote: str) -> bool:
+        self._broker.touch()
+        return self._broker.node.has_room(remote, self._count.name, self._sockets_max)
+
+    def begin_handshake(self) -> None:
+        self._broker.node.state.handshakes += 1
+
+    def end_handshake(self) -> None:
+        self._broker.node.state.handshakes -= 1
+
+    def note_displaced(self) -> None:
+        self._broker.node.state.stats.connections_displaced += 1
+
+    def count_failure(self) -> None:
+        self._broker.node.state.stats.handshakes_failed += 1
+
+    def note_failure(self, event: str, remote: str, error: str) -> None:
+        logger.info(f"{event} remote=%r listener=%r error=%r", remote, self._count.name, error)
