@@ -29,6 +29,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 PAGES = [MAP, GLOSSARY, *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 INTERNALS = {
     "storage", "broker", "cluster", "federation", "pipeline", "client", "simulator",
+    "formats",
 }  # fmt: skip
 WORDS_MAX = 2000
 ROW_WORDS_MAX = 60
@@ -42,9 +43,10 @@ QUESTIONS = (
 
 FILES = {
     "manifest.json", "epoch.json", "manager.json", "lock", "watermarks", "setup.py", "epochs",
-    "journal/", "snapshots/", "quarantine/", "lease/",
+    "journal/", "snapshots/", "quarantine/", "lease/", "journal/start.json", "raft/",
+    "access.json", "lake.json", "backup.json",
 }  # fmt: skip
-"""Files and folders of a data directory."""
+"""Files and folders of a data directory, a lake and a backup."""
 WORDS = {"start offsets", "open", "asyncio", "mqtt", "merges", "holdfast", "leave"}
 """Values in files or on the wire, programs and libraries."""
 
