@@ -27,6 +27,9 @@ def test_a_session_is_moved_and_its_messages_are_seen(
     shown = page.page
     page.open(broker.admin_port, "#/sessions")
     shown.get_by_role("row").filter(has_text="away").click()
+    drawer = shown.get_by_role("complementary")
+    expect(drawer.locator(".story li").filter(has_text="plant/#")).to_be_visible()
+    expect(drawer.locator(".story li").filter(has_text="Connection lost")).to_be_visible()
     shown.get_by_role("button", name="Move in the log").click()
     shown.get_by_role("button", name="Count first").click()
     expect(shown.get_by_text("6 messages are skipped, 0 are sent again")).to_be_visible()

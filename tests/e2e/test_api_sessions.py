@@ -1,6 +1,7 @@
 """Sessions and clients over the admin API, with real brokers and a cluster of three."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.conftest import StartHoldfast
 from tests.e2e.wire import DISCONNECT, Closed, Will, Wire
 from tests.support.api_client import Api, Refused
 
@@ -101,8 +103,50 @@ def test_one_session_is_shown_disconnected_and_ended(broker: Holdfast) -> None:
         with pytest.raises(Refused, match="404"):
             api.get("session", client="c/1 ü")
         assert names(api.get("sessions")) == ["watcher"]
+        history = api.get("session/history", client="c/1 ü")
+        # The port ends a session as a client of its own, which takes it over first.
+        last = history["events"][:2]
+        assert [each["fields"]["remote"] for each in last] == ["admin", "admin"]
+        ended, left, by_operator, subscribed, connected = history["events"][2:]
+        assert [each["event"] for each in (connected, subscribed, by_operator, left, ended)] == [
+            "connected", "subscribed", "client_disconnected_by_operator", "disconnected",
+            "session_ended",
+        ]  # fmt: skip
+        assert (ended["source"], connected["source"], history["next"]) == ("log", "memory", 0)
+        assert subscribed["fields"] == {"filters": ["t/#"], "count": 1}
+        assert left["fields"]["reason"] == "Administrative action"
+        assert connected["fields"]["remote"].startswith("127.0.0.1:")
         with Wire(broker.port) as again:
             assert not again.connect("c/1 ü", clean=False, expiry_s=10).session_present
+
+
+def test_inflight_messages_have_an_age_and_the_log_keeps_the_history(
+    start_holdfast: StartHoldfast, tmp_path: Path
+) -> None:
+    broker = start_holdfast()
+    api = Api(broker.admin_port)
+    with Wire(broker.port) as client:
+        client.connect("slow", expiry_s=1000)
+        client.subscribe(("t/#", 2))
+        for number in range(3):
+            client.publish("t/1", b"%d" % number, qos=number and 2)
+        client.publish("t/2", b"last", qos=1)
+        until(lambda: api.get("session", client="slow")["session"]["inflight"] == 3, "inflight")
+        inflight = api.get("session", client="slow")["inflight"]
+        assert [each["qos"] for each in inflight] == [2, 2, 1]
+        now_us = time.time() * 1e6
+        assert all(now_us - 60e6 < each["at_us"] < now_us + 1e6 for each in inflight)
+    until(lambda: not api.get("session", client="slow")["session"]["connected"], "away")
+    broker.kill()
+    broker.start()
+    found = api.get("session/history", client="slow")
+    # The memory is gone with the process. What the log has remains, page by page.
+    assert [each["event"] for each in found["events"]][-3:] == [
+        "session_closed", "subscribed", "session_opened"
+    ]  # fmt: skip
+    assert api.get("session/history", client="stranger")["events"] == []
+    page = api.get("session/history", client="slow", before=0)
+    assert (page["events"], page["next"]) == ([], 0)
 
 
 def test_a_moved_session_skips_or_repeats(broker: Holdfast) -> None:

@@ -8,6 +8,7 @@ from holdfast.api.log.node_figures import NodeFigureRoutes
 from holdfast.api.log.one_record import OneRecordRoutes
 from holdfast.api.log.record_counts import RecordCountRoutes
 from holdfast.api.log.record_routes import RecordRoutes
+from holdfast.api.log.session_history import SessionHistoryRoutes
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.event_feed import EventFeed
@@ -27,6 +28,7 @@ def resource_endpoints(
     """The declarations of the endpoints, in the order of the documents."""
     return [
         *SessionRoutes(node, everywhere).endpoints(),
+        *SessionHistoryRoutes(node, everywhere).endpoints(),
         *SubscriptionRoutes(node, everywhere).endpoints(),
         *MessageRoutes(node).endpoints(),
         *TopicRoutes(node).endpoints(),

@@ -6,11 +6,13 @@ node knows from the log.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
+from holdfast.api.log.session_history import AGES_MAX, times_of
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_changes import (
@@ -161,12 +163,24 @@ class SessionRoutes:
     async def _one(self, call: Call) -> SessionDetail:
         return await self._find(call[CLIENT])
 
+    async def _detail(self, session: Session, node: str) -> SessionDetail:
+        """One session, with the times of its oldest inflight messages."""
+        view = self._view
+        found = session_detail(view.state, session, node)
+        oldest = found.inflight[:AGES_MAX]
+        if oldest and view.broker.runtime.believes_disk:
+            places = [(each.partition, each.offset) for each in oldest]
+            times = await view.broker.reads.in_thread(partial(times_of, view.broker.reader, places))
+            for each, at_us in zip(oldest, times, strict=True):
+                each.at_us = at_us
+        return found
+
     async def _find(self, client: str) -> SessionDetail:
         """The session of a client, wherever it is. Raises `ApiRefusal` (404)."""
         view = self._view
         session = view.state.sessions.get(client)
         if session is not None and (view.is_single or is_connected(session)):
-            return session_detail(view.state, session, view.node_id)
+            return await self._detail(session, view.node_id)
         if not view.is_single:
             question = ClientQuestion(client)
             answers, missing = await self._everywhere.ask_others("session", question, FoundSession)
@@ -175,7 +189,7 @@ class SessionRoutes:
                     return answer.found
             recorded = view.recorded.sessions.get(client)
             if recorded is not None:
-                return session_detail(view.state, recorded, recorded.owner or view.node_id)
+                return await self._detail(recorded, recorded.owner or view.node_id)
             if missing:
                 text = ", ".join(f"{each.node} ({each.reason})" for each in missing)
                 raise ApiRefusal(503, f"no session {shown(client)} here, and not asked: {text}")
@@ -186,7 +200,7 @@ class SessionRoutes:
         session = view.state.sessions.get(question.client)
         if session is None or not is_connected(session) or is_hidden(session):
             return FoundSession()
-        return FoundSession(session_detail(view.state, session, view.node_id))
+        return FoundSession(await self._detail(session, view.node_id))
 
     # Changes
 

@@ -73,6 +73,9 @@ class InflightMessage(Struct):
     qos: int
     released: bool
     """Whether the client has received it at QoS 2, and only PUBCOMP is missing."""
+    at_us: int = 0
+    """When a node took the message, in microseconds since 1970, for the 50 oldest; 0: not known
+    here."""
 
 
 class SessionDetail(Struct, kw_only=True):

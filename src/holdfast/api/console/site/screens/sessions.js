@@ -1,7 +1,7 @@
 /** The sessions, and one session in full: where it is in the log, and what it has not acknowledged. */
 import { may, post, remove } from "../api.js";
-import { count, duration } from "../format.js";
-import { html } from "../lib.js";
+import { ago, count, duration } from "../format.js";
+import { html, useState } from "../lib.js";
 import { useLoad } from "../load.js";
 import { Badge, Choice, Facts, Field, Head, State, Time } from "../parts/basics.js";
 import { Drawer, ask } from "../parts/drawer.js";
@@ -10,6 +10,7 @@ import { Table } from "../parts/table.js";
 import { change, link, route } from "../router.js";
 import { text } from "../text.js";
 import { attempt, toast } from "../toasts.js";
+import { fields } from "./overview.js";
 
 const own = text.sessions;
 export const path = "sessions";
@@ -23,6 +24,14 @@ const columns = [
   { key: "user", title: own.user, sort: true, minor: true, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.user} max=${30} empty="–" />` },
   { key: "address", title: own.address, sort: true, minor: true, cell: (/** @type {any} */ row) => row.address || "–" },
   ...["subscriptions", "inflight", "queued", "log_lag"].map((key) => ({ key, title: own.numbers[/** @type {"queued"} */ (key)], sort: true, align: right, minor: key !== "log_lag", cell: (/** @type {any} */ row) => count(row[key]) })),
+];
+
+const inflightColumns = [
+  { key: "packet", title: own.packet, cell: (/** @type {any} */ each) => each.packet_id },
+  { key: "state", title: own.state, cell: (/** @type {any} */ each) => html`<span title=${each.released ? own.releasedNote : own.sentNote}>${each.released ? own.released : own.sent}</span>` },
+  { key: "qos", title: "QoS", cell: (/** @type {any} */ each) => each.qos },
+  { key: "age", title: html`<span title=${own.ageNote}>${own.age}</span>`, align: right, cell: (/** @type {any} */ each) => (each.at_us ? ago(each.at_us) : "–") },
+  { key: "place", title: own.record, class: "mono", cell: (/** @type {any} */ each) => html`<a href=${link("log", { at: `${each.partition}/${each.offset}` })}>${each.partition}/${each.offset}</a>` },
 ];
 
 export function component() {
@@ -51,9 +60,24 @@ function Inspector({ client, onChanged }) {
       ${may("operator") && html`<div class="row">${row.connected && html`<button onClick=${() => disconnect(client).then(done)}>${own.disconnect}</button>`}
         ${row.expiry_s > 0 && html`<button onClick=${() => move(client).then(done)}>${own.move}</button>`}<button class="danger" onClick=${() => end(client).then(done)}>${own.end}</button></div>`}
       <h2>${own.positions}</h2>${detail.positions.map((/** @type {number} */ at, /** @type {number} */ partition) => html`<${Lane} partition=${partition} low=${log.data?.ranges[partition]?.[0] ?? 0} at=${at} high=${detail.ends[partition]} />`)}
-      <h2>${own.inflightOf(count(row.inflight))}</h2>${detail.inflight.slice(0, 50).map((/** @type {any} */ each) => html`<div><span class="num">${own.packet(each.packet_id)}</span> ${each.released ? own.released : own.sent} · QoS ${each.qos} · <a href=${link("log", { at: `${each.partition}/${each.offset}` })}>${each.partition}/${each.offset}</a></div>`)}
-      <h2>${own.subscribed(count(row.subscriptions))}</h2>${detail.subscriptions.map((/** @type {any} */ each) => html`<div><${Raw} value=${each.filter} max=${100} /> <span class="faint">QoS ${each.qos}</span></div>`)}`}<//>`;
+      <h2>${own.inflightOf(count(row.inflight))}</h2>${row.inflight > 0 && html`<${Table} label=${own.numbers.inflight} columns=${inflightColumns} rows=${detail.inflight.slice(0, 50)} rowKey=${(/** @type {any} */ each) => each.packet_id} />`}
+      <h2>${own.subscribed(count(row.subscriptions))}</h2>${detail.subscriptions.map((/** @type {any} */ each) => html`<div><${Raw} value=${each.filter} max=${100} /> <span class="faint">QoS ${each.qos}</span></div>`)}
+      <h2>${own.history}</h2><${History} key=${`${row.connected} ${row.address}`} client=${client} />`}<//>`;
 }
+
+/** What happened to a client, loaded again when it connects or leaves. @param {{client: string}} props */
+function History({ client }) {
+  const [before, setBefore] = useState(/** @type {number | null} */ (null));
+  const found = useLoad("session/history", { client, before });
+  const { data } = found;
+  return html`<${State} of=${found} /><ol class="story">${data?.events.map((/** @type {any} */ each) => html`<li><${Time} us=${each.at_us} /><span><${Badge} kind=${kindOf(each.event)}>${each.event.replaceAll("_", " ")}<//>
+      <${Raw} value=${[each.node, fields(each)].filter(Boolean).join(" · ")} max=${160} /></span></li>`)}</ol>
+    ${data && !data.events.length && html`<p class="note">${own.noHistory}</p>`}
+    <div class="row">${before !== null && html`<button onClick=${() => setBefore(null)}>${text.back}</button>`}${data?.next > 0 && html`<button onClick=${() => setBefore(data.next)}>${own.earlier}</button>`}</div>`;
+}
+
+/** @param {string} event */
+const kindOf = (event) => /denied|refused|error|timeout|ended|taken/.test(event) ? "warn" : /^connected|opened/.test(event) ? "good" : "";
 
 /** Where a session is in one partition. Partitions without records are left out.
  * @param {{partition: number, low: number, at: number, high: number}} props */
