@@ -24,6 +24,10 @@ def test_lists_and_operations(
         assert main([*arguments, *admin]) == code
         return capsys.readouterr().out.splitlines()
 
+    def error(*arguments: str) -> str:
+        assert main([*arguments, *admin]) == 2
+        return capsys.readouterr().err
+
     with Wire(broker.port) as client:
         client.connect("bad\tname", expiry_s=100)
         client.subscribe(("in/#", 1), ("$share/g/in/#", 1))
@@ -35,6 +39,10 @@ def test_lists_and_operations(
         [_, group] = lines("groups", "list")
         assert group.startswith("$share/g/in/#")
         assert json.loads("\n".join(lines("groups", "show", "$share/g/in/#")))["members"]
+        client.subscribe(("$queue/jobs/#", 1))
+        assert "it has 1 members" in error("groups", "delete", "$queue/jobs/#")
+        assert "it is no queue" in error("groups", "delete", "$share/g/in/#")
+        assert "there is no shared group" in error("groups", "delete", "$queue/x")
         assert [line.split()[0] for line in lines("retained", "list", "kept/#")[1:]] == ["kept/1"]
         deleted = tmp_path / "deleted.json"
         deleted.write_text("\n".join(lines("retained", "delete", "kept/#")))
@@ -58,6 +66,10 @@ def test_lists_and_operations(
     moved = json.loads("\n".join(lines("sessions", "move", "bad\tname", "end", "--dry-run")))
     assert moved["dry_run"]
     lines("sessions", "end", "bad\tname")
+    [_, queue] = lines("groups", "list")
+    assert queue.split()[:3] == ["$share/$queue/jobs/#", "0", "0"]
+    lines("groups", "delete", "$queue/jobs/#")
+    assert len(lines("groups", "list")) == 1
     assert len(lines("sessions", "list")) == 1
     lines("sessions", "show", "bad\tname", code=2)
     lines("sessions", "move", "x", "time", "--at", "noon", code=2)

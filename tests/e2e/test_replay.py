@@ -136,3 +136,17 @@ def test_paho_reads_on_across_kill_9(broker: Holdfast) -> None:
     offsets = [int(each["hf-offset"]) for each in reader.properties]
     assert sorted(set(offsets)) == list(range(min(offsets), min(offsets) + 2100))
     assert "hf-past" not in reader.properties[-1]
+
+
+@pytest.mark.skipif(SUB is None, reason="mosquitto_sub is not installed")
+def test_a_queue_keeps_what_arrives_without_members(broker: Holdfast) -> None:
+    base = [str(SUB), "-p", str(broker.port), "-W", str(RUN_S), "-q", "1", "-t"]
+    subprocess.run([*base, "$queue/plant/#", "-E"], timeout=RUN_S, check=True)
+    publish(broker, 0, 50)
+    broker.kill()
+    broker.start()
+    publish(broker, 50, 50)
+    command = [*base, "$queue/plant/#", "-C", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True)
+    # Published at QoS 1, so a message may come again.
+    assert list(dict.fromkeys(map(int, done.stdout.split()))) == list(range(100))

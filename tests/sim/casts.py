@@ -35,7 +35,10 @@ MOVERS: Final = "movers"
 CASTS: Final = (LOG, QOS0, TIMED, GROUPS, MOVERS)
 TRAVELLERS: Final = "travellers"
 """Sessions that begin in the past. They play only when asked for, beside LOG."""
-ALL_CASTS: Final = (*CASTS, TRAVELLERS)
+QUEUES: Final = "queues"
+"""Shared subscriptions that outlive their members: each member's session ends with its connection.
+They play only when asked for."""
+ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES)
 
 
 def parties(world: "World") -> list[Party]:
@@ -46,6 +49,7 @@ def parties(world: "World") -> list[Party]:
         GROUPS: _groups,
         MOVERS: _movers,
         TRAVELLERS: _travellers,
+        QUEUES: _queues,
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 
@@ -110,6 +114,19 @@ def _timed(world: "World") -> list[Party]:
         Fleeting(world, Client(world, "fleeting3", 5, filters=(("e/#", 2),), expiry_s=3)),
         Perishable(world, Client(world, "perishable", 5)),
         PerishableSubscriber(world, Client(world, "sube", 5, filters=(("e/#", 1),))),
+    ]
+
+
+def _queues(world: "World") -> list[Party]:
+    one = Team(world, "$stream/@earliest/$queue/s/#", qos=1)
+    two = Team(world, "$stream/@earliest/$queue/s/+", qos=2)
+    return [
+        Member(world, one, "queue5", 5, clean=True, expiry_s=0),
+        Member(world, one, "queue4", 4, clean=True),
+        Member(world, two, "queues5", 5, clean=True, expiry_s=0),
+        Member(world, two, "queues4", 4, clean=True),
+        TeamPublisher(world, Client(world, "queuers5", 5)),
+        TeamPublisher(world, Client(world, "queuers4", 4)),
     ]
 
 

@@ -114,6 +114,10 @@ class ClusterPort:
         that outlive their connections, and its own of the others."""
         raise NotImplementedError
 
+    def queues(self) -> dict[str, Session]:
+        """The keepers of all queues by key, as far as their records are applied here."""
+        raise NotImplementedError
+
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         """Clients have subscribed and need the retained messages of other nodes."""
         raise NotImplementedError
@@ -190,6 +194,9 @@ class SingleNode(ClusterPort):
 
     def has_room(self, client_id: str) -> bool:
         return self._state.client_sessions() < self._state.config.sessions_max
+
+    def queues(self) -> dict[str, Session]:
+        return self._state.queues
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         """There is no other node."""

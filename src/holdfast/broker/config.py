@@ -24,6 +24,7 @@ class NodeConfig:
     """True: a subscription may begin in the past."""
     replay_bytes_per_s: int = 0
     replay_pin_bytes: int = 0
+    queues_max: int = 1000
     packet_bytes_max: int = 2_097_152
     keep_alive_s_max: int = 65535
     session_expiry_s_max: int = 0xFFFFFFFF

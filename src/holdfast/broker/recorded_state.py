@@ -60,6 +60,8 @@ class RecordedState:
 
         self.sessions: dict[str, Session] = {}
         self.groups: dict[str, Group] = {}
+        # The keepers of queues by key, see `broker.queues.keeper`.
+        self.queues: dict[str, Session] = {}
         self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         # Per partition, the first offset not yet handed to the tailing readers.
@@ -172,6 +174,8 @@ class RecordedState:
         remove."""
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+        if self.queues.get(session.client_id) is session:
+            del self.queues[session.client_id]
         self.cancel(session.expiry_timer)
         self.cancel(session.will_timer)
         session.inflight.clear()

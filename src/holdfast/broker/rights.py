@@ -24,6 +24,7 @@ from holdfast.broker.admission.proof import Proof
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
+from holdfast.protocol.topics.names import is_queue
 from holdfast.security.acl import WRITE, AccessVerdict, ClientRules, RuleSource
 
 TOPICS_BYTES_MAX: Final = 1 << 20
@@ -173,10 +174,10 @@ def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
 
 
 def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
-    """`may_read` for any session, also one that is known from the log only."""
+    """`may_read` for any session, also one from the log. The keeper of a queue reads nothing."""
     if session.rights is None:
         session.rights = _rights_of(state, session)
-    return may_read(session, topic)
+    return may_read(session, topic) and not is_queue(session.client_id)
 
 
 def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
@@ -196,12 +197,9 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
 
 def has_rules(state: NodeState) -> bool:
     """Whether some clients may do less than others."""
-    return state.acl is not None or state.config.has_mounts or _gives_rules(state)
-
-
-def _gives_rules(state: NodeState) -> bool:
-    """Whether rules may come with a proof of identity, or from hooks."""
-    return state.admission.asks_sources or state.admission.asks_rights
+    # Rules may come with a proof of identity, or from hooks.
+    is_given = state.admission.asks_sources or state.admission.asks_rights
+    return state.acl is not None or state.config.has_mounts or is_given
 
 
 def forget(session: Session) -> None:

@@ -165,7 +165,7 @@ class NodeState(RecordedState):
 
     def client_sessions(self) -> int:
         """The number of sessions of clients, connected or not."""
-        return len(self.sessions) - (FEDERATION in self.sessions)
+        return len(self.sessions) - (FEDERATION in self.sessions) - len(self.queues)
 
     def change_routes(self, filter: str = "") -> None:
         """Invalidate the routes of the topics that a plain filter matches, or of all topics."""

@@ -76,6 +76,9 @@ class BrokerPort(ClusterPort):
         count = max(self._state.client_sessions(), len(recorded))
         return client_id in recorded or count < self._state.config.sessions_max
 
+    def queues(self) -> dict[str, Session]:
+        return self._replicated.state.queues
+
     def spread(self, message: Message, topic: str) -> None:
         self._interest.spread(message, topic)
         if message.retain:

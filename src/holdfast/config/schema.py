@@ -237,6 +237,9 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     replay_pin_bytes: Bytes = 0
     """The most bytes of the log from the start of a replay to its end. A replay from further back
     is refused with 0x97. 0: no limit."""
+    queues: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """The most queues (`$queue/FILTER`) of the broker. A SUBSCRIBE that would begin one more is
+    refused with 0x97. 0: none."""
 
 
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]

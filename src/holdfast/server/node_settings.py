@@ -39,6 +39,7 @@ def node_config(config: Config) -> NodeConfig:
         replay_available=limits.replay_available,
         replay_bytes_per_s=limits.replay_bytes_per_s,
         replay_pin_bytes=limits.replay_pin_bytes,
+        queues_max=limits.queues,
         pending_bytes_max=limits.pending_bytes_max,
         subscriptions_per_session=limits.subscriptions_per_session,
         filter_bytes_per_session=limits.filter_bytes_per_session,

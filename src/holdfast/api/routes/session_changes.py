@@ -200,7 +200,7 @@ class SessionChanges:
             raise ApiRefusal(409, f"the session {shown(session.client_id)} was not moved: {text}")
         outcome: asyncio.Future[str] = view.broker.loop.create_future()
         view.broker.touch()
-        move_session(view.state, session, wanted, epoch, _into(outcome))
+        move_session(view.state, session, wanted, epoch, into(outcome))
         try:
             async with asyncio.timeout(COMMIT_S):
                 text = await outcome
@@ -210,7 +210,9 @@ class SessionChanges:
             raise ApiRefusal(503, f"the move was refused: {text}")
 
 
-def _into(future: "asyncio.Future[str]") -> Callable[[str], None]:
+def into(future: "asyncio.Future[str]") -> Callable[[str], None]:
+    """The function that resolves the future, once."""
+
     def done(text: str) -> None:
         if not future.done():
             future.set_result(text)

@@ -4,6 +4,7 @@ In a cluster each node lists the subscriptions of its connected clients, and the
 adds those of the sessions away. A group's position is in the log, so every node knows it.
 """
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -13,6 +14,7 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.routes.session_changes import COMMIT_S, into
 from holdfast.api.routes.session_routes import AFTER, LIMIT, Choice, has_no_owner, place_of
 from holdfast.api.views.pages import AbsentNode, BestRows, encode_place
 from holdfast.api.views.sessions import is_connected
@@ -31,9 +33,10 @@ from holdfast.api.views.subscriptions import (
     group_part,
     log_lag_of,
 )
+from holdfast.broker.queues.changes import delete_queue
 from holdfast.broker.recovery.state_records import group_positions
 from holdfast.broker.session.session import Session
-from holdfast.protocol.topics.names import split_shared
+from holdfast.protocol.topics.names import queue_key, split_shared
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
@@ -44,7 +47,9 @@ from holdfast.storage.record import FLAG_QOS_MASK
 SEARCH: Final = Text("search", "a part of the filter", most=1024)
 TOPIC: Final = Text("topic", "a topic that the filter matches", most=65_535)
 CLIENT: Final = Text("client", "subscriptions of this client only", most=65_535)
-GROUP: Final = Text("group", "the key: $share/name/filter", required=True, most=65_535)
+GROUP: Final = Text(
+    "group", "the key: $share/name/filter, or $queue/filter", required=True, most=65_535
+)
 OLDEST_READS_MAX: Final = 16
 """The most reads of the log that look for a group's oldest message. Each reads at most 16 MiB."""
 
@@ -82,6 +87,9 @@ class SubscriptionRoutes:
             Endpoint("GET", f"{v1}/group", viewer,
                      "one shared group: members, oldest unfinished message", self._group,
                      GroupDetail, (GROUP,), refusals=(404, 503)),
+            Endpoint("DELETE", f"{v1}/group", Scope.OPERATOR,
+                     "delete a queue without members, with its unfinished messages", self._delete,
+                     GroupRow, (GROUP,), refusals=(404, 409, 503)),
         ]  # fmt: skip
 
     async def _list(self, call: Call) -> SubscriptionPage:
@@ -155,7 +163,8 @@ class SubscriptionRoutes:
         node = self._node
         name, filter = split_shared(key)
         recorded = node.recorded.groups.get(key)
-        members = 0 if recorded is None else len(recorded.members)
+        queues = node.state.cluster.queues()
+        members = 0 if recorded is None else len(recorded.members) - (key in queues)
         row = GroupRow(
             group=key,
             name=name,
@@ -163,6 +172,7 @@ class SubscriptionRoutes:
             coordinator=self._coordinator(key),
             member_count=max(members, connected_count),
             connected_count=connected_count,
+            is_queue=key in queues,
         )
         positions = self._positions(key)
         if positions is not None:
@@ -187,7 +197,9 @@ class SubscriptionRoutes:
         return None if group is None else group_positions(state, group)
 
     async def _group(self, call: Call) -> GroupDetail:
-        key = call[GROUP]
+        return await self._detail(queue_key(call[GROUP]))
+
+    async def _detail(self, key: str) -> GroupDetail:
         node = self._node
         recorded = node.recorded.groups.get(key)
         members: dict[str, GroupMemberRow] = {}
@@ -208,6 +220,32 @@ class SubscriptionRoutes:
         oldest, is_known = await self._oldest(row)
         rows = sorted(members.values(), key=lambda each: each.client)
         return GroupDetail(row, rows, oldest, is_known, missing)
+
+    async def _delete(self, call: Call) -> GroupRow:
+        key = queue_key(call[GROUP])
+        node = self._node
+        found = await self._detail(key)
+        call.before = row = found.group
+        if key not in node.state.cluster.queues():
+            text = "it is no queue and ends with its last member"
+            raise ApiRefusal(409, f"the group {shown(key)} was not deleted: {text}")
+        if found.missing:
+            absent = ", ".join(each.node for each in found.missing)
+            raise ApiRefusal(503, f"the members at {absent} are not known")
+        if row.member_count:
+            text = f"it has {row.member_count} members, so end their sessions first"
+            raise ApiRefusal(409, f"the queue {shown(key)} was not deleted: {text}")
+        outcome: asyncio.Future[str] = node.broker.loop.create_future()
+        node.broker.touch()
+        delete_queue(node.state, key, into(outcome))
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                text = await outcome
+        except TimeoutError:
+            text = "it was not committed in time, and may still be"
+        if text:
+            raise ApiRefusal(503, f"the deletion of the queue {shown(key)}: {text}")
+        return row
 
     async def _part_here(self, question: GroupQuestion) -> GroupPart:
         group = self._node.state.groups.get(question.group)

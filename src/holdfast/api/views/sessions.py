@@ -11,6 +11,7 @@ from holdfast.broker.session.additions import identifier_of
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState
+from holdfast.protocol.topics.names import is_shared
 
 INTERNAL_PREFIX: Final = "$api-"
 """The beginning of the client ids of the admin port's own clients. No list shows them."""
@@ -142,7 +143,8 @@ SORTS: Final[dict[str, Callable[[NodeState, Session], SortKey]]] = {
 
 def is_hidden(session: Session) -> bool:
     """Whether the session belongs to the broker itself."""
-    return session.is_internal or session.client_id.startswith(INTERNAL_PREFIX)
+    client_id = session.client_id
+    return session.is_internal or client_id.startswith(INTERNAL_PREFIX) or is_shared(client_id)
 
 
 def is_connected(session: Session) -> bool:

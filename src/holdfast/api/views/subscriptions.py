@@ -11,7 +11,7 @@ from holdfast.api.views.slices import ITEMS
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.additions import identifier_of
 from holdfast.broker.session.session import Group, Session
-from holdfast.protocol.topics.names import is_shared, matches, split_shared
+from holdfast.protocol.topics.names import is_queue, is_shared, matches, split_shared
 
 MEMBERS_MAX: Final = 1000
 """The most members of one group in a reply of one node."""
@@ -155,6 +155,8 @@ class GroupRow(Struct, kw_only=True):
     """The node with the group's cursor; empty without a leader of its partition."""
     member_count: int
     connected_count: int
+    is_queue: bool = False
+    """Whether it outlives its members, until it is deleted."""
     log_lag: int = -1
     """Records of all topics between the group's position and the end of the log; -1: only the
     coordinator knows, because no member's session outlives its connection."""
@@ -196,7 +198,7 @@ def group_part(group: Group, node: str, is_chosen: Callable[[Session], bool]) ->
     rows: list[GroupMemberRow] = []
     connected = 0
     for session, subscription in list(group.members.items()):
-        if not is_chosen(session):
+        if not is_chosen(session) or is_queue(session.client_id):
             continue
         here = is_connected(session)
         connected += here

@@ -10,6 +10,8 @@ Invariants
   the same reader goes on.
 - The messages of a topic come in one order, also if subscriptions overlap. Live messages of topics
   that no replayed filter matches may overtake the replay (`session.cursor.LiveLane`).
+- A start of a queue is that of its group, and of no session. It counts if the SUBSCRIBE begins the
+  queue.
 - The session reads nothing between the append of its SUBSCRIBE record and the release of its
   promise (`Session.replays_awaited`). Otherwise a crash in between would leave a CURSOR record
   behind the SUBSCRIBE record whose position is above the start.
@@ -19,7 +21,7 @@ from operator import gt
 from typing import Final
 
 from holdfast.broker.delivery.replay_start import (
-    STREAM_PREFIX,
+    SPECIAL_PREFIXES,
     InvalidStart,
     ReplayStart,
     parse_start,
@@ -41,7 +43,13 @@ from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Subscribe
-from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.protocol.topics.names import (
+    InvalidFilter,
+    check_filter,
+    is_queue,
+    is_shared,
+    split_shared,
+)
 from holdfast.storage.reading.starts import (
     FLOORS_BYTES_MAX,
     FoundStart,
@@ -88,10 +96,10 @@ class StartPlan:
 
 
 def asks_for_past(packet: Subscribe) -> bool:
-    """Whether a SUBSCRIBE has the form of one with a start."""
+    """Whether a SUBSCRIBE has the form of one with a start, or of a queue."""
     if packet.properties and property_start(packet.properties):
         return True
-    return any(each.filter.startswith(STREAM_PREFIX) for each in packet.subscriptions)
+    return any(each.filter.startswith(SPECIAL_PREFIXES) for each in packet.subscriptions)
 
 
 def plan_starts(state: NodeState, session: Session, packet: Subscribe) -> StartPlan:
@@ -117,7 +125,7 @@ def _plan_start(
     state: NodeState, session: Session, plan: StartPlan, index: int, start: ReplayStart
 ) -> None:
     filter = plan.packet.subscriptions[index].filter
-    if is_shared(filter):
+    if is_shared(filter) and not is_queue(filter):
         error = "a shared subscription has no start: its group goes on where it was"
         plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
         return
@@ -126,6 +134,16 @@ def _plan_start(
     except InvalidFilter as invalid:
         plan.refuse(index, reasons.TOPIC_FILTER_INVALID, str(invalid))
         return
+    if is_queue(filter):
+        if filter in state.cluster.queues():
+            return
+        if start.last:
+            error = (
+                "a queue begins at a time or at offsets, not with the last records of each topic"
+            )
+            plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
+            return
+        filter = split_shared(filter)[1]
     if session.is_internal or not state.config.replay_available:
         error = "replay is switched off: messages of the past are not available"
         plan.refuse(index, reasons.NOT_AUTHORIZED, error)

@@ -22,9 +22,12 @@ from typing import Final
 from holdfast.broker.session.additions import END_WISH, PLACE_WISH
 from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
+from holdfast.protocol.topics.names import QUEUE_PREFIX, queue_key
 
 START_PROPERTY: Final = "stream-offset"
 STREAM_PREFIX: Final = "$stream/"
+SPECIAL_PREFIXES: Final = (STREAM_PREFIX, QUEUE_PREFIX)
+"""The beginnings of filters that are not those of the subscription."""
 PLACE_ASKED: Final = ("hf-offset", "?1")
 """The wish for the place and time of each message."""
 END_ASKED: Final = ("hf-end", "?1")
@@ -77,27 +80,34 @@ class ReplayStart:
 
 
 def split_start(filter: str) -> tuple[str, str]:
-    """The plain filter, and the start that the filter names or "". `InvalidStart`: there is no
-    filter behind the start."""
+    """The filter without a start, that of a queue as its key, and the start that it names or "".
+    `InvalidStart`: there is no filter behind the start."""
     if not filter.startswith(STREAM_PREFIX):
-        return filter, ""
+        return queue_key(filter), ""
     rest = filter[len(STREAM_PREFIX) :]
     if not rest.startswith("@"):
-        return rest, ""
+        return queue_key(rest), ""
     start, separator, plain = rest[1:].partition("/")
     if not separator or not plain or not start:
         raise InvalidStart("a filter with a start is '$stream/@START/filter'")
-    return plain, start
+    return queue_key(plain), start
 
 
 def start_prefix(filter: str) -> str:
-    """What stands before the plain filter, "" if there is no start."""
-    plain = plain_filter(filter)
-    return filter[: len(filter) - len(plain)]
+    """What stands before the filter, "" if there is no start."""
+    if not filter.startswith(STREAM_PREFIX):
+        return ""
+    rest = filter[len(STREAM_PREFIX) :]
+    if not rest.startswith("@"):
+        return STREAM_PREFIX
+    start, separator, plain = rest.partition("/")
+    if not separator or not plain or start == "@":
+        return ""
+    return f"{STREAM_PREFIX}{start}/"
 
 
 def plain_filter(filter: str) -> str:
-    """The filter without a start, for UNSUBSCRIBE."""
+    """The filter without a start, as a subscription has it, for UNSUBSCRIBE."""
     try:
         return split_start(filter)[0]
     except InvalidStart:

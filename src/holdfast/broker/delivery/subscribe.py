@@ -20,6 +20,7 @@ from holdfast.broker.delivery.subscriptions import (
 )
 from holdfast.broker.effects import FindStarts, ResumeInput
 from holdfast.broker.promise import Promise
+from holdfast.broker.queues.changes import begin_queues, has_queue_room
 from holdfast.broker.recorded_state import filter_bytes
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
@@ -55,7 +56,7 @@ from holdfast.protocol.mqtt.packets import (
     Unsuback,
 )
 from holdfast.protocol.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER
-from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_queue, is_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.reading.starts import FoundStart
 
@@ -230,14 +231,19 @@ def _subscribe(
         if any(each.replay is not None for each in accepted):
             begin_replay(state, session, accepted, record)
             promise.replays = 1
+    has_queue = begin_queues(state, connection, session, packet, accepted, plan)
     if not accepted or not session.is_durable():
         # It appends no record, so it does not wait for a disk that may be full.
-        promise.release(state)
+        if has_queue:
+            state.promise(promise)
+        else:
+            promise.release(state)
         return
     for subscription in accepted:
         # In a cluster the group's coordinator logs the group's positions.
-        if is_shared(subscription.filter) and state.cluster.is_single:
-            _record_group(state, subscription.filter)
+        filter = subscription.filter
+        if is_shared(filter) and not is_queue(filter) and state.cluster.is_single:
+            _record_group(state, filter)
     promise.size_bytes = size_of([each.filter for each in accepted])
     state.promise_bytes += promise.size_bytes
     record.subscriptions = [subscription_row(each) for each in accepted]
@@ -270,7 +276,8 @@ def _check_all(
         if reason == 0:
             reason = _check(state, session, connection, request, invalid)
         if reason < 0x80 and filter not in session.subscriptions and filter not in added:
-            if _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter)):
+            has_room = _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter))
+            if has_room and has_queue_room(state, filter, added, plan):
                 added[filter] = None
                 size_bytes += filter_bytes(filter)
             else:
@@ -288,7 +295,7 @@ def _check_all(
                 additions_code,
             )
             granted = None if plan is None else plan.granted[index]
-            if granted is not None:
+            if granted is not None and not is_queue(filter):
                 subscription.start = granted.start
                 subscription.replay = granted.replay
             accepted.append(subscription)

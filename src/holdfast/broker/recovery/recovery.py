@@ -11,11 +11,13 @@ from msgspec import UNSET
 
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.producers import ID_BYTES_MAX
-from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
+from holdfast.broker.queues.keeper import check_queue, keeper_subscription, make_keeper
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
+    QueueRecord,
     SessionEntry,
     SessionRecord,
     SubscribeRecord,
@@ -27,6 +29,7 @@ from holdfast.broker.recovery.session_records import (
     decode_record,
     restore_replays,
 )
+from holdfast.broker.recovery.session_timers import rearm
 from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
@@ -34,10 +37,15 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_SESSION,
 )
 from holdfast.broker.rights import forget
-from holdfast.broker.session.session import NEVER_EXPIRES, Session, Subscription, new_subscription
+from holdfast.broker.session.session import Session, Subscription, new_subscription
 from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
 from holdfast.protocol.mqtt.errors import ProtocolViolation
-from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
+from holdfast.protocol.topics.names import (
+    InvalidTopic,
+    decode_topic,
+    is_queue,
+    is_shared,
+)
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
 
@@ -63,13 +71,12 @@ class Recovery:
         # Per client id, the lowest epoch whose packet ids belong to its session. For a session of a
         # snapshot it is the snapshot's: earlier ids are in the snapshot, or were released.
         self._first_epochs: dict[str, int] = {}
-        # Per client id, the packet ids (with partition and epoch) of a session whose opening is not
-        # applied yet: it is in a later batch of the same write group.
+        # Per client id, the packet ids (partition, epoch) of a session that a later batch opens.
         self._early_ids: dict[str, dict[int, tuple[int, int]]] = {}
         # The newest epoch of sessions with the name of a shared group, by that name.
         self._misnamed: dict[str, int] = {}
         self.damaged = 0
-        # The most microseconds by which the clock of a session's close may be behind this node's.
+        # The most microseconds by which a session's close may be behind this node's clock.
         self.clock_slack_us = 0
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
@@ -147,7 +154,7 @@ class Recovery:
         """Whether a session has the name of a shared group, which older versions allowed. The
         group's positions are under that name, so the session is left out. `epoch`: -1 if the record
         has none."""
-        if not is_shared(client_id):
+        if not is_shared(client_id) or is_queue(client_id):
             return False
         if epoch >= 0:
             self._misnamed[client_id] = epoch
@@ -286,6 +293,12 @@ class Recovery:
             session.owner = change.owner
             session.will = None if change.will is None else change.will.will()
             self._touch(session)
+        elif isinstance(change, QueueRecord):
+            if session is None:
+                check_queue(client_id, change.start, self.state.config.partitions)
+                session = self._new_session(client_id)
+                self._touch(session)
+                self._add_subscription(keeper_subscription(session, change.start))
         elif session is not None:
             self._touch(session)
             self._change_known_session(session, change, timestamp_us)
@@ -311,7 +324,10 @@ class Recovery:
                 self._remove_subscription(session, filter)
 
     def _new_session(self, client_id: str) -> Session:
-        session = Session(client_id, client_id.encode())
+        if is_queue(client_id):
+            session = self.state.queues[client_id] = make_keeper(client_id)
+        else:
+            session = Session(client_id, client_id.encode())
         session.recorded = True
         session.tailing = False
         self.state.sessions[client_id] = session
@@ -322,6 +338,9 @@ class Recovery:
         self.touched.discard(session)
         self.open.discard(session)
         self._first_epochs.pop(session.client_id, None)
+        if is_queue(session.client_id) and not self.state.journal.replicated:
+            self.group_positions.pop(session.client_id, None)
+            self.group_assigned.pop(session.client_id, None)
         self._drop_session(session)
 
     def _drop_session(self, session: Session) -> None:
@@ -377,22 +396,4 @@ class Recovery:
 
     def _rearm(self, session: Session) -> bool:
         """Start the timers of will and expiry. False: the session has expired."""
-        state = self.state
-        gone_us = state.wall_us - session.disconnected_us - self.clock_slack_us
-        gone_s = max(0, gone_us) / 1_000_000
-        # A timer that was armed since the session was touched must not fire beside the new one.
-        state.cancel(session.will_timer)
-        state.cancel(session.expiry_timer)
-        will = session.will
-        if will is not None and session.expiry_s > 0:
-            due_s = min(will.delay_s, session.expiry_s) - gone_s
-            session.will_due_at = state.now + max(0.0, due_s)
-            session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
-        if session.expiry_s == NEVER_EXPIRES:
-            return True
-        left_s = session.expiry_s - gone_s
-        if left_s <= 0:
-            return False
-        session.expires_at = state.now + left_s
-        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
-        return True
+        return rearm(self.state, session, self.clock_slack_us)

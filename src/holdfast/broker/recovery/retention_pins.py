@@ -12,6 +12,9 @@ def pins_of(state: RecordedState, bytes_max: int | None) -> list[Pin]:
     Pin."""
     pins: list[Pin] = []
     for session in state.sessions.values():
+        if session.client_id in state.queues:
+            # The group has the position of the queue.
+            continue
         if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
             pins.append(Pin(session.client_id, _positions(state, session), bytes_max))
     for group in state.groups.values():

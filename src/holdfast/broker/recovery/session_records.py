@@ -209,6 +209,15 @@ class ReserveRecord(Struct, tag_field="op", tag="reserve"):
     epoch: int
 
 
+class QueueRecord(Struct, tag_field="op", tag="queue"):
+    """A queue begins at the offsets `start`, unless there is one with this key. `client` is the
+    key, `creator` the client that asked for it. Older versions ignore the record."""
+
+    client: str
+    start: list[int]
+    creator: str = ""
+
+
 class UnknownRecord(Struct):
     """A change that a later version knows, which is ignored."""
 
@@ -223,6 +232,7 @@ SessionRecord = (
     | SubscribeRecord
     | UnsubscribeRecord
     | ReserveRecord
+    | QueueRecord
     | UnknownRecord
 )
 
@@ -291,8 +301,16 @@ class GroupEntry(Struct, omit_defaults=True):
 
 encode_session: Final = json.Encoder().encode
 """Encode a SessionRecord, a SessionEntry or a GroupEntry."""
-_Known = OpenRecord | CloseRecord | EndRecord | SubscribeRecord | UnsubscribeRecord | ReserveRecord
-_KNOWN_OPS: Final = ("open", "close", "end", "subscribe", "unsubscribe", "reserve")
+_Known = (
+    OpenRecord
+    | CloseRecord
+    | EndRecord
+    | SubscribeRecord
+    | UnsubscribeRecord
+    | ReserveRecord
+    | QueueRecord
+)
+_KNOWN_OPS: Final = ("open", "close", "end", "subscribe", "unsubscribe", "reserve", "queue")
 _RECORD: Final[json.Decoder[_Known]] = json.Decoder(_Known)
 _UNKNOWN: Final = json.Decoder(UnknownRecord)
 _ENTRY: Final = json.Decoder(SessionEntry)

@@ -82,7 +82,7 @@ HELP: Final = {
     "clients": "list or disconnect the connected clients",
     "sessions": "list, show, move or end sessions",
     "subscriptions": "list subscriptions, or those that a topic reaches",
-    "groups": "list the shared groups, or show one",
+    "groups": "list, show or delete shared groups",
     "retained": "list, read, delete or restore retained messages",
 }
 
@@ -137,8 +137,11 @@ def _subscription_options(listing: argparse.ArgumentParser, commands: Commands) 
 def _group_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
     listing.add_argument("--search", metavar="TEXT", help="a part of the key")
     show = commands.add_parser("show", help="members and the oldest unfinished message")
-    show.add_argument("group", metavar="GROUP", help="the key, $share/name/filter")
-    return [show]
+    delete = commands.add_parser("delete", help="delete a queue that has no members")
+    for each in (show, delete):
+        text = "the key, $share/name/filter, or $queue/filter"
+        each.add_argument("group", metavar="GROUP", help=text)
+    return [show, delete]
 
 
 def _retained_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
@@ -242,6 +245,8 @@ def _move(port: AdminPort, args: argparse.Namespace) -> object:
 
 
 def _delete(port: AdminPort, args: argparse.Namespace) -> object:
+    if args.resource == "groups":
+        return port.exchange("DELETE", path_of("group", group=args.group))
     path = path_of("retained", filter=args.filter, dry_run=args.dry_run)
     return port.exchange("DELETE", path)
 

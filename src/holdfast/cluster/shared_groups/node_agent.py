@@ -156,7 +156,7 @@ class NodeAgent:
                 self._drain(share, share.group)
             share.group = group
             share.changes = 0
-            share.start = list(self._state.delivered)
+            share.start = self._replicated.groups.queue_start(group.key, self._state.delivered)
             share.announces_start = True
         self._touched[share] = None
 

@@ -125,6 +125,12 @@ class GroupPositions:
             return []
         return [each.start for each in group.members.values() if each.start is not None]
 
+    def queue_start(self, key: str, delivered: list[int]) -> list[int]:
+        """Returns the start of a group that begins at a node: a queue may begin in the past."""
+        keeper = self._state.queues.get(key)
+        start = None if keeper is None else keeper.subscriptions[key].start
+        return list(start or delivered)
+
     def is_durable(self, key: str) -> bool:
         """True if a member in the log has a session that outlives its connection."""
         group = self._state.groups.get(key)

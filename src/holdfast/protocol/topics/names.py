@@ -12,6 +12,9 @@ Mosquitto's limit is the same."""
 TOPIC_BYTES_MAX: Final = 65535
 """The most bytes of a name or filter in UTF-8."""
 SHARE_PREFIX: Final = "$share/"
+QUEUE_PREFIX: Final = "$queue/"
+QUEUE_SHARE: Final = "$share/$queue/"
+"""The beginning of the keys of queues. `$queue/filter` is short for the group `$queue`."""
 """The beginning of the filter of a shared subscription."""
 _SHOWN_MAX: Final = 80
 
@@ -100,6 +103,18 @@ def is_shared(filter: str) -> bool:
     return filter.startswith(SHARE_PREFIX)
 
 
+def is_queue(filter: str) -> bool:
+    """Whether the filter, or key of a group, is that of a queue."""
+    return filter.startswith(QUEUE_SHARE)
+
+
+def queue_key(filter: str) -> str:
+    """`$share/$queue/filter` for `$queue/filter`, any other filter as it is."""
+    if filter.startswith(QUEUE_PREFIX):
+        return QUEUE_SHARE + filter[len(QUEUE_PREFIX) :]
+    return filter
+
+
 def split_shared(filter: str) -> tuple[str, str]:
     """Group name and plain filter of `$share/group/filter`. Another form raises `InvalidFilter`."""
     # [MQTT-4.8.2-1] [MQTT-4.8.2-2]
@@ -122,6 +137,7 @@ def split_shared(filter: str) -> tuple[str, str]:
 
 def mounted_filter(mount: str, filter: str) -> str:
     """The filter with a prefix in front of its topics. An invalid filter stays as it is."""
+    filter = queue_key(filter)
     try:
         check_filter(filter)
     except InvalidFilter:

@@ -1,0 +1,1 @@
+"""Queues: shared subscriptions that outlive their members."""

@@ -1,0 +1,145 @@
+"""The creation of a queue by SUBSCRIBE, and its deletion by an operator."""
+
+from holdfast.broker.connections.close import drop_session
+from holdfast.broker.connections.operations import Outcome, OutcomePromise
+from holdfast.broker.delivery.replay import StartPlan
+from holdfast.broker.delivery.subscriptions import add_subscription, find_group
+from holdfast.broker.promise import Promise
+from holdfast.broker.queues.keeper import keeper_subscription, make_keeper
+from holdfast.broker.recovery.session_records import EndRecord, QueueRecord, encode_session
+from holdfast.broker.recovery.state_records import (
+    append_state,
+    changed_positions,
+    group_positions,
+    publish_state,
+)
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Session, Subscription
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt.packets import Subscribe
+from holdfast.protocol.topics.names import is_queue
+from holdfast.storage import record as log_record
+
+
+class QueuePromise(Promise):
+    """The promise of a queue whose record is on its way to the log. The SUBACK waits behind it.
+
+    In a cluster the replicated state has the queue when the promise is released.
+    """
+
+    def __init__(
+        self, connection: Connection, keeper: Session, start: list[int], creator: str
+    ) -> None:
+        super().__init__(connection)
+        self.keeper = keeper
+        self.start = start
+        self.creator = creator
+
+    def release(self, state: NodeState) -> None:
+        keeper = self.keeper
+        key = keeper.client_id
+        if not state.cluster.is_single or state.queues.get(key) is not keeper:
+            return
+        state.sessions[key] = keeper
+        is_new = find_group(state, key) is None
+        add_subscription(state, keeper_subscription(keeper, self.start))
+        group = state.groups[key]
+        if is_new:
+            # Nobody is connected yet: the log keeps the records.
+            group.start = list(self.start)
+            group.positions = list(self.start)
+            group.tailing = False
+            group.logged_positions = list(self.start)
+        state.note("info", "queue_created", {"queue": key, "client": self.creator})
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        """The SUBACK cannot be sent without the queue. The client subscribes again."""
+        connection = self.connection
+        assert connection is not None
+        connection.close(state.dirty)
+
+
+def create_queue(
+    state: NodeState, connection: Connection, key: str, start: list[int], creator: str
+) -> None:
+    """Begin a queue at these offsets, unless there is one. The caller promises the SUBACK after
+    it."""
+    if key in state.cluster.queues():
+        return
+    keeper = make_keeper(key)
+    if state.cluster.is_single:
+        group = find_group(state, key)
+        if group is not None:
+            # A group of this name without a keeper: an operator deleted the queue while members
+            # were there.
+            start = group_positions(state, group)
+        # From now on it exists. Another SUBSCRIBE of this turn must not log another start.
+        state.queues[key] = keeper
+        cursor = encode_cursor(changed_positions(None, start), {}, [])
+        append_state(state, log_record.CURSOR, keeper.key, cursor)
+    promise = QueuePromise(connection, keeper, start, creator)
+    payload = encode_session(QueueRecord(key, start, creator))
+    publish_state(state, log_record.SESSION, keeper.key, payload, 0, promise)
+
+
+def begin_queues(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    packet: Subscribe,
+    accepted: list[Subscription],
+    plan: StartPlan | None,
+) -> bool:
+    """Begin the accepted queues that do not exist. Returns whether the SUBACK waits for one."""
+    has_queue = False
+    for subscription in accepted:
+        key = subscription.filter
+        if not is_queue(key):
+            continue
+        has_queue = True
+        start = list(state.delivered)
+        for index, request in enumerate(packet.subscriptions):
+            granted = None if plan is None else plan.granted[index]
+            if granted is not None and request.filter == key:
+                start = granted.start
+        create_queue(state, connection, key, start, session.client_id)
+    return has_queue
+
+
+def has_queue_room(
+    state: NodeState, filter: str, added: dict[str, None], plan: StartPlan | None
+) -> bool:
+    """Whether the filter is not that of a queue, or there is one, or there is room for it."""
+    if not is_queue(filter):
+        return True
+    queues = state.cluster.queues()
+    new = sum(is_queue(each) and each not in queues for each in added)
+    most = state.config.queues_max
+    if filter in queues or len(queues) + new < most:
+        return True
+    if plan is not None:
+        plan.error = plan.error or f"there are {most} queues, which is the limit"
+    return False
+
+
+class DeletionPromise(OutcomePromise):
+    """The promise of the end of a queue."""
+
+    def __init__(self, key: str, done: Outcome) -> None:
+        super().__init__(done)
+        self.key = key
+
+    def release(self, state: NodeState) -> None:
+        keeper = state.queues.get(self.key)
+        if state.cluster.is_single and keeper is not None:
+            drop_session(state, keeper)
+        super().release(state)
+
+
+def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
+    """End a queue. Its group ends with it, or with the group's last member."""
+    payload = encode_session(EndRecord(key))
+    promise = DeletionPromise(key, done)
+    publish_state(state, log_record.SESSION, key.encode(), payload, 0, promise)
+    state.note("info", "queue_deleted", {"queue": key})
