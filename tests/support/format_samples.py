@@ -254,6 +254,7 @@ def _records() -> Iterator[Sample]:
         sessions.SubscribeRecord("c", [row], [1, 2], [3, 4], {"a/+": entry}),
         sessions.UnsubscribeRecord("c", ["a/+"]),
         sessions.ReserveRecord("", 1000),
+        sessions.QueueRecord("$share/$queue/a", [1, 2], "c"),
     ):
         data = sessions.encode_session(record)
         yield Sample("records", type(record).__name__, record, data, sessions.decode_record)
