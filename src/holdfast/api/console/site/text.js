@@ -13,6 +13,7 @@ export const text = {
   copy: "Copy",
   copied: "Copied",
   details: "Details",
+  actions: "Actions",
   hidden: "a character that would not be seen, or that would change the order of the text",
   moreCharacters: (/** @type {string} */ count) => `+${count} characters`,
   ago: (/** @type {string} */ time) => `${time} ago`,

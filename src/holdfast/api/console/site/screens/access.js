@@ -56,11 +56,11 @@ export function component() {
       <${Table} label=${own.users} rows=${users.data || []} rowKey=${(/** @type {any} */ row) => row.name} empty=${own.noUsers} columns=${[
         { key: "n", title: own.name, cell: (/** @type {any} */ row) => row.name }, { key: "r", title: own.role, cell: (/** @type {any} */ row) => html`<${Badge} kind="info">${row.role}<//>` },
         { key: "c", title: own.created, minor: true, cell: (/** @type {any} */ row) => at(row.created_s) }, { key: "u", title: own.used, minor: true, cell: (/** @type {any} */ row) => at(row.used_s) },
-        { key: "b", title: "", align: "right", cell: (/** @type {any} */ row) => buttons([own.edit, () => changeUser(row, users.reload)], [own.remove, () => end("users", row.name, row.name, users.reload), "danger"]) }]} /><//>
+        { key: "b", title: text.actions, align: "right", cell: (/** @type {any} */ row) => buttons([own.edit, () => changeUser(row, users.reload)], [own.remove, () => end("users", row.name, row.name, users.reload), "danger"]) }]} /><//>
     <${Card} title=${own.tokens} aside=${html`<button onClick=${() => addToken(tokens.reload)}>${own.addToken}…</button>`}><${State} of=${tokens} />
       <${Table} label=${own.tokens} rows=${tokens.data || []} rowKey=${(/** @type {any} */ row) => row.id} empty=${own.noTokens} columns=${[
         { key: "n", title: own.purpose, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.note} empty=${row.id} />` }, { key: "r", title: own.role, cell: (/** @type {any} */ row) => html`<${Badge} kind="info">${row.role}<//>` },
         { key: "c", title: own.created, minor: true, cell: (/** @type {any} */ row) => html`${at(row.created_s)} ${row.created_by}` }, { key: "u", title: own.used, minor: true, cell: (/** @type {any} */ row) => at(row.used_s) },
         { key: "e", title: own.expires, cell: (/** @type {any} */ row) => row.expires_s ? at(row.expires_s) : own.forever },
-        { key: "b", title: "", align: "right", cell: (/** @type {any} */ row) => buttons([own.remove, () => end("tokens", row.id, row.note || row.id, tokens.reload), "danger"]) }]} /><//>`;
+        { key: "b", title: text.actions, align: "right", cell: (/** @type {any} */ row) => buttons([own.remove, () => end("tokens", row.id, row.note || row.id, tokens.reload), "danger"]) }]} /><//>`;
 }
