@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -236,21 +236,94 @@ def test_a_stranger_cannot_make_a_node_keep_much() -> None:
         dialler.receive((BODY_BYTES_MAX + 1).to_bytes(2, "big") + b"\2")
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(1, 2), (2, 1), (1, 0x4854)])
-def test_other_wire_versions_are_refused_on_both_sides(ours: int, theirs: int) -> None:
-    dialler = side(True, replace(N1, wire_version=ours))
-    acceptor = side(False, replace(N2, wire_version=theirs))
-    with pytest.raises(Refusal) as there:
-        acceptor.receive(dialler.take_out())
-    with pytest.raises(Refusal) as here:
-        dialler.receive(acceptor.take_out()[:10])
+def speaking(identity: PeerIdentity, lowest: int, highest: int) -> PeerIdentity:
+    return replace(identity, wire_lowest=lowest, wire_version=highest)
+
+
+def refusal_of(one: Handshake, data: bytes) -> str:
+    """The text of the refusal when a peer has sent this and has closed the connection."""
+    try:
+        one.receive(data)
+    except Refusal as refusal:
+        return str(refusal)
+    return str(one.cut_short())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "text"),
+    [
+        ((1, 1), (2, 2), ("1", "2")),
+        ((2, 2), (1, 1), ("2", "1")),
+        ((1, 1), (0x4854, 0x4854), ("1", "18516")),
+        ((1, 2), (3, 4), ("1 to 2", "3")),
+        ((3, 4), (1, 2), ("3 to 4", "1")),
+    ],
+)
+def test_other_wire_versions_are_refused_on_both_sides(
+    ours: tuple[int, int], theirs: tuple[int, int], text: tuple[str, str]
+) -> None:
+    dialler, acceptor = side(True, speaking(N1, *ours)), side(False, speaking(N2, *theirs))
+    there = refusal_of(acceptor, dialler.take_out())
+    here = refusal_of(dialler, acceptor.take_out()[:10])
     older, newer = ("this node", "that node") if ours < theirs else ("that node", "this node")
-    assert str(here.value) == (
-        f"speaks wire version {theirs}, this node speaks {ours}: upgrade {older}"
+    assert here == f"speaks wire version {text[1]}, this node speaks {text[0]}: upgrade {older}"
+    assert there.startswith(f"speaks wire version {ours[0]}, this node speaks {theirs[0]}")
+    assert there.endswith(f": upgrade {newer}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "agreed"),
+    [
+        ((1, 1), (1, 1), 1),
+        ((1, 2), (1, 1), 1),
+        ((1, 2), (1, 2), 2),
+        ((1, 3), (2, 4), 3),
+        ((2, 2), (1, 5), 2),
+    ],
+)
+@pytest.mark.parametrize("dials", ["first", "second"])
+def test_the_highest_common_version_is_spoken(
+    first: tuple[int, int], second: tuple[int, int], agreed: int, dials: str
+) -> None:
+    ranges = (first, second) if dials == "first" else (second, first)
+    dialler, acceptor = side(True, speaking(N1, *ranges[0])), side(False, speaking(N2, *ranges[1]))
+    talk(dialler, acceptor)
+    for one in (dialler, acceptor):
+        assert one.established
+        assert one.peer is not None
+        assert one.peer.wire_version == agreed
+
+
+def test_ranges_without_a_common_version_are_told_apart() -> None:
+    """The preambles alone do not show it: the lowest versions would fit."""
+    dialler, acceptor = side(True, speaking(N1, 2, 2)), side(False, speaking(N2, 3, 4))
+    # A later version than the first accepts lower numbers than its own lowest in a preamble.
+    acceptor.receive(dialler.take_out())
+    assert refusal_of(dialler, acceptor.take_out()).endswith(
+        "this node speaks 2: upgrade this node"
     )
-    assert str(there.value) == (
-        f"speaks wire version {ours}, this node speaks {theirs}: upgrade {newer}"
-    )
+    assert str(acceptor.cut_short()).endswith("this node speaks 3 to 4: upgrade that node")
+
+
+def test_a_peer_cannot_be_talked_down() -> None:
+    """A preamble that was changed on the way fails the first code of the transcript."""
+    dialler, acceptor = side(True, speaking(N1, 2, 3)), side(False, speaking(N2, 1, 3))
+    preamble = bytearray(dialler.take_out())
+    preamble[9] = 1
+    acceptor.receive(bytes(preamble))
+    dialler.receive(acceptor.take_out())
+    with pytest.raises(Refusal) as refused:
+        acceptor.receive(dialler.take_out())
+    assert refused.value.reason == "secret"
+
+
+@pytest.mark.parametrize("version", [None, "2", 0, 1.5, 1 << 16, True])
+def test_a_version_that_is_none(version: object) -> None:
+    dialler, acceptor = side(True, N1), side(False, N2)
+    said = json.dumps({**asdict(N1), "wire_version": version}).encode()
+    dialler._say_identity = lambda: dialler._say(2, said)  # type: ignore[method-assign]
+    with pytest.raises(Refusal, match="identity whose wire version"):
+        talk(dialler, acceptor)
 
 
 @pytest.mark.parametrize(("first", "second"), [(N1, N2), (N2, N1)])

@@ -1,7 +1,7 @@
 """The handshake of two nodes of a cluster, or two members of a federation, on a new connection.
 
     dialler                                    acceptor
-    preamble: magic, wire version, nonce  ──▶
+    preamble: magic, lowest version, nonce ─▶
                                           ◀──  preamble
     PROOF                                 ──▶
                                           ◀──  IDENTITY
@@ -12,12 +12,17 @@
 Every message after the preambles has an HMAC-SHA-256 with the cluster's secret. It covers the
 side, the kind, all earlier messages (both nonces included) and its own body, so no message can be
 replayed, reflected or moved to another connection. A peer that has not proved that it has the
-secret learns no more than the wire version: the acceptor replies only with its preamble, and the
-dialler first shows only a proof. Without a secret (mutual TLS, or loopback) the key is empty and
-the same messages are exchanged.
+secret learns no more than the lowest wire version: the acceptor replies only with its preamble,
+and the dialler first shows only a proof. Without a secret (mutual TLS, or loopback) the key is
+empty and the same messages are exchanged.
 
 The node with the smaller id decides which connection is *the* link: it alone sends ESTABLISH. So
 two nodes that dial each other at the same time end with one link, in any order of events.
+
+Each side speaks a range of wire versions: the preamble has the lowest, the identity the highest.
+Both use the highest that both have, or there is no link. The preamble cannot have the highest: a
+node of the first version refuses every number but its own, so it could not be upgraded node by
+node. The range is part of the transcript, so nobody in between can lower it.
 
 The first ten bytes of the preamble are the same in every wire version. Sans I/O: bytes in, bytes
 out, no clock; the driver limits the time.
@@ -33,7 +38,10 @@ from re import fullmatch
 from typing import Final
 
 WIRE_VERSION: Final = 1
-"""The version of the handshake, the frames and their payloads together."""
+"""The highest version that a node speaks, of the frames and their payloads together."""
+WIRE_LOWEST: Final = 1
+"""The lowest version that a node speaks: that of the release before, or a node could not be
+replaced while the others run."""
 
 MAGIC: Final = b"HOLDFAST"
 MAGIC_BYTES: Final = len(MAGIC)
@@ -76,6 +84,8 @@ REFUSE: Final = 5
 
 _LATER_FIELDS: Final = ("features", "disk", "site")
 """The fields of the identity that older versions do not send."""
+_VERSIONS: Final = ("wire_version", "wire_lowest")
+_VERSION_MAX: Final = 0xFFFF
 _VERSION: Final = struct.Struct(">H")
 _HEADER: Final = struct.Struct(">HB")
 _MAC_BYTES: Final = 32
@@ -111,6 +121,7 @@ class PeerIdentity:
     cluster_id: str = ""
     """The cluster's id; empty until the node belongs to one."""
     wire_version: int = WIRE_VERSION
+    """The highest wire version of this node. Of a peer: the version that both use."""
     role: str = "data"
     peer_address: str = ""
     client_address: str = ""
@@ -124,6 +135,13 @@ class PeerIdentity:
     """The position of its disk (`cluster.partitions.disk_position`), or ""."""
     site: str = ""
     """The name of a federation's member, for people, or ""."""
+    wire_lowest: int = 0
+    """The lowest wire version of this node; 0: `wire_version` alone. Of a peer: its lowest."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest wire version."""
+        return self.wire_lowest or self.wire_version
 
     @property
     def answers_apart(self) -> bool:
@@ -185,7 +203,9 @@ class Handshake:
         self._disk = disk
         self._buffer = b""
         self._transcript = sha256()
-        self._own_preamble = realm.magic + _VERSION.pack(identity.wire_version) + nonce
+        self._own_preamble = realm.magic + _VERSION.pack(identity.lowest) + nonce
+        self._peer_lowest = 0
+        """The peer's lowest wire version; 0: it has sent no preamble."""
         self._expected = 0
         """The kind of the next message; 0: the preamble."""
         if dials:
@@ -218,6 +238,8 @@ class Handshake:
 
     def cut_short(self) -> Refusal:
         """The refusal that it means if the peer closes the connection now."""
+        if 0 < self._peer_lowest < self._identity.lowest and not self.authenticated:
+            return self._wrong_version(self._peer_lowest, self._peer_lowest)
         if not self._dials:
             return Refusal(
                 "closed", "closed the connection during the handshake", quiet=not self.heard
@@ -246,16 +268,11 @@ class Handshake:
             raise Refusal("magic", f"is no Holdfast {node}")
         if len(start) < _FIXED_BYTES:
             return False
-        ours = self._identity.wire_version
-        theirs: int = _VERSION.unpack_from(start, MAGIC_BYTES)[0]
-        if theirs != ours:
+        self._peer_lowest = _VERSION.unpack_from(start, MAGIC_BYTES)[0]
+        if self._peer_lowest > self._identity.wire_version:
             if not self._dials:
                 self._out.append(self._own_preamble)
-            raise Refusal(
-                "version",
-                f"speaks wire version {theirs}, this {node} speaks {ours}: upgrade"
-                f" {'this' if theirs > ours else 'that'} {node}",
-            )
+            raise self._wrong_version(self._peer_lowest, self._peer_lowest)
         if len(self._buffer) < _PREAMBLE_BYTES:
             return False
         theirs_whole = self._buffer[:_PREAMBLE_BYTES]
@@ -269,6 +286,29 @@ class Handshake:
             self._say(PROOF)
         self._expected = IDENTITY if self._dials else PROOF
         return True
+
+    def _wrong_version(self, lowest: int, highest: int) -> Refusal:
+        own, node = self._identity, self._realm.node
+        return Refusal(
+            "version",
+            f"speaks wire version {_range(lowest, highest)}, this {node} speaks"
+            f" {_range(own.lowest, own.wire_version)}: upgrade"
+            f" {'this' if lowest > own.wire_version else 'that'} {node}",
+        )
+
+    def _agree(self, peer: PeerIdentity) -> PeerIdentity:
+        """The peer's identity with the version that both use. Raises `Refusal` without one."""
+        own = self._identity
+        agreed = min(own.wire_version, peer.wire_version)
+        if agreed < max(own.lowest, peer.lowest):
+            older = own if own.wire_version < peer.wire_version else peer
+            text = " and ".join(
+                f"{each.node_id} speaks wire version {_range(each.lowest, each.wire_version)}"
+                for each in (peer, own)
+            )
+            self._refuse(Refusal("version", f"{text}: upgrade {older.node_id}"))
+            raise self._wrong_version(peer.lowest, peer.wire_version)
+        return replace(peer, wire_version=agreed)
 
     def _next_message(self) -> tuple[int, bytes] | None:
         """The kind and body of the next message, whose code is checked."""
@@ -299,7 +339,7 @@ class Handshake:
             self._say_identity()
             self._expected = IDENTITY
         elif kind == IDENTITY:
-            self.peer = _decode(body, self._identity.wire_version)
+            self.peer = self._agree(_decode(body, self._peer_lowest))
             self._ask(self.peer, last=False)
             self._go_on(self.peer)
         elif kind == ACCEPT:
@@ -327,8 +367,11 @@ class Handshake:
     def _ask(self, peer: PeerIdentity, last: bool) -> None:
         refusal = self._judge(peer, last)
         if refusal is not None:
-            self._say(REFUSE, json.dumps({"reason": refusal.reason, "text": refusal.text}).encode())
+            self._refuse(refusal)
             raise refusal
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._say(REFUSE, json.dumps({"reason": refusal.reason, "text": refusal.text}).encode())
 
     def _say_identity(self) -> None:
         identity = self._identity
@@ -348,20 +391,28 @@ class Handshake:
 
 
 def _encode(identity: PeerIdentity) -> bytes:
-    return json.dumps(asdict(identity)).encode()
+    fields = asdict(identity)
+    del fields["wire_lowest"]
+    return json.dumps(fields).encode()
 
 
-def _decode(body: bytes, wire_version: int) -> PeerIdentity:
+def _decode(body: bytes, lowest: int) -> PeerIdentity:
+    """The identity of a peer with this lowest wire version."""
     fields = _json_object(body)
     texts = {
         name: fields.get(name, "" if name in _LATER_FIELDS else None)
         for name in PeerIdentity.__dataclass_fields__
-        if name != "wire_version"
+        if name not in _VERSIONS
     }
     for name, text in texts.items():
         if not _is_short_text(text):
             raise Refusal("handshake", f"sent an identity whose {name} is no short text")
-    identity = PeerIdentity(wire_version=wire_version, **texts)  # type: ignore[arg-type]
+    highest = fields.get("wire_version")
+    if type(highest) is not int or not lowest <= highest <= _VERSION_MAX:
+        raise Refusal("handshake", f"sent an identity whose wire version is {str(highest)[:20]!r}")
+    wire_lowest = 0 if lowest == highest else lowest
+    versions = {"wire_version": highest, "wire_lowest": wire_lowest}
+    identity = PeerIdentity(**texts, **versions)  # type: ignore[arg-type]
     if not fullmatch(NODE_ID, identity.node_id) or identity.role not in ROLES:
         raise Refusal(
             "handshake", f"sent the node id {identity.node_id!r} and the role {identity.role!r}"
@@ -379,6 +430,10 @@ def _refused(body: bytes, node: str) -> Refusal:
     if reason in _SAID_THERE:
         return Refusal(_SAID_THERE[reason], text)
     return Refusal("refused_there", f"refuses this {node}: {text}")
+
+
+def _range(lowest: int, highest: int) -> str:
+    return str(lowest) if lowest == highest else f"{lowest} to {highest}"
 
 
 def _is_short_text(value: object) -> bool:

@@ -21,6 +21,9 @@ from holdfast.protocol.topics.names import (
 )
 
 VERSION: Final = 2
+"""The highest version that a member speaks."""
+LOWEST: Final = 2
+"""The lowest version that a member speaks."""
 HOPS_MAX: Final = 16
 MEMBERS_MAX: Final = 4096
 """The most members of a federation. It bounds summaries and destinations."""
@@ -324,6 +327,14 @@ def encode(frame: Frame) -> bytes:
     return bytes((VERSION, _NUMBERS[type(frame)])) + _ENCODER.encode(frame)
 
 
+def in_version(data: bytes, version: int) -> bytes:
+    """An encoded frame as a member reads it that speaks at most this version.
+
+    All versions have the same kinds and fields, so only the number differs.
+    """
+    return data if version == VERSION else bytes((version,)) + data[1:]
+
+
 def decode(data: bytes) -> Frame | None:
     """Decode and check a frame. Returns None for a kind that this version does not know.
 
@@ -333,8 +344,9 @@ def decode(data: bytes) -> Frame | None:
         raise InvalidFrame(f"a frame of {len(data)} bytes, the least is 2")
     if len(data) > FRAME_BYTES_MAX:
         raise InvalidFrame(f"a frame of {len(data)} bytes, the maximum is {FRAME_BYTES_MAX}")
-    if data[0] != VERSION:
-        raise InvalidFrame(f"federation protocol {data[0]}, this member speaks {VERSION}")
+    if not LOWEST <= data[0] <= VERSION:
+        spoken = VERSION if LOWEST == VERSION else f"{LOWEST} to {VERSION}"
+        raise InvalidFrame(f"federation protocol {data[0]}, this member speaks {spoken}")
     decoder = _DECODERS.get(data[1])
     if decoder is None:
         return None

@@ -15,7 +15,7 @@ from re import fullmatch
 from typing import Final, Protocol
 
 from holdfast.addresses import ADDRESS, join_address, split_address
-from holdfast.federation.core.frames import FRAME_BYTES_MAX, VERSION
+from holdfast.federation.core.frames import FRAME_BYTES_MAX, LOWEST, VERSION, in_version
 from holdfast.federation.sidecar.site_names import SiteNames
 from holdfast.security.peer_handshake import FEDERATION, PeerIdentity, Refusal
 from holdfast.server.event_loop.failures import report
@@ -168,7 +168,8 @@ class MemberLinks(PeerMesh):
         elif link.pending_bytes() > self._bounds.send_bytes_max:
             self.dropped["buffer full"] += 1
         else:
-            return self.send(peer.hex(), FRAME, data)
+            assert link.peer is not None
+            return self.send(peer.hex(), FRAME, in_version(data, link.peer.wire_version))
         return False
 
     def disconnect(self, peer: bytes, reason: str) -> None:
@@ -267,4 +268,5 @@ def identity_of(node: bytes, federation: str, address: str, site: str = "") -> P
         peer_address=address,
         process=os.urandom(8).hex(),
         site=site,
+        wire_lowest=LOWEST,
     )

@@ -172,7 +172,10 @@ class PeerMesh:
         self._links[peer.node_id] = link
         self.metrics.connects += 1
         self._complaints.forget(peer.node_id)
-        self._log(logging.INFO, "connected", link, peer.node_id, dialled=link.dials)
+        version = peer.wire_version
+        self._log(
+            logging.INFO, "connected", link, peer.node_id, dialled=link.dials, wire_version=version
+        )
         self._connected(link, peer)
 
     def received(self, link: PeerLink, kind: int, payload: bytes) -> None:
