@@ -42,6 +42,7 @@ HOT = [
     "broker/session/audience.py",
     "broker/admission/checks.py",
     "broker/admission/control.py",
+    "broker/admission/expulsion.py",
     "broker/admission/proof.py",
     "broker/admission/meters.py",
     "broker/admission/throttle.py",

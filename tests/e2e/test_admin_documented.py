@@ -1,4 +1,4 @@
-"""Runs the commands of docs/admin-api.md, in their order, against a broker."""
+"""Runs the commands of two pages of the documents, in their order, against a broker."""
 
 import os
 import re
@@ -19,10 +19,11 @@ STATE = (
     "pub -q 1 -r -t plant/old/1 -m gone",
 )
 """What the commands of the page are about."""
-PAGE = (Path(__file__).parents[2] / "docs" / "admin-api.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text() for name in ("admin-api.md", "admission.md"))
 
 
-def test_the_commands_of_the_page(tmp_path: Path) -> None:
+def test_the_commands_of_the_pages(tmp_path: Path) -> None:
     shim = tmp_path / "bin" / "holdfast"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast.cli.main "$@"\n')
@@ -36,8 +37,8 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
             [str(shim), *words.split(), "-p", str(broker.port)],
             env=environment, capture_output=True, timeout=60, check=True,
         )  # fmt: skip
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) >= 4
+    blocks = re.findall(r"```sh\n(.*?)```", PAGES, re.DOTALL)
+    assert len(blocks) >= 5
     outputs = []
     for block in blocks:
         text = block.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
@@ -60,5 +61,6 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     assert "admin" in outputs[0]
     assert '"ranges"' in outputs[1]
     assert any('"entries"' in each for each in outputs)
-    assert "published it at QoS 1" in outputs[-1]
+    assert any("published it at QoS 1" in each for each in outputs)
+    assert "contractor" in outputs[-1]
     broker.kill()

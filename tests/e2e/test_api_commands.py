@@ -62,6 +62,12 @@ def test_lists_and_operations(
         lines("clients", "disconnect", "bad\tname", "--reason", "maintenance")
         client.expect(DISCONNECT)
     until(lambda: not api.get("clients")["sessions"], "the client is gone")
+    row = json.loads("\n".join(lines("clients", "ban", "--address", "2001:db8::1", "--for", "1h")))
+    assert (row["scope"], row["name"], row["by"]) == ("address", "2001:db8::/64", "local")
+    assert lines("clients", "bans", "--scope", "address")[1].split()[1] == "2001:db8::/64"
+    lines("clients", "unban", "--address", "2001:db8::/64")
+    assert len(lines("clients", "bans")) == 1
+    lines("clients", "unban", "nobody", code=2)
     assert "no" in lines("sessions", "list")[1].split()
     moved = json.loads("\n".join(lines("sessions", "move", "bad\tname", "end", "--dry-run")))
     assert moved["dry_run"]

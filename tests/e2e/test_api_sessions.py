@@ -14,6 +14,7 @@ from tests.e2e.wire import DISCONNECT, Closed, Will, Wire
 from tests.support.api_client import Api, Refused
 
 ADMINISTRATIVE_ACTION = 0x98
+BANNED = 0x8A
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +233,40 @@ def test_a_session_of_a_cluster_is_moved_at_any_node(cluster: ClusterProcesses) 
     with Wire(cluster.nodes["n2"].port) as client:
         assert client.connect("mover", clean=False, expiry_s=300).session_present
         assert sorted(client.message().payload for _ in range(6)) == [b"%d" % n for n in range(6)]
+
+
+def test_a_ban_reaches_every_node_of_a_cluster(cluster: ClusterProcesses) -> None:
+    everywhere = apis(cluster)
+
+    def banned(api: Api) -> list[str]:
+        try:
+            return [row["name"] for row in api.get("bans", kind="ban")["bans"]]
+        except Refused:
+            # A node that has just started serves no clients yet.
+            return []
+
+    with Wire(cluster.nodes["n2"].port) as client:
+        client.connect("loud")
+        wanted = {"client": "loud", "duration_s": 3600, "reason": "too loud"}
+        everywhere["n1"].post("ban", wanted)
+        assert client.expect(DISCONNECT).reason == ADMINISTRATIVE_ACTION
+    cluster.kill9("n3")
+    until(lambda: everywhere["n1"].get("bans")["missing"], "the node is down")
+    everywhere["n2"].post("ban", {"address": "192.0.2.0/24"})
+    cluster.restart("n3")
+    for name, node in cluster.nodes.items():
+        api = everywhere[name]
+        until(lambda api=api: banned(api) == ["192.0.2.0/24", "loud"], "the bans are everywhere")
+        with Wire(node.port) as client:
+            assert client.connect("loud").reason == BANNED
+    everywhere["n3"].delete("ban", client="loud")
+    everywhere["n3"].delete("ban", address="192.0.2.0/24")
+    until(lambda: not banned(everywhere["n1"]), "no ban is left")
+    with Wire(cluster.nodes["n1"].port) as client:
+        client.connect("loud")
+    page = everywhere["n2"].get("audit")["entries"]
+    changes = [each["method"] for each in page if each["path"] == "/api/v1/ban"]
+    assert changes == ["DELETE", "DELETE", "POST", "POST"]
 
 
 def test_a_node_that_does_not_answer_is_named(cluster: ClusterProcesses, tmp_path: Path) -> None:

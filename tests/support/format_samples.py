@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.broker.admission.bans import Ban
 from holdfast.broker.publish.producers import (
     Producer,
     ProducerPosition,
@@ -20,6 +21,7 @@ from holdfast.broker.publish.producers import (
     encode_producer,
 )
 from holdfast.broker.recovery import session_records as sessions
+from holdfast.broker.recovery.ban_records import BanEntry, ban_entry, decode_ban
 from holdfast.broker.session.audience import Audience, decode_audience, encode_audience
 from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
@@ -280,6 +282,9 @@ def _records() -> Iterator[Sample]:
     place.epoch, place.sequence, place.stored_us = 2, 3, TIME_US
     data = encode_producer(b"p", Producer(place))
     yield Sample("records", "producer", (b"p", [(1, 2, 3, TIME_US)]), data, _producer)
+    ban = BanEntry(TIME_US, "too loud", "user amy", TIME_US, "client", "c")
+    data = ban_entry(Ban("client", "c", TIME_US, "too loud", "user amy", TIME_US))
+    yield Sample("records", "ban", ban, data, decode_ban)
     audience = Audience(True, ["$share/g/a", "$share/h/b"])
     yield Sample("records", "audience", audience, encode_audience(audience), decode_audience)
 

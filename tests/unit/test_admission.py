@@ -4,17 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.admission import bans
-from holdfast.broker.admission.bans import Ban, BanTable, FailureCount
-from holdfast.broker.admission.checks import ban, lift_ban, present_bans
+from holdfast.broker.admission import lockouts
+from holdfast.broker.admission.bans import BadBanName, Ban, BanTable, ban_address
 from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
+from holdfast.broker.admission.lockouts import FailureCount, LockedName, LockoutTable
 from holdfast.broker.admission.meters import MeterTable, bounded_name, names_of
 from holdfast.broker.admission.throttle import replace_limits
 from holdfast.broker.admission.token_bucket import TokenBucket
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import Reauthorization
+from holdfast.broker.effects import CheckPassword
+from holdfast.broker.recovery.ban_records import present_bans, record_ban, record_lift
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode
 from holdfast.security.acl import given_rules
 from holdfast.security.enhanced_authentication import Failure, Success
 from holdfast.security.identity.identity import ClientIdentity
@@ -270,29 +273,87 @@ def test_failures_are_counted_within_a_window() -> None:
         node.advance(11.0)
 
 
+def ban(node: NodeBench, scope: str, name: str, duration_s: float = 60.0) -> None:
+    """Ban a name, and wait for the commit."""
+    state = node.node.state
+    until_us = state.wall_us + round(duration_s * 1e6) if duration_s else 0
+    failures: list[str] = []
+    record_ban(state, Ban(scope, name, until_us, "too loud", "user amy", 1), failures.append)
+    node.run()
+    assert failures == [""]
+
+
+def lift(node: NodeBench, scope: str, name: str) -> None:
+    failures: list[str] = []
+    record_lift(node.node.state, scope, name, failures.append)
+    node.run()
+    assert failures == [""]
+
+
+def banned_names(node: NodeBench) -> list[str]:
+    return [each.name for each in present_bans(node.node.state) if each is not None]
+
+
 @pytest.mark.parametrize(("scope", "name"), [("client", "c"), ("user", "u"), ("address", "test")])
 def test_a_ban_ends_connections_and_is_lifted(scope: str, name: str) -> None:
     node = bench(limits())
     state = node.node.state
     state.admission.checks_passwords = True
     node.valid_passwords["u"] = b"right"
-    peer = login(node, "u", "c")
+    peer, other = login(node, "u", "c"), node.connect("other")
     assert reason(peer) == 0
-    ban(state, scope, name, 60.0, "too loud")
-    node.run()
+    ban(node, scope, name)
     (left,) = peer.take(m.Disconnect)
     assert isinstance(left, m.Disconnect)
     assert left.reason == reasons.ADMINISTRATIVE_ACTION
+    assert state.stats.refused_banned == (2 if scope == "address" else 1)
+    assert other.closed == (scope == "address")
     assert reason(login(node, "u", "c")) == reasons.BANNED
-    assert [each.name for each in present_bans(state)] == [name]
-    assert lift_ban(state, scope, name)
-    assert not lift_ban(state, scope, name)
+    assert banned_names(node) == [name]
+    lift(node, scope, name)
+    assert banned_names(node) == []
     assert reason(login(node, "u", "c")) == 0
+    ban(node, scope, name, 30.0)
+    node.advance(31.0)
+    assert reason(login(node, "u", "c")) == 0
+
+
+@pytest.mark.parametrize("with_snapshot", [False, True])
+def test_a_crash_forgets_no_ban(with_snapshot: bool) -> None:
+    node = bench(limits())
+    ban(node, "client", "for ever", 0)
+    ban(node, "client", "short", 5.0)
+    ban(node, "client", "lifted")
+    lift(node, "client", "lifted")
+    snapshot = node.snapshot() if with_snapshot else None
+    offsets = list(node.journal.next_offset) if with_snapshot else None
+    ban(node, "user", "late")
+    node.crash(snapshot=snapshot, offsets=offsets)
+    assert reason(login(node, "late", "c")) == reasons.BANNED
+    assert reason(login(node, "u", "short")) == reasons.BANNED
+    assert reason(login(node, "u", "lifted")) == 0
+    node.advance(6.0)
+    assert reason(login(node, "u", "short")) == 0
+    node.advance(1e7)
+    assert reason(login(node, "u", "for ever")) == reasons.BANNED
+
+
+def test_a_ban_during_the_check_of_a_password_counts() -> None:
+    node = bench(limits(), authenticates_users=True)
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    peer = node.peer()
+    connect = m.Connect(5, True, 0, "c", None, "u", b"right", {})
+    node.node.handle_data(peer.connection, encode(connect, 5))
+    assert any(isinstance(each, CheckPassword) for each in node.node.state.effects)
+    # The bench commits the ban before it carries out the check.
+    ban(node, "client", "c")
+    assert reason(peer) == reasons.BANNED
 
 
 def test_a_banned_user_is_found_by_a_proof_other_than_the_name() -> None:
     node = bench(limits(), authenticates_users=True)
-    ban(node.node.state, "user", "u", 60.0, "lost device")
+    ban(node, "user", "u")
     peer = node.peer()
     peer.connection.certificate_name = "u"
     peer.send(m.Connect(5, True, 0, "c", None, None, None, {}))
@@ -330,17 +391,67 @@ def test_full_buckets_are_forgotten_and_all_are_bounded() -> None:
 
 
 def test_bans_and_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bans, "BANS_MAX", 10)
-    monkeypatch.setattr(bans, "FAILURES_MAX", 10)
-    table, failures = BanTable(), FailureCount()
-    table.add(Ban("user", "operator's", 1000.0, "x"))
+    monkeypatch.setattr(lockouts, "LOCKOUTS_MAX", 10)
+    monkeypatch.setattr(lockouts, "FAILURES_MAX", 10)
+    table, failures = LockoutTable(), FailureCount()
     for number in range(50):
-        table.add(Ban("user", f"u{number}", 100.0, "x", True))
+        table.add(LockedName("user", f"u{number}", 100.0, "x"))
         failures.add("user", f"u{number}", 60.0, 0.0)
-    assert len(table) == 11
+    assert len(table) == 10
     assert len(failures) == 10
-    assert table.find("user", "operator's", 500.0) is not None
-    assert [each.name for each in table.present(500.0)] == ["operator's"]
+    assert table.find("user", "u49", 50.0) is not None
+    assert table.find("user", "u49", 100.0) is None
+    assert table.get("user", "u49") is None
+
+
+def test_ended_bans_do_not_gather() -> None:
+    table = BanTable()
+    for number in range(10_000):
+        table.put(Ban("client", f"c{number}", 1000 * number + 50_000), 1000 * number)
+    assert len(table) < 100
+
+
+def test_a_ban_of_a_network_is_of_its_addresses_only() -> None:
+    table = BanTable()
+    for name in ("10.1.0.0/16", "192.0.2.0/30", "2001:db8::/32", "198.51.100.7"):
+        table.put(Ban("address", ban_address(name), 0), 0)
+    for name, is_banned in (
+        ("10.1.255.255", True),
+        ("10.2.0.0", False),
+        ("192.0.2.3", True),
+        ("192.0.2.4", False),
+        ("198.51.100.7", True),
+        ("198.51.100.8", False),
+        ("2001:db8:ffff::/64", True),
+        ("2001:db9::/64", False),
+        ("unix", False),
+    ):
+        assert (table.find("address", name, 0) is not None) == is_banned, name
+    assert table.find("client", "10.1.0.1", 0) is None
+    table.lift("address", "10.1.0.0/16")
+    assert table.find("address", "10.1.0.1", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7/32", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8::7", "2001:db8::/64"),
+        ("2001:DB8:0:0::/48", "2001:db8::/48"),
+    ],
+)
+def test_the_name_of_a_banned_address(text: str, name: str) -> None:
+    assert ban_address(text) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "192.0.2.7/24", "2001:db8::/65", "192.0.2", "1.2.3.4/99"]
+)
+def test_a_wrong_address_is_not_banned(text: str) -> None:
+    with pytest.raises(BadBanName, match=r"like 192\.0\.2\.7|/64"):
+        ban_address(text)
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -439,7 +550,7 @@ def test_a_failed_exchange_counts_for_a_lockout_of_its_user() -> None:
     peer = node.peer()
     peer.send(m.Connect(5, True, 0, "c", None, None, None, {21: "TRUST"}))
     assert reason(peer) == reasons.NOT_AUTHORIZED
-    assert [each.name for each in present_bans(node.node.state)] == ["mallory"]
+    assert node.node.state.admission.lockouts.names() == [("user", "mallory")]
 
 
 class Distrusting(Trusting):

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.ban_records import ban_key
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION
 from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, Will
@@ -93,6 +94,7 @@ class Log:
             lambda: self.receive(client_id, place),
             lambda: self.produce(place),
             self.group,
+            self.ban,
         ]
         chance.choice(things)()
 
@@ -130,6 +132,12 @@ class Log:
         key = f"$share/g{chance.randrange(6)}/f/1"
         positions = [(number, chance.randrange(100)) for number in range(PARTITIONS)]
         self.cursor(key, 1, encode_cursor(positions, {}, [(0, 150)]))
+
+    def ban(self) -> None:
+        key = ban_key("client", f"c{self.random.randrange(20)}")
+        payload = self.random.choice([b"", b'{"until_us":0,"reason":"%d"}' % len(self.order)])
+        home = partition_of(key, PARTITIONS)
+        self.add(home, log_record.BAN, client_id=key.decode(), payload=payload)
 
     def retain(self, partition: int) -> None:
         # A topic has one partition.
@@ -189,6 +197,7 @@ def content(images: ReplicatedState) -> dict[str, object]:
             for name, producer in state.producers.by_id.items()
         },
         "places": state.producers.position_count,
+        "bans": {name: state.bans.get(*name) for name in state.bans.names()},
     }
 
 
@@ -234,6 +243,7 @@ def test_what_was_lost_comes_back(seed: int) -> None:
         assert found[name] == value, name
     assert len(whole.state.sessions) > 10
     assert len(whole.state.retained) > 5
+    assert len(whole.state.bans) > 3
 
 
 def test_dropping_leaves_the_rest_alone() -> None:
@@ -252,7 +262,7 @@ def test_dropping_leaves_the_rest_alone() -> None:
     for session in whole.state.sessions.values():
         assert partition_of(session.key, PARTITIONS) != 3
     left, expected = content(whole), content(rest)
-    for name in ("open", "ended", "groups", "retained", "producers", "places"):
+    for name in ("open", "ended", "groups", "retained", "producers", "places", "bans"):
         assert left[name] == expected[name], name
     assert sorted(left["sessions"]) == sorted(expected["sessions"])  # type: ignore[call-overload]
     exhaust(image_entries.drop(whole, range(PARTITIONS)))

@@ -9,13 +9,9 @@ import heapq
 from typing import Final
 
 from holdfast.addresses import server_reference
+from holdfast.broker.admission.expulsion import begin_admission
 from holdfast.broker.admission.proof import Proof
-from holdfast.broker.admission.throttle import (
-    charge_bytes,
-    count_sessions,
-    release_meter,
-    throttled_until,
-)
+from holdfast.broker.admission.throttle import charge_bytes, release_meter, throttled_until
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections import connect as connecting
 from holdfast.broker.connections.accept import has_room, limit_pending, refuse_connection
@@ -109,7 +105,7 @@ class Node:
         state.started_us = state.wall_us
         if state.config.sys_interval_s > 0:
             state.arm(state.now, SYS, None)
-        count_sessions(state)
+        begin_admission(state)
 
     def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
         """Make room for a connection if necessary. False: the driver closes its socket."""

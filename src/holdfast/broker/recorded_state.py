@@ -12,6 +12,7 @@ other nodes notice of a change, for example `delivery.subscriptions` the routing
 import heapq
 from typing import Final
 
+from holdfast.broker.admission.bans import BanTable
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.repeats import Repeats
 from holdfast.broker.effects import Effect, Note
@@ -46,8 +47,8 @@ class Timer:
 
 
 class RecordedState:
-    """The sessions, shared groups, retained messages and producers that records define, with the
-    timers of wills and expiries."""
+    """The sessions, shared groups, retained messages, producers and bans that records define, with
+    the timers of wills and expiries."""
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.config = config
@@ -64,6 +65,7 @@ class RecordedState:
         self.queues: dict[str, Session] = {}
         self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
+        self.bans = BanTable()
         # Per partition, the first offset not yet handed to the tailing readers.
         self.delivered: list[int] = list(journal.high_watermark)
 

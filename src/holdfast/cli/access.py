@@ -16,16 +16,15 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.durations import duration_s
 from holdfast.cli.passwd import PasswordInputError, ask_password
 from holdfast.cli.text import table
 from holdfast.client.admin_connection import AdminError
-from holdfast.config.durations import duration_ns
 from holdfast.security.access import changes
 from holdfast.security.access.access_file import AccessError, AccessFile
 from holdfast.security.access.scopes import ROLES
 
 EXIT_FAILED: Final = 1
-DAY_S: Final = 86_400
 
 Row: TypeAlias = Mapping[str, str | int]
 """A user or token, with times in seconds since 1970."""
@@ -62,7 +61,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     create = token_parsers["create"]
     create.add_argument("--role", choices=ROLES, required=True)
     create.add_argument(
-        "--expires", metavar="TIME", type=_valid_s, default=0, help="as 90d or 12h (default: never)"
+        "--expires",
+        metavar="TIME",
+        type=duration_s(changes.VALID_S_MAX),
+        default=0,
+        help="as 90d or 12h (default: never)",
     )
     create.add_argument("--note", metavar="TEXT", default="", help="what the token is for")
     token_parsers["remove"].add_argument("id", metavar="ID")
@@ -85,20 +88,6 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
         help=f"admin port of the broker (default {DEFAULT_ADMIN})",
     )
     add_access_options(parser)
-
-
-def _valid_s(text: str) -> int:
-    """The seconds of a duration as 90d or 12h."""
-    days, found, rest = text.partition("d")
-    try:
-        valid_s = int(days) * DAY_S if found and not rest else duration_ns(text) // 1_000_000_000
-    except ValueError:
-        valid_s = 0
-    if not 0 < valid_s <= changes.VALID_S_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: give a time as 90d or 12h, at most {changes.VALID_S_MAX // DAY_S}d"
-        )
-    return valid_s
 
 
 def run(args: argparse.Namespace) -> int:

@@ -132,6 +132,8 @@ class Parts:
         recorded = self.replicated.state
         self.state.retained = recorded.retained
         self.state.producers = recorded.producers
+        recorded.bans.watch = self.state.bans.watch
+        self.state.bans = recorded.bans
         recorded.stats = self.state.stats
         recorded.repeats = self.state.repeats
         recorded.delivered = self.state.delivered

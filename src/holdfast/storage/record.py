@@ -89,6 +89,8 @@ CONTROL: Final = 7
 """A record about the log itself; readers that do not know it skip it."""
 PRODUCER: Final = 8
 """A producer id is bound to a user (producer, client id = user name; empty: unbound)."""
+BAN: Final = 9
+"""A ban (client id: scope and name; payload: JSON); without a payload: it is lifted."""
 
 KIND_NAMES: Final = {
     MESSAGE: "message",
@@ -99,6 +101,7 @@ KIND_NAMES: Final = {
     WILL: "will",
     CONTROL: "control",
     PRODUCER: "producer",
+    BAN: "ban",
 }
 
 FLAG_QOS_MASK: Final = 0x03
@@ -126,9 +129,8 @@ class CorruptBatch(Exception):
 
 
 class Record:
-    """One record, to be appended or read from the log. `topic` is UTF-8. `properties` are encoded
-    MQTT 5 properties without their length prefix, as the publisher sent them, except the topic
-    alias."""
+    """One record, to be appended or read from the log. `topic` is UTF-8. `properties`: as the
+    publisher sent them, encoded, without length prefix and topic alias."""
 
     def __init__(
         self,
@@ -358,8 +360,7 @@ class Batch:
     """A parsed header over bytes that hold one whole batch at `start`."""
 
     def __init__(self, data: bytes, start: int = 0, *, check: bool = True) -> None:
-        """Parse the header and, unless `check` is false, verify the checksum. Raises `CorruptBatch`
-        if the batch is incomplete or damaged."""
+        """Parse the header and, unless `check` is false, the checksum. Raises `CorruptBatch`."""
         if len(data) - start < HEADER_BYTES:
             raise CorruptBatch(f"{len(data) - start} bytes left, a header has {HEADER_BYTES}")
         fields = HEADER.unpack_from(data, start)
@@ -462,8 +463,7 @@ class Batch:
         return self.data[start : start + topic_len]
 
     def topics(self) -> tuple[list[bytes], int]:
-        """The topic of each record (b"" for one that is not a message), and the time of the newest
-        one in microseconds after the batch's first."""
+        """The topic of each record (b"": no message), and the newest's µs after the first."""
         known = self._topics
         if known is not None:
             return known, self._newest_us

@@ -1,5 +1,6 @@
 """All endpoints of this package."""
 
+from holdfast.api.access.bans import BanRoutes
 from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster.plan_routes import PlanRoutes
 from holdfast.api.cluster.timeline_routes import TimelineRoutes
@@ -29,6 +30,7 @@ def resource_endpoints(
     return [
         *SessionRoutes(node, everywhere).endpoints(),
         *SessionHistoryRoutes(node, everywhere).endpoints(),
+        *BanRoutes(node, everywhere).endpoints(),
         *SubscriptionRoutes(node, everywhere).endpoints(),
         *MessageRoutes(node).endpoints(),
         *TopicRoutes(node).endpoints(),

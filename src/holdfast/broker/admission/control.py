@@ -1,7 +1,7 @@
 """The state of admission at one node, and how its clients prove who they are."""
 
-from holdfast.broker.admission.bans import BanTable, FailureCount
 from holdfast.broker.admission.limits import AdmissionLimits
+from holdfast.broker.admission.lockouts import FailureCount, LockoutTable
 from holdfast.broker.admission.meters import MeterTable
 from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.admission.users import UserSessions
@@ -9,7 +9,7 @@ from holdfast.security.enhanced_authentication import Factory
 
 
 class AdmissionControl:
-    """Limits in force, allowances in use, bans and counted failures."""
+    """Limits in force, allowances in use, lock-outs and counted failures."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.checks_passwords = False
@@ -28,7 +28,7 @@ class AdmissionControl:
         self.authenticators: dict[str, Factory] = {}
         self.limits = limits
         self.meters = MeterTable(limits)
-        self.bans = BanTable()
+        self.lockouts = LockoutTable()
         self.failures = FailureCount()
         # None: sessions are not counted.
         self.users: UserSessions | None = None

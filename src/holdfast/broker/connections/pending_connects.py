@@ -6,7 +6,7 @@ CONNECT is closed, so silent connections never keep a client out.
 """
 
 from collections.abc import Iterator
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, IPv6Network
 from typing import Final
 
 from holdfast.broker.session.connection import NEW, Connection
@@ -26,7 +26,9 @@ def address_of(remote: str) -> str:
     except ValueError:
         return host
     mapped = address.ipv4_mapped
-    return f"{int(address) >> 64:x}::/64" if mapped is None else str(mapped)
+    if mapped is not None:
+        return str(mapped)
+    return str(IPv6Network((address.packed, 64), strict=False))
 
 
 class PendingConnects:

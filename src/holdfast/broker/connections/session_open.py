@@ -3,6 +3,7 @@
 from typing import Final
 
 from holdfast.broker.admission.checks import has_session_room, may_open_as
+from holdfast.broker.admission.expulsion import expel_if_banned
 from holdfast.broker.admission.throttle import give_meter
 from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import close_connection, end_session, refuse
@@ -248,6 +249,7 @@ def finish_open(
     session.recorded = opening.expiry_s > 0 or session.will is not None
     reply = _connack(connection, present, opening.reply_properties)
     ConnackPromise(connection, session, reply).release(state)
+    expel_if_banned(state, connection)
 
 
 def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:

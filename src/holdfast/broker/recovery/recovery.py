@@ -13,6 +13,7 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.producers import ID_BYTES_MAX
 from holdfast.broker.queues.keeper import check_queue, keeper_subscription, make_keeper
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.ban_records import apply_ban, restore_ban
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
@@ -31,6 +32,7 @@ from holdfast.broker.recovery.session_records import (
 )
 from holdfast.broker.recovery.session_timers import rearm
 from holdfast.broker.recovery.snapshot_entries import (
+    SNAPSHOT_BAN,
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
@@ -40,12 +42,7 @@ from holdfast.broker.rights import forget
 from holdfast.broker.session.session import Session, Subscription, new_subscription
 from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
 from holdfast.protocol.mqtt.errors import ProtocolViolation
-from holdfast.protocol.topics.names import (
-    InvalidTopic,
-    decode_topic,
-    is_queue,
-    is_shared,
-)
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_queue, is_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
 
@@ -82,8 +79,7 @@ class Recovery:
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         """Apply one entry of a snapshot."""
         if kind == SNAPSHOT_RETAINED:
-            record = Batch(data).record(0)
-            self._set_retained(record)
+            self._set_retained(Batch(data).record(0))
         elif kind == SNAPSHOT_SESSION:
             entry = decode_entry(data)
             if not self._is_misnamed(entry.client, entry.epoch):
@@ -95,6 +91,8 @@ class Recovery:
                 self.group_assigned[group.key] = set(group.given)
         elif kind == SNAPSHOT_PRODUCER:
             self.state.producers.restore(data)
+        elif kind == SNAPSHOT_BAN:
+            restore_ban(self.state, data)
 
     def apply(self, record: Record) -> None:
         """Apply a record, in journal order. One that cannot be decoded is counted and skipped."""
@@ -102,15 +100,12 @@ class Recovery:
             self._apply(record)
         except (ValueError, LookupError, TypeError, struct.error, ProtocolViolation):
             self.damaged += 1
-            self.state.note(
-                "error",
-                "record_not_understood",
-                {
-                    "partition": record.partition,
-                    "offset": record.offset,
-                    "kind": log_record.KIND_NAMES.get(record.kind, str(record.kind)),
-                },
-            )
+            fields: dict[str, object] = {
+                "partition": record.partition,
+                "offset": record.offset,
+                "kind": log_record.KIND_NAMES.get(record.kind, str(record.kind)),
+            }
+            self.state.note("error", "record_not_understood", fields)
 
     def _apply(self, record: Record) -> None:
         kind = record.kind
@@ -144,6 +139,8 @@ class Recovery:
             self.state.producers.bind(
                 record.producer, record.partition, record.client_id.decode(), record.timestamp_us
             )
+        elif kind == log_record.BAN:
+            apply_ban(self.state, record)
         elif kind == log_record.SESSION:
             change = decode_record(record.payload)
             epoch = change.epoch if isinstance(change, OpenRecord) else -1

@@ -1,4 +1,4 @@
-"""The entries of a snapshot: sessions, groups, retained messages and producers, one by one.
+"""The entries of a snapshot: sessions, groups, retained messages, producers and bans, one by one.
 
 The state may change between two entries. Each entry has the positions of the moment it is made:
 `recovery` explains why that is enough.
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.ban_records import ban_entry, present_bans
 from holdfast.broker.recovery.session_records import (
     GroupEntry,
     SessionEntry,
@@ -34,6 +35,8 @@ SNAPSHOT_GROUP = 3
 SNAPSHOT_PRODUCER = 4
 """The kind of an entry with one producer and its positions, packed: see
 broker.publish.producers.encode_producer."""
+SNAPSHOT_BAN = 8
+"""The kind of an entry with one ban, as JSON."""
 
 
 def first_starts(state: RecordedState, session: Session) -> list[int]:
@@ -60,6 +63,9 @@ def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
             yield SNAPSHOT_GROUP, encode_session(place)
     for entry in state.producers.snapshot(state.wall_us):
         yield SNAPSHOT_PRODUCER, entry
+    for ban in present_bans(state):
+        if ban is not None:
+            yield SNAPSHOT_BAN, ban_entry(ban)
     scan = state.retained.scan_all()
     while not scan.done:
         for topic, message in scan.next(100):

@@ -4,6 +4,9 @@ Each is a list over the admin port of any node, and what an operator does with o
 
     holdfast clients list --search pump --sort queued --descending
     holdfast clients disconnect CLIENT
+    holdfast clients bans --kind lockout
+    holdfast clients ban CLIENT|--user NAME|--address NET --for 1h --reason TEXT
+    holdfast clients unban CLIENT|--user NAME|--address NET
     holdfast sessions show|end CLIENT
     holdfast sessions move CLIENT end --dry-run
     holdfast subscriptions list --topic factory/1/state
@@ -25,6 +28,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.resources.bans import add_ban_parsers, ban_request, banned_name
 from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
 from holdfast.client.admin_connection import AdminError
 
@@ -34,11 +38,11 @@ MOST: Final = 1000
 """The default of the most rows that a list prints."""
 
 
-def _time(name: str) -> Callable[[Row], object]:
+def _time(name: str, none: str = "") -> Callable[[Row], object]:
     def text(row: Row) -> object:
         value = row.get(name, 0)
         if not value:
-            return ""
+            return none
         return datetime.fromtimestamp(value / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     return text
@@ -63,6 +67,11 @@ LISTS: Final[dict[str, tuple[str, list[Column]]]] = {
         [*_columns("client", "user", "node", "connected", "subscriptions", "queued", "inflight",
                    "log_lag"), ("away-since", _time("away_since_us"))],
     ),
+    "bans": (
+        "bans",
+        [*_columns("scope", "name", "kind"), ("until", _time("until_us", "unban")),
+         *_columns("reason", "by", "node")],
+    ),
     "subscriptions": (
         "subscriptions",
         _columns("filter", "qos", "client", "user", "node", "connected"),
@@ -79,7 +88,7 @@ LISTS: Final[dict[str, tuple[str, list[Column]]]] = {
 """Each list: the field of its reply with the rows, and its columns."""
 
 HELP: Final = {
-    "clients": "list or disconnect the connected clients",
+    "clients": "list, disconnect or ban clients",
     "sessions": "list, show, move or end sessions",
     "subscriptions": "list subscriptions, or those that a topic reaches",
     "groups": "list, show or delete shared groups",
@@ -94,10 +103,11 @@ def add_parser_of(
     parser = subparsers.add_parser(name, help=HELP[name], description=HELP[name] + ".")
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = commands.add_parser("list", help="print them")
-    listing.add_argument("--most", type=int, default=MOST, metavar="N",
-                         help=f"the most rows (default {MOST})")  # fmt: skip
     made = [listing, *_LIST_OPTIONS[name](listing, commands)]
     for each in made:
+        if each.prog.split()[-1] in ("list", "bans"):
+            each.add_argument("--most", type=int, default=MOST, metavar="N",
+                              help=f"the most rows (default {MOST})")  # fmt: skip
         each.add_argument("--json", action="store_true", help="print JSON")
         each.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN,
                           help=f"admin port of any node (default {DEFAULT_ADMIN})")  # fmt: skip
@@ -125,6 +135,10 @@ def _session_options(listing: argparse.ArgumentParser, commands: Commands) -> Pa
     move.add_argument("--at", metavar="TIME", help="with time, as 2026-01-31T12:00:00Z")
     move.add_argument("--dry-run", action="store_true", help="only count the messages")
     return [disconnect, show, end, move]
+
+
+def _client_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
+    return [*_session_options(listing, commands), *add_ban_parsers(commands)]
 
 
 def _subscription_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
@@ -157,7 +171,7 @@ def _retained_options(listing: argparse.ArgumentParser, commands: Commands) -> P
 
 
 _LIST_OPTIONS: Final = {
-    "clients": _session_options,
+    "clients": _client_options,
     "sessions": _session_options,
     "subscriptions": _subscription_options,
     "groups": _group_options,
@@ -165,12 +179,19 @@ _LIST_OPTIONS: Final = {
 }
 
 
+_LIST_PARAMETERS: Final = (
+    "search", "user", "sort", "descending", "topic", "client", "filter", "scope", "kind",
+)  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
     """Run one of these commands."""
     try:
         port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
         if args.action == "list":
-            return _list(port, args)
+            return _list(port, args, args.resource)
+        if args.action == "bans":
+            return _list(port, args, "bans")
         print(json.dumps(_ACTIONS[args.action](port, args), indent=2, ensure_ascii=False))
     except (AdminError, ValueError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
@@ -189,13 +210,9 @@ def path_of(resource: str, **parameters: object) -> str:
     return f"/api/v1/{resource}" + (f"?{query}" if query else "")
 
 
-def _list(port: AdminPort, args: argparse.Namespace) -> int:
-    name = args.resource
+def _list(port: AdminPort, args: argparse.Namespace, name: str) -> int:
     field, columns = LISTS[name]
-    wanted = {
-        key: getattr(args, key, None)
-        for key in ("search", "user", "sort", "descending", "topic", "client", "filter")
-    }
+    wanted = {key: getattr(args, key, None) for key in _LIST_PARAMETERS}
     rows: list[Row] = []
     after, missing = "", {}
     while len(rows) < args.most:
@@ -229,6 +246,14 @@ def _show(port: AdminPort, args: argparse.Namespace) -> object:
 def _disconnect(port: AdminPort, args: argparse.Namespace) -> object:
     path = path_of("session/disconnect", client=args.client, reason=args.reason)
     return port.exchange("POST", path)
+
+
+def _ban(port: AdminPort, args: argparse.Namespace) -> object:
+    return port.exchange("POST", path_of("ban"), ban_request(args))
+
+
+def _unban(port: AdminPort, args: argparse.Namespace) -> object:
+    return port.exchange("DELETE", path_of("ban", **banned_name(args)))
 
 
 def _end(port: AdminPort, args: argparse.Namespace) -> object:
@@ -267,6 +292,8 @@ def time_us(text: str) -> int:
 _ACTIONS: Final[dict[str, Callable[[AdminPort, argparse.Namespace], object]]] = {
     "show": _show,
     "disconnect": _disconnect,
+    "ban": _ban,
+    "unban": _unban,
     "end": _end,
     "move": _move,
     "delete": _delete,

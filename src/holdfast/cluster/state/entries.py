@@ -4,7 +4,8 @@ Each part of the state belongs to one partition:
 - a session with its subscriptions, cursor and will, to its home partition;
 - a retained message, to the partition of its record;
 - the position of a producer, and a QoS 2 packet id of a client, to the partition it counts in;
-- the positions of a shared group, to the home of its key.
+- the positions of a shared group, to the home of its key;
+- a ban, to the home of its scope and name.
 
 Entries set keys to values, as those of a snapshot do. The state may therefore change while they are
 made.
@@ -25,8 +26,10 @@ from holdfast.broker.publish.producers import (
     decode_producer,
     encode_producer,
 )
+from holdfast.broker.recovery.ban_records import ban_entry, ban_key, present_bans
 from holdfast.broker.recovery.session_records import decode_entry, decode_json, encode_session
 from holdfast.broker.recovery.snapshot_entries import (
+    SNAPSHOT_BAN,
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
@@ -66,11 +69,26 @@ def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator
     yield from _groups(replicated, partitions)
     yield from _producers(replicated, partitions)
     yield from _retained(replicated, partitions)
+    yield from _bans(replicated, partitions)
     yield from _epochs(replicated, partitions, ENDED, replicated.ended)
 
 
 def _home(replicated: ReplicatedState, key: str) -> int:
     return partition_of(key.encode(), replicated.state.config.partitions)
+
+
+def _home_of_ban(replicated: ReplicatedState, scope: str, name: str) -> int:
+    return partition_of(ban_key(scope, name), replicated.state.config.partitions)
+
+
+def _bans(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    for number, ban in enumerate(present_bans(replicated.state)):
+        if number % LOOKED_AT == 0:
+            yield None
+        if ban is not None:
+            home = _home_of_ban(replicated, ban.scope, ban.name)
+            if home in partitions:
+                yield home, SNAPSHOT_BAN, ban_entry(ban)
 
 
 def _sessions(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
@@ -178,6 +196,11 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
         for topic, message in scan.next(LOOKED_AT):
             if message.partition in partitions:
                 state.retained.remove(topic)
+    for number, (scope, name) in enumerate(state.bans.names()):
+        if number % LOOKED_AT == 0:
+            yield
+        if _home_of_ban(replicated, scope, name) in partitions:
+            state.bans.lift(scope, name)
     for client_id in list(replicated.ended):
         if _home(replicated, client_id) in partitions:
             del replicated.ended[client_id]
@@ -193,7 +216,7 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
     elif kind == SNAPSHOT_PRODUCER:
         producer_id, producer = decode_producer(data)
         _take_place(replicated, producer_id, producer.owner, producer.first)
-    elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP):
+    elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP, SNAPSHOT_BAN):
         replicated.apply_snapshot_entry(kind, data)
     elif kind == INBOUND:
         entry = decode_json(PACKET_IDS, data, "packet ids")
