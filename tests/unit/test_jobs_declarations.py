@@ -17,8 +17,9 @@ from holdfast.pipeline.lake import lake as lakes
 from holdfast.pipeline.lake.catalog import Catalog, load_catalog, load_tables
 from holdfast.pipeline.lake.files.commits import File
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.settings import source_options
 from holdfast.pipeline.lake.gold import AffectedGrains, _units_of_files
-from holdfast.pipeline.lake.lake import Lake, source_options
+from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.silver import next_files
 from holdfast.pipeline.lake.table import Column, Grain, Table, TableError
 from holdfast.pipeline.package import NEEDED, write_package

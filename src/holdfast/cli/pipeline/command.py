@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from holdfast.cli.pipeline import catalogs, commands, options
+from holdfast.cli.pipeline import backfill, catalogs, commands, options
 from holdfast.cli.pipeline import run as run_command
 
 EXIT_USAGE: Final = 2
@@ -39,6 +39,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     rebuild = add(
         "rebuild", commands.rebuild, "delete a table and those made from it, and build them again"
     )
+    backfill.add_options(
+        add("backfill", backfill.backfill, "make the rows of some days again, by today's rules")
+    )
     compact = add(
         "compact", commands.compact, "make few files of the many that small commits have made"
     )
@@ -66,12 +69,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     rebuild.add_argument("names", nargs="+", metavar="TABLE", help="silver or gold table")
     options.add_what(compact, "TABLE", "bronze, silver, all (default), or names of tables")
     options.add_output(package, PACKAGE_DIRECTORY, "DIR", "where to")
-    report.add_argument(
-        "--run",
-        dest="run_id",
-        metavar="ID",
-        help="only this test run (with --tables holdfast_lab)",
-    )
+    report.add_argument("--run", dest="run_id", metavar="ID", help="only this test run, of the lab")
     options.add_output(report, REPORT, "FILE", "where to write it")
     parser.set_defaults(run=run)
 
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return EXIT_USAGE
-    from holdfast.client.log.reading.offsets import OffsetError
+    from holdfast.client.log.reading.offsets import DataLossError, OffsetError
     from holdfast.pipeline.lake.files.errors import LakeError, ObjectStoreError, RaceError
     from holdfast.pipeline.lake.table import TableError
     from holdfast.pipeline.session import JavaError
@@ -98,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         ObjectStoreError,
         TableError,
         OptionError,
+        DataLossError,
         OffsetError,
         JavaError,
     ) as error:

@@ -163,7 +163,7 @@ def write_package(args: argparse.Namespace) -> int:
 
 def infer_rules(args: argparse.Namespace) -> int:
     """Write rules that fit the last messages of a log, without Spark."""
-    from holdfast.pipeline.lake.lake import source_options
+    from holdfast.pipeline.lake.files.settings import source_options
     from holdfast.pipeline.lake.runner import check_source
     from holdfast.pipeline.lake.table import RECORDS
     from holdfast.pipeline.source.newest import newest_messages

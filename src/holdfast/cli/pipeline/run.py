@@ -81,7 +81,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from holdfast.pipeline.lake.lake import Lake, source_options
+    from holdfast.pipeline.lake.files.settings import source_options
+    from holdfast.pipeline.lake.lake import Lake
     from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
     from holdfast.pipeline.lake.status import MISSING, hints

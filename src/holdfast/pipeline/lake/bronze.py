@@ -10,16 +10,26 @@ micro-batch and moves every row twice between processes.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from datetime import date, timedelta
 from typing import Final
 
 import pyarrow as pa
 
 from holdfast.client.log.reading import offsets
-from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading.offsets import (
+    DataLossError,
+    OffsetRange,
+    Offsets,
+    PartitionBounds,
+)
+from holdfast.pipeline.lake.backfill.days import DAY_US, Days
+from holdfast.pipeline.lake.backfill.parts import TablePart, offsets_in
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
-from holdfast.pipeline.lake.files.commits import ROWS, Commit
+from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
+from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.writer import WriteSpec, with_date, write_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.lake.table import RECORDS
@@ -116,6 +126,85 @@ class Bronze:
             rows_total=total,
             change=change,
         )
+
+    def replace(self, days: Days) -> Commit:
+        """Read some days of the log again and replace them in one commit. The position stays.
+
+        Raises LakeError if the log does not have all of them any more, and the errors of the
+        source.
+        """
+        step = Step(self.engine, RECORDS)
+        if step.last is None:
+            raise LakeError(f"{RECORDS} has not been written yet: run it first")
+        bounds = self._access.bounds(self.position())
+        offsets.available(self.position(), bounds, fail_on_data_loss=True)  # another log?
+        own = self.engine.log(RECORDS).live(step.version - 1)
+        removed = [file for file in own if days.has(file)]
+        wanted = self._offsets_of(days, removed, bounds)
+        if not wanted:
+            raise LakeError(f"the log has nothing of {days}, and neither has {RECORDS}")
+        part = TablePart(days)
+        step.is_wanted = part.has
+        self.engine.reached(f"{RECORDS} began")
+        spec = WriteSpec(step.stage_directory(ROWS), PARTITIONS, encodings=ENCODINGS)
+        files, damaged = self._write(wanted, spec)
+        if damaged:
+            raise DataLossError(f"the log is damaged: it lacks {damaged[0]}", damaged[0])
+        step.staged(ROWS, files, replaced=False)
+        replaced = part.replaced(self.engine.lake, step.last, step.rows(), removed)
+        return step.commit(
+            revision=1,
+            columns=names_of(RECORDS_COLUMNS),
+            partition_by=PARTITIONS,
+            offsets=step.last.offsets,
+            removed=[file.path for file in removed],
+            rows_total=replaced.rows_total,
+            change=part.told(removed, step.rows()),
+            replaced=replaced,
+        )
+
+    def _offsets_of(
+        self, days: Days, removed: Sequence[File], bounds: Mapping[int, PartitionBounds]
+    ) -> list[OffsetRange]:
+        """Return the ranges of the log that have the records of some days, and those of the files
+        that are replaced.
+
+        Both are needed: a clock that was set back puts a record of Monday behind those of Tuesday,
+        and the log finds times by their order. Raises LakeError if the log lacks a part.
+        """
+        starts = self._access.offsets_at(days.start_us)
+        ends = self._access.offsets_at(days.end_us) if days.end_us is not None else {}
+        there = offsets_in([self.engine.lake / file.path for file in removed])
+        found = []
+        for partition, end in self.position().items():
+            bound = bounds.get(partition, PartitionBounds(end, end))
+            start = starts.get(partition, bound.end)
+            low, high = there.get(partition, (start, start))
+            start, stop = min(start, low), min(end, max(ends.get(partition, end), high))
+            is_empty = bound.first == bound.end and partition not in there
+            if 0 < bound.first >= start and not is_empty:
+                raise LakeError(
+                    f"the log may not have all of {days} any more: partition {partition} begins at "
+                    f"offset {bound.first}, and retention has removed what was before. "
+                    f"{self._first_day(bounds)}. {RECORDS} keeps the rows that it has; to make "
+                    "other tables from those, name them instead"
+                )
+            if start < stop:
+                found.append(OffsetRange(partition, start, stop))
+        return found
+
+    def _first_day(self, bounds: Mapping[int, PartitionBounds]) -> str:
+        """Say which days the log has completely."""
+        cut = {p: bound.first for p, bound in bounds.items() if 0 < bound.first < bound.end}
+        low, high = 0, time.time_ns() // (1000 * DAY_US) + 1
+        while low < high:
+            middle = (low + high) // 2
+            at = self._access.offsets_at(middle * DAY_US)
+            is_whole = all(at.get(p, first + 1) > first for p, first in cut.items())
+            low, high = (low, middle) if is_whole else (middle + 1, high)
+        if low > time.time_ns() // (1000 * DAY_US):
+            return "It has no complete day"
+        return f"It has all of the days from {date(1970, 1, 1) + timedelta(days=low)} on"
 
     def _starts_elsewhere(self) -> bool:
         options = self.options

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -37,13 +37,15 @@ from holdfast.pipeline.lake.files.commits import (
     CommitLog,
     Consumed,
     File,
+    Replaced,
     Skipped,
+    is_replacement,
     rows_of,
 )
 from holdfast.pipeline.lake.files.errors import RaceError
 from holdfast.pipeline.lake.files.files import LakeError, remove_all, remove_tree, sync_names
 from holdfast.pipeline.lake.files.history import note_change
-from holdfast.pipeline.lake.files.readers import lock_directory
+from holdfast.pipeline.lake.files.readers import exclusively, lock_directory
 from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
 from holdfast.pipeline.lake.objects.paths import LakePath, ListedObject, ObjectPath
 from holdfast.pipeline.lake.objects.scan import object_frame
@@ -61,6 +63,10 @@ needs seconds to start and 40 ms per task, which is longer than these rows take.
 LEFTOVER_S: Final = 3600.0
 """The seconds after which the files of a step that was not recorded are removed from an object
 store."""
+
+
+def _every(_: File) -> bool:
+    return True
 
 
 def do_nothing(_: str) -> None:
@@ -116,6 +122,10 @@ class Step:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.counts: Counter[str] = Counter()
         """What the step counted besides rows."""
+        self.old_state: list[File] = self.last.state if self.last is not None else []
+        """The files of the state from which the step continues."""
+        self.is_wanted: Callable[[File], bool] = _every
+        """Whether the commit has a staged file of rows or quarantine. Others are thrown away."""
 
     def exchange_directory(self) -> str:
         """Make and return the directory in which the tasks of this step exchange files."""
@@ -161,7 +171,8 @@ class Step:
 
         The order of the files depends only on their partitions and on the numbers of the tasks.
         """
-        files = [msgspec.json.decode(text, type=File) for text in texts]
+        found = [msgspec.json.decode(text, type=File) for text in texts]
+        files = [file for file in found if output == STATE or self.is_wanted(file)]
         files.sort(key=lambda file: (list(map(str, file.partition.values())), file.staged))
         for index, file in enumerate(files):
             place = self.engine.store.final_path(
@@ -179,6 +190,11 @@ class Step:
     def unstage(self, output: str) -> None:
         """Leave the staged files of an output out of the commit."""
         self._staged[output] = []
+
+    def keep_state(self) -> None:
+        """Leave the state as the last commit left it."""
+        old = self.last.state if self.last is not None else []
+        self._staged[STATE] = [msgspec.structs.replace(file, staged="") for file in old]
 
     def rows(self) -> int:
         """Return the number of staged rows of the table."""
@@ -200,8 +216,14 @@ class Step:
         removed: Sequence[str] = (),
         rows_total: int,
         change: str = "",
+        replaced: Replaced | None = None,
+        released: Sequence[File] = (),
     ) -> Commit:
-        """Record the staged files as the next commit of the table, and apply it."""
+        """Record the staged files as the next commit of the table, and apply it.
+
+        `replaced` is given by a commit that replaces rows, with the quarantine files that it
+        removes.
+        """
         last = self.last
         now_us = time.time_ns() // 1000
         new = [
@@ -228,7 +250,9 @@ class Step:
             rows=rows_of(staged[ROWS]),
             quarantined=quarantined,
             rows_total=rows_total,
-            quarantined_total=quarantined + (last.quarantined_total if last is not None else 0),
+            quarantined_total=quarantined
+            + (last.quarantined_total if last is not None else 0)
+            - rows_of(released),
             consumed=consumed,
             offsets=dict(offsets or {}),
             skipped=[*(last.skipped if last is not None else ()), *new][-SKIPPED_KEPT:],
@@ -238,27 +262,35 @@ class Step:
             quarantine=staged[QUARANTINED],
             state=staged[STATE],
             removed=list(removed),
+            replaced=replaced or (last.replaced if last is not None else None),
+            released=list(released),
             counts=dict(self.counts),
             counts_total=dict(self.counts + Counter(last.counts_total if last is not None else ())),
             change=change,
         )
+        self._make_count(commit)
+        return commit
+
+    def _make_count(self, commit: Commit) -> None:
+        """Record a commit and apply it. Raises RaceError."""
         engine = self.engine
         # The names of the files are synced before the commit is recorded. Otherwise a power failure
         # could keep the commit and lose the files.
         sync_names(engine.lake, self._directory)
         engine.reached(f"{self.table} staged")
-        try:
-            engine.log(self.table).record(commit)
-        except RaceError:
-            remove_tree(engine.lake / self._directory)
-            raise
-        engine.reached(f"{self.table} recorded")
-        engine.store.apply(commit, last)
+        # The files of a replacement vanish at once: no step may be reading them.
+        with exclusively(engine.lake, self.table) if is_replacement(commit) else nullcontext():
+            try:
+                engine.log(self.table).record(commit)
+            except RaceError:
+                remove_tree(engine.lake / self._directory)
+                raise
+            engine.reached(f"{self.table} recorded")
+            engine.store.apply(commit, self.last)
         engine.reached(f"{self.table} applied")
         note_change(engine.lake, commit)
         engine.log(self.table).save_live()
         remove_tree(engine.lake / self._directory)
-        return commit
 
 
 def recover(engine: Engine, table: str) -> None:

@@ -56,7 +56,6 @@ def build_folded(
     """
     fold = table.build
     assert isinstance(fold, StreamFold)
-    old = step.last.state if step.last is not None else []
     source = arrow_schema(columns)
     spec = FoldSpec(
         fold=fold,
@@ -74,7 +73,7 @@ def build_folded(
         exchange=step.exchange_directory(),
         file_rows=FILE_ROWS,
     )
-    units = [*_units(engine.lake, files, False), *_units(engine.lake, old, True)]
+    units = [*_units(engine.lake, files, False), *_units(engine.lake, step.old_state, True)]
     parallelism: int = engine.spark.sparkContext.defaultParallelism
     buckets = _buckets(files, parallelism)
     if buckets == 1 and rows_of(files) <= LOCAL_ROWS:

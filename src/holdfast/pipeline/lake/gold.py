@@ -9,7 +9,7 @@ that may have rows of the grains.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, Final
@@ -18,9 +18,19 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
+from holdfast.pipeline.lake.backfill.days import Days
 from holdfast.pipeline.lake.checks.expectations import checked
 from holdfast.pipeline.lake.engine import Engine, Step, usable
-from holdfast.pipeline.lake.files.commits import ROWS, Commit, Consumed, File, changed, rows_of
+from holdfast.pipeline.lake.files.commits import (
+    ROWS,
+    Commit,
+    Consumed,
+    File,
+    Replaced,
+    changed,
+    rows_of,
+    unseen_replacement,
+)
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.writer import WriteSpec, partition_path, partition_text
 from holdfast.pipeline.lake.schema import check_declared, names_of, stored_columns
@@ -40,6 +50,10 @@ DAYS: Final = ((date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1))
 """The days since 1970 that Python's dates can express, the end excluded: the years 1 to 9999.
 Spark's times go further; rows of such a time are in no grain."""
 COMPRESSION_LEVEL: Final = 3
+Span = tuple[int, int]
+"""Two times in microseconds since 1970, both included."""
+EVER: Final[Span] = (0, 0)
+"""The span of grains that are no times."""
 IN_LIST_MAX: Final = 500
 """The most grains that are compared one by one. More are joined."""
 
@@ -84,8 +98,8 @@ class AffectedGrains:
         return own in {tuple(map(partition_text, value)) for value in self.values}
 
 
-def step_gold(engine: Engine, table: Table) -> Commit | None:
-    """Recompute the touched grains of a table.
+def step_gold(engine: Engine, table: Table, days: Days | None = None) -> Commit | None:
+    """Recompute the touched grains of a table, and those of some days.
 
     Returns None if the source has nothing new. Raises LakeError, TableError and the errors of
     Spark.
@@ -96,19 +110,20 @@ def step_gold(engine: Engine, table: Table) -> Commit | None:
     if source is None:
         return None
     before = consumed_by(engine, table, source)
-    if before.upto >= source.version:
+    if before.upto >= source.version and days is None:
         return None
     live = engine.log(table.source).live(source.version)
     new = changed(live, before.upto)
-    if not new and step.last is not None:
+    spans = _again(_grain(table), unseen_replacement(source, before), days)
+    if not new and not spans and step.last is not None:
         return None  # commits without rows
     engine.reached(f"{table.name} began")
     removed: list[str] = []
     own = engine.log(table.name).live(step.version - 1)
-    if new:
-        touched = _touched(engine, table, source, new)
+    if new or spans:
+        touched = _touched(engine, table, source, _sources(table, live, new, spans), own, spans)
         _build(engine, table, step, source, live, touched)
-        removed = _replaced(table, own, touched, step)
+        removed = _replaced(table, own, touched, step, spans)
     left = rows_of([file for file in own if file.path not in removed])
     columns = names_of(stored_columns(table))
     return step.commit(
@@ -127,20 +142,65 @@ def step_gold(engine: Engine, table: Table) -> Commit | None:
     )
 
 
-def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) -> AffectedGrains:
-    """Return the grains that the new files of the source touch."""
+def _again(grain: Grain, unseen: Replaced | None, days: Days | None) -> list[Span]:
+    """Return the spans of time whose grains are made again, even if no new file touches them.
+
+    A grain of removed rows is one. Counter-example: a backfill by other rules leaves no row in an
+    hour, and so no new file either. Tables whose grains are no times have one span, for all.
+    """
+    timed = grain.unit in UNIT_US
+    found = []
+    if unseen is not None and (not timed or grain.source_time in unseen.times):
+        found.append(unseen.times[grain.source_time] if timed else EVER)
+    if days is not None:
+        first, last = (day * DAY_US for day in DAYS)
+        end_us = last if days.end_us is None else days.end_us
+        found.append((max(first, days.start_us), end_us - 1) if timed else EVER)
+    return found
+
+
+def _sources(
+    table: Table, live: Sequence[File], new: Sequence[File], spans: Sequence[Span]
+) -> list[File]:
+    """Return the source files whose grains are made again: the new ones and those of the spans."""
+    grain = _grain(table)
+    if not spans or grain.unit not in UNIT_US:
+        return list(live if spans else new)
+    paths = {file.path for file in new}
+    times = ((file, file.times.get(grain.source_time)) for file in live)
+    return [
+        file
+        for file, of in times
+        if file.path in paths or (of is not None and any(_overlap(of, span) for span in spans))
+    ]
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def _touched(
+    engine: Engine,
+    table: Table,
+    source: Commit,
+    files: Sequence[File],
+    own: Sequence[File],
+    spans: Sequence[Span],
+) -> AffectedGrains:
+    """Return the grains that files of the source touch, and the table's own grains in spans."""
     grain = _grain(table)
     if grain.unit == "all":
         return AffectedGrains(grain, [])
     values: list[Any]
     if grain.unit == "value":
-        found = _distinct(engine, table, source, new)
+        found = _distinct(engine, table, source, files)
         values = [row for row in found if None not in row]
         values.sort(key=lambda value: tuple(map(str, value)))
     else:
-        hit, unknown = _units_of_files(grain, new)
+        hit, unknown = _units_of_files(grain, files)
         found = _distinct(engine, table, source, unknown)
         hit |= {row[0] for row in found if row[0] is not None}
+        hit |= set(_own_units(grain, own, spans))
         reached = {value + more for value in hit for more in range(grain.before + 1)}
         first, last = (day * DAY_US // UNIT_US[grain.unit] for day in DAYS)
         values = sorted(value for value in reached if first <= value < last)
@@ -150,6 +210,20 @@ def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) 
             f"are the times of {table.source} right?"
         )
     return AffectedGrains(grain, values)
+
+
+def _own_units(grain: Grain, own: Sequence[File], spans: Sequence[Span]) -> Iterator[int]:
+    """Yield the hours or days since 1970 of the table's files that overlap spans."""
+    unit_us = UNIT_US[grain.unit]
+    for file in own if spans else ():
+        day = date.fromisoformat(file.partition["date"] or "")
+        number = (day - date(1970, 1, 1)).days
+        if grain.unit == "hour":
+            number = 24 * number + int(file.partition["hour"] or 0)
+        # An outage of the day before may be told by the table's row of this day.
+        begin = (number - grain.before) * unit_us
+        if any(_overlap((begin, (number + 1) * unit_us - 1), span) for span in spans):
+            yield number
 
 
 def _units_of_files(grain: Grain, files: Sequence[File]) -> tuple[set[int], list[File]]:
@@ -243,9 +317,11 @@ def _has_order(kind: DataType) -> bool:
     return not isinstance(kind, MapType | VariantType)
 
 
-def _replaced(table: Table, own: Sequence[File], touched: AffectedGrains, step: Step) -> list[str]:
+def _replaced(
+    table: Table, own: Sequence[File], touched: AffectedGrains, step: Step, spans: Sequence[Span]
+) -> list[str]:
     """Return the table's files in the touched grains."""
-    if touched.is_whole_table:
+    if touched.is_whole_table or (spans and touched.grain.unit == "value"):
         return [file.path for file in own]
     grain = touched.grain
     wanted = {partition_path(_partition(grain, value)) for value in touched.values}

@@ -10,7 +10,6 @@
 A Spark session is made when the first method needs one.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -35,6 +34,7 @@ from holdfast.pipeline.lake.files.settings import (
     SETTINGS,
     LakeSettings,
     read_settings,
+    source_options,
     store_name,
     write_settings,
 )
@@ -64,10 +64,6 @@ NOT_KEPT: Final = ("failondataloss",)
 skip them always."""
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 UTC_NAMES: Final = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
-_SERVERS: Final = re.compile(
-    r"(https?://)?(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5}"
-    r"(\s*,\s*(https?://)?(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5})*"
-)
 
 
 class Lake:
@@ -182,12 +178,13 @@ class Lake:
         options = source_options(source) if source is not None else self.source()
         check_source(chosen, options)
         self.check_tables()
-        engine = self._writing_engine()
+        engine = self.writing_engine()
         self.remember(options)
-        updates = self._catalog_updates()
+        updates = self.catalog_updates()
         return Runner(engine, self.catalog, chosen, options, listener, compact_at, updates)
 
-    def _catalog_updates(self) -> CatalogUpdates | None:
+    def catalog_updates(self) -> CatalogUpdates | None:
+        """Return the updates of catalogs that a run of this lake makes."""
         return CatalogUpdates(self.path, self.catalog) if isinstance(self.path, Path) else None
 
     def rebuild(
@@ -198,14 +195,14 @@ class Lake:
         The lake keeps the given declarations, if others were kept. Raises LakeError and TableError.
         """
         names = self.check_rebuild([name] if isinstance(name, str) else name)
-        engine = self._writing_engine()
+        engine = self.writing_engine()
         with locked(self.path, names):
             # The tables made from others are removed first, so that a crash leaves no table without
             # its source.
             for each in reversed(names):
                 engine.store.forget(each)
             self.remember(self.source())
-        updates = self._catalog_updates()
+        updates = self.catalog_updates()
         runner = Runner(engine, self.catalog, names, None, listener, catalogs=updates)
         return runner.run_once()
 
@@ -228,17 +225,12 @@ class Lake:
         Others are allowed for tables that are not stored, or that are `rebuilt`.
         Raises LakeError, which says what differs and what to do.
         """
-        if self.settings is None or self.settings.tables is None:
-            return  # a lake of an older version
-        sources = kept_sources(self.path, self._kept)
-        # Declarations are not kept, so only those of a kept file can differ from it.
-        own = {table.name for source in sources for table in load_tables(source)}
-        names = self.catalog.names() if self._files else own & {t.name for t in self._given}
-        stored = {name for name in names if CommitLog(self.path, name).last()}
-        if not stored:
-            return
-        before = load_catalog(sources).tables
-        mixed = changed_tables(before, self.catalog.tables, stored - set(rebuilt))
+        if self.settings is not None and self.settings.unfinished and not rebuilt:
+            raise LakeError(
+                f"a backfill of {self.path} was interrupted, so some days may be by the old rules: "
+                f"run `{self.settings.unfinished}` to its end first"
+            )
+        mixed = self.redeclared(without=rebuilt)
         if mixed:
             was = ", ".join(each.name for each in self._kept) or "the built-in declarations"
             told = differences(self.path, self._kept, self._files) if self._files else []
@@ -249,6 +241,21 @@ class Lake:
                 "old ones. Run without --tables to go on as before, or make the rows again: "
                 f"`holdfast pipeline rebuild {' '.join(mixed)} --tables FILE`"
             )
+
+    def redeclared(self, without: Collection[str] = ()) -> list[str]:
+        """Return the stored tables that the given declarations declare otherwise than the kept
+        ones."""
+        if self.settings is None or self.settings.tables is None:
+            return []  # a lake of an older version
+        sources = kept_sources(self.path, self._kept)
+        # Declarations are not kept, so only those of a kept file can differ from it.
+        own = {table.name for source in sources for table in load_tables(source)}
+        names = self.catalog.names() if self._files else own & {t.name for t in self._given}
+        stored = {name for name in names if CommitLog(self.path, name).last()}
+        if not stored:
+            return []
+        before = load_catalog(sources).tables
+        return changed_tables(before, self.catalog.tables, stored - set(without))
 
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
@@ -262,7 +269,7 @@ class Lake:
         # Delta and Iceberg need Spark, for its types or its process. Plain files are merged without
         # Java.
         store = (
-            self._store() if self.store_name == ParquetStore.name else self._writing_engine().store
+            self._store() if self.store_name == ParquetStore.name else self.writing_engine().store
         )
         saved = dict.fromkeys(chosen, 0)
         for name in chosen:
@@ -348,7 +355,7 @@ class Lake:
         """Return an engine that can read and write the tables."""
         return Engine(self.spark, self.path, self._store(), do_nothing)
 
-    def _writing_engine(self) -> Engine:
+    def writing_engine(self) -> Engine:
         """Return an engine for a session whose time zone is UTC.
 
         Hours and days of tables are those of UTC. In another zone the partitions of a grain would
@@ -369,28 +376,20 @@ class Lake:
     def _store(self) -> TableStore:
         return open_store(self.store_name, self.path, lambda: self.spark)
 
-    def remember(self, source: Mapping[str, str]) -> None:
-        """Store the source of the records, which the lake is made from, with its settings."""
+    def remember(self, source: Mapping[str, str], unfinished: str | None = None) -> None:
+        """Store the source of the records, which the lake is made from, with its settings.
+
+        `unfinished` is the command of a backfill that begins, or empty at its end.
+        """
         kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
-        catalogs = self.settings.catalogs if self.settings is not None else []
-        settings = LakeSettings(LAKE_FORMAT, self.store_name, kept, self._declarations, catalogs)
+        before = self.settings or LakeSettings(LAKE_FORMAT)
+        if unfinished is None:
+            unfinished = before.unfinished
+        settings = LakeSettings(
+            LAKE_FORMAT, self.store_name, kept, self._declarations, before.catalogs, unfinished
+        )
         if settings != self.settings:
             keep(self.path, self._files, self._declarations if self._files else [])
             write_settings(self.path, settings, is_new=self.settings is None)
             self.settings = settings
             self._kept = self._declarations
-
-
-def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the data source for a text: servers, or the path of a data
-    directory. Raises LakeError for another URL than https://host:port."""
-    if not isinstance(source, str):
-        return dict(source)
-    if _SERVERS.fullmatch(source.strip()):
-        return {"servers": source.strip()}
-    if "://" in source:
-        raise LakeError(
-            f"the source {source} is a URL: give host:adminport of the servers, or"
-            " https://host:adminport, or the path of a data directory"
-        )
-    return {"path": str(Path(source).absolute())}

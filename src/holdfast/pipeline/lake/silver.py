@@ -13,6 +13,7 @@ import msgspec
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 
+from holdfast.pipeline.lake.backfill.parts import TablePart, quarantined_files
 from holdfast.pipeline.lake.checks.expectations import checked
 from holdfast.pipeline.lake.engine import Engine, Step, usable
 from holdfast.pipeline.lake.files.commits import (
@@ -22,9 +23,11 @@ from holdfast.pipeline.lake.files.commits import (
     Commit,
     Consumed,
     File,
+    Replaced,
     changed,
     rows_of,
     spans,
+    unseen_replacement,
 )
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.writer import WriteSpec
@@ -77,7 +80,7 @@ def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[F
 
 
 def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> Commit | None:
-    """Process the next commits of the source.
+    """Process the next commits of the source, or follow a replacement of its rows.
 
     Returns None if the source has nothing new. Raises LakeError, TableError and the errors of
     Spark.
@@ -90,6 +93,9 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
     before = consumed_by(engine, table, source)
     if before.upto >= source.version:
         return None
+    unseen = unseen_replacement(source, before)
+    if unseen is not None:
+        return _follow(engine, table, step, source, unseen)
     live = engine.log(table.source).live(source.version)
     files, upto = next_files(live, before.upto, rows_max)
     if not files and step.last is not None:
@@ -106,10 +112,92 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
         columns=names_of(stored_columns(table)),
         partition_by=table.partition_by,
         consumed=Consumed(
-            table=table.source, lineage=source.lineage, upto=upto, rows=before.rows + rows_in
+            table=table.source,
+            lineage=source.lineage,
+            upto=upto,
+            rows=before.rows + rows_in,
+            seen=source.version,
         ),
         rows_total=total,
         change=change,
+    )
+
+
+def replace_rows(engine: Engine, table: Table, part: TablePart, *, keeps_state: bool) -> Commit:
+    """Make a part of a table again from the rows that it has read, and replace it in one commit.
+
+    The position in the source stays. With `keeps_state` so does the state, which then belongs to
+    the end of the table and not to that of the part. Raises LakeError, TableError and the errors of
+    Spark.
+    """
+    step = Step(engine, table.name)
+    source = usable(engine, table.source)
+    if step.last is None or source is None:
+        raise LakeError(f"table {table.name} has not been written yet: run it first")
+    consumed = consumed_by(engine, table, source)
+    if not table.date_of_source:
+        part, keeps_state = TablePart(), False
+    return _replace(engine, table, step, source, consumed, part, keeps_state=keeps_state)
+
+
+def _follow(engine: Engine, table: Table, step: Step, source: Commit, unseen: Replaced) -> Commit:
+    """Replace the rows that were made from rows which the source has replaced since.
+
+    All of the table is made again, unless its days are those of the source and it has read
+    everything before the replacement. Counter-example: the source's commit 5 is of Monday and not
+    read yet, and commit 6 replaces Sunday. A table that makes Sunday again and goes on behind
+    commit 6 never gets Monday.
+    """
+    before = consumed_by(engine, table, source)
+    part = TablePart.of(unseen)
+    live = engine.log(table.source).live(source.version)
+    unread = any(before.upto < file.version < unseen.version for file in live)
+    if unread or not table.date_of_source:
+        part = TablePart()
+    consumed = Consumed(
+        table=table.source,
+        lineage=source.lineage,
+        upto=unseen.version,
+        rows=unseen.rows_total,
+        seen=source.version,
+    )
+    return _replace(engine, table, step, source, consumed, part, keeps_state=part.days is not None)
+
+
+def _replace(
+    engine: Engine,
+    table: Table,
+    step: Step,
+    source: Commit,
+    consumed: Consumed,
+    part: TablePart,
+    *,
+    keeps_state: bool,
+) -> Commit:
+    """Make a part of a table again from the source's files up to `consumed`, and commit it."""
+    assert step.last is not None
+    change = check_declared(table, step.last)
+    live = engine.log(table.source).live(source.version)
+    files = [file for file in live if file.version <= consumed.upto and part.needs(file)]
+    removed = [f for f in engine.log(table.name).live(step.version - 1) if part.has(f)]
+    step.old_state, step.is_wanted = [], part.has
+    engine.reached(f"{table.name} began")
+    if rows_of(files):
+        _build(engine, table, step, source, files)
+    step.counts.clear()  # they include those of the days before
+    if keeps_state:
+        step.keep_state()
+    replaced = part.replaced(engine.lake, step.last, step.rows(), removed)
+    return step.commit(
+        revision=table.revision,
+        columns=names_of(stored_columns(table)),
+        partition_by=table.partition_by,
+        consumed=consumed,
+        removed=[file.path for file in removed],
+        rows_total=replaced.rows_total,
+        change=part.told(removed, step.rows(), change),
+        replaced=replaced,
+        released=quarantined_files(engine.lake, table.name, part),
     )
 
 
@@ -123,8 +211,8 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
     rows = engine.frame(source.columns, files, table.source)
     arguments = [rows]
     if table.state:
-        old = step.last.state if step.last is not None else []
-        arguments.append(engine.frame(names_of(table.state), old, f"_state/{table.name}"))
+        state = engine.frame(names_of(table.state), step.old_state, f"_state/{table.name}")
+        arguments.append(state)
     built = table.build(*arguments)
     outputs = built if isinstance(built, Outputs) else Outputs(built)
     shared = [frame.persist() for frame in outputs.shared]

@@ -13,7 +13,13 @@ import pyarrow.parquet as parquet
 
 from holdfast.client.log.reading import offsets
 from holdfast.pipeline.lake.catalog import DECLARED_BY, Catalog
-from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
+from holdfast.pipeline.lake.files.commits import (
+    COMMITS,
+    Commit,
+    CommitLog,
+    Skipped,
+    unseen_replacement,
+)
 from holdfast.pipeline.lake.files.files import LakeError, readable
 from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.table import RECORDS
@@ -201,7 +207,9 @@ def _lag(commit: Commit | None, source: Commit | None) -> int | None:
         return None
     if commit.consumed.upto == source.version:
         return 0
-    return max(0, source.rows_total - commit.consumed.rows)
+    lag = max(0, source.rows_total - commit.consumed.rows)
+    unseen = unseen_replacement(source, commit.consumed)
+    return lag if unseen is None else max(lag, 1)
 
 
 def _lag_s(lag: int | None, commit: Commit | None, source: CommitLog) -> float | None:

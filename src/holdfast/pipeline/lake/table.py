@@ -247,6 +247,10 @@ class Table:
     """The grain, required for gold."""
     expectations: tuple[Expectation, ...] = ()
     """The conditions that every row should meet."""
+    date_of_source: bool = False
+    """True if the `date` by which the table is partitioned is that of the source row (silver). A
+    backfill of some days then needs no later days, and replaces only those. It makes any other
+    silver table again as a whole."""
     revision: int = 1
     """The revision of the meaning of `build`. Increase it when the meaning changes; the stored
     table must then be rebuilt."""
@@ -280,6 +284,8 @@ class Table:
         checks = [each.name for each in self.expectations]
         if len(set(checks)) != len(checks):
             raise TableError(f"table {self.name}: two expectations have the same name: {checks}")
+        if self.date_of_source and "date" not in self.partition_by:
+            raise TableError(f"table {self.name}: date_of_source needs partition_by=('date',)")
         if len(self.partition_by) >= len(names):
             raise TableError(f"table {self.name}: partition_by leaves no column for the files")
 

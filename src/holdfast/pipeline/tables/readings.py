@@ -94,6 +94,7 @@ def readings_table(
         description="Decoded readings, each message once; gaps, late and unbelievable times marked",
         keys=("device", "metric", "event_time", "partition", "offset", "position"),
         partition_by=("date",),
+        date_of_source=True,
         state=STATE_COLUMNS,
         expectations=tuple(expectations),
     )

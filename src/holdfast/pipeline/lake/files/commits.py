@@ -10,7 +10,7 @@ no row is written twice and none is lost, wherever a run ends.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -65,6 +65,31 @@ class Consumed(Struct, frozen=True, kw_only=True):
     """The version of the source up to which this table has everything."""
     rows: int
     """The rows of the source in all its versions up to `upto`."""
+    seen: int = 0
+    """The newest version of the source whose list of files the table has read. Its rows above
+    `upto` are not consumed yet."""
+
+
+class Replaced(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last replacement of rows of a table: a backfill, or its consequence in a table made from
+    the replaced one.
+
+    A table that has read the rows before must replace its own: it has not seen the replacement if
+    `version` is above its `Consumed.seen`.
+    """
+
+    version: int
+    """The commit that replaced the rows."""
+    first: str = ""
+    """The first replaced day. Empty: the whole table was replaced."""
+    last: str = ""
+    """The last replaced day, included."""
+    context: int | None = None
+    """The days before the first one that were read for the state. None: all."""
+    rows_total: int
+    """`Commit.rows_total` of that commit."""
+    times: dict[str, tuple[int, int]] = {}
+    """The least and greatest value of each timestamp column in the removed files, in µs."""
 
 
 class Skipped(Struct, frozen=True, kw_only=True):
@@ -122,6 +147,10 @@ class Commit(Struct, frozen=True, kw_only=True):
     """The same of this commit and all before it."""
     removed: list[str] = []
     """The paths of row files that the table does not have any more."""
+    replaced: Replaced | None = None
+    """The last replacement of rows, by this commit or an older one."""
+    released: list[File] = []
+    """The quarantine files that the commit removes, because it replaces the rows of their days."""
     merges: bool = False
     """True if the added files have exactly the rows of the removed ones (compaction.py)."""
     forgotten: bool = False
@@ -292,6 +321,37 @@ def spans(files: Iterable[File]) -> list[list[File]]:
             result.append([])
         result[-1].append(file)
     return result
+
+
+def is_replacement(commit: Commit) -> bool:
+    """Return whether this commit itself replaces rows by others."""
+    return commit.replaced is not None and commit.replaced.version == commit.version
+
+
+def made_from(lake: LakePath, source: Commit) -> Iterator[Commit]:
+    """Yield the newest commit of each table that is made from the table of a commit.
+
+    It looks at every directory with commits below the lake, because no catalogue knows the tables
+    of all users.
+    """
+    for directory in lake.iterdir():
+        if not (directory / COMMITS).is_dir():
+            continue
+        commit = CommitLog(lake, directory.name).last()
+        consumed = commit.consumed if commit is not None else None
+        if commit is None or consumed is None:
+            continue
+        if (consumed.table, consumed.lineage) == (source.table, source.lineage):
+            yield commit
+
+
+def unseen_replacement(source: Commit, consumed: Consumed) -> Replaced | None:
+    """Return the replacement in a source after which a table must replace its own rows.
+
+    A table that began after the replacement never read the old rows: then there is none.
+    """
+    replaced, seen = source.replaced, max(consumed.seen, consumed.upto)
+    return replaced if replaced is not None and 0 < seen < replaced.version else None
 
 
 def newly_skipped(commit: Commit) -> list[Skipped]:

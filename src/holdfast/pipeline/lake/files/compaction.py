@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import (
-    COMMITS,
     ROWS,
     Commit,
     CommitLog,
     File,
+    made_from,
     rows_of,
     spans,
 )
@@ -109,21 +109,13 @@ def _packed(files: Sequence[File]) -> list[Merge]:
 def read_by_all(lake: LakePath, last: Commit) -> int:
     """Return the version up to which every dependent table has read this one.
 
-    It looks at every directory with commits below the lake, because no catalogue knows the tables
-    of all users. An empty FORMERLY_BUILT_IN does not count.
+    An empty FORMERLY_BUILT_IN does not count.
     """
     upto = last.version
-    for directory in lake.iterdir():
-        if not (directory / COMMITS).is_dir():
-            continue
-        commit = CommitLog(lake, directory.name).last()
-        consumed = commit.consumed if commit is not None else None
-        if commit is None or consumed is None:
-            continue
-        if directory.name == FORMERLY_BUILT_IN and not commit.rows_total:
-            continue
-        if (consumed.table, consumed.lineage) == (last.table, last.lineage):
-            upto = min(upto, consumed.upto)
+    for commit in made_from(lake, last):
+        is_former = commit.table == FORMERLY_BUILT_IN and not commit.rows_total
+        if commit.consumed is not None and not is_former:
+            upto = min(upto, commit.consumed.upto)
     return upto
 
 
@@ -193,6 +185,7 @@ class Compaction:
             quarantine=[],
             state=[msgspec.structs.replace(file, staged="") for file in last.state],
             removed=[file.path for merge in merges for file in merge.files],
+            released=[],
             merges=True,
             change="",
         )

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.pipeline.lake.files.commits import Commit, CommitLog
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, is_replacement
 from holdfast.pipeline.lake.files.files import write_atomically
 from holdfast.pipeline.lake.objects.paths import LakePath
 
@@ -27,7 +27,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     at_us: int
     """The time of the commit, in µs since 1970."""
     kind: str
-    """`made`, `built again` or `columns`."""
+    """`made`, `built again`, `backfill` or `columns`."""
     change: str = ""
     """The change, as text for people."""
     columns: list[tuple[str, str]] = []
@@ -65,7 +65,7 @@ def history(lake: LakePath, table: str) -> list[TableChange]:
 
 
 def _entry(commit: Commit, before: list[TableChange]) -> TableChange:
-    kind, change = "columns", commit.change
+    kind, change = "backfill" if is_replacement(commit) else "columns", commit.change
     if commit.version == 1:
         kind = "built again" if before else "made"
         change = _difference(before[-1].columns, commit.columns) if before else ""

@@ -1,6 +1,9 @@
 """The settings of a lake, in its file lake.json."""
 
+import re
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,6 +16,10 @@ from holdfast.pipeline.lake.objects.paths import LakePath
 SETTINGS: Final = "lake.json"
 LAKE_FORMAT: Final = 1
 STORES: Final = ("parquet", "delta", "iceberg")
+_SERVERS: Final = re.compile(
+    r"(https?://)?(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5}"
+    r"(\s*,\s*(https?://)?(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5})*"
+)
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,6 +45,8 @@ class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The kept declarations. None in a lake of an older version."""
     catalogs: list[Registration] = []
     """The catalogs in which tables are registered."""
+    unfinished: str = ""
+    """The command of a backfill by other declarations, which has begun and not ended."""
 
 
 def read_settings(lake: LakePath) -> LakeSettings | None:
@@ -108,3 +117,18 @@ def store_name(lake: LakePath, settings: LakeSettings | None, wanted: str | None
     if there is not None and wanted is not None and there != wanted:
         raise LakeError(f"{lake} is kept as {there}, not {wanted}: choose another directory")
     return there or wanted or "parquet"
+
+
+def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
+    """Return the options of the data source for a text: servers, or the path of a data
+    directory. Raises LakeError for another URL than https://host:port."""
+    if not isinstance(source, str):
+        return dict(source)
+    if _SERVERS.fullmatch(source.strip()):
+        return {"servers": source.strip()}
+    if "://" in source:
+        raise LakeError(
+            f"the source {source} is a URL: give host:adminport of the servers, or"
+            " https://host:adminport, or the path of a data directory"
+        )
+    return {"path": str(Path(source).absolute())}

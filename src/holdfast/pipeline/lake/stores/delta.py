@@ -101,7 +101,7 @@ class DeltaStore(TableStore):
             )
             return
         self._add_columns(table, schema)
-        gone = self._removals(commit) if part.output == ROWS else []
+        gone = self._removals(commit, part.output)
         table.create_write_transaction(
             [*adds, *gone], "append", schema, partition_by, commit_properties=properties
         )
@@ -131,16 +131,16 @@ class DeltaStore(TableStore):
         if new:
             table.alter.add_columns(new)
 
-    def _removals(self, commit: Commit) -> list[RemoveAction]:
+    def _removals(self, commit: Commit, output: str) -> list[RemoveAction]:
         return [
             RemoveAction(
                 path=file.path.split("/", 1)[1],
                 data_change=not commit.merges,
                 deletion_timestamp=commit.committed_at_us // 1000,
                 size=file.bytes,
-                partition_values=file.partition,
+                partition_values=partition_of(commit, output, file),
             )
-            for file in removed_by(self.lake, commit)
+            for file in removed_by(self.lake, commit, output)
         ]
 
 

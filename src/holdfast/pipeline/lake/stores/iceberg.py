@@ -134,7 +134,7 @@ class IcebergStore(TableStore):
         self._set_properties(transaction, commit)
         if not commit.merges:
             self._add_columns(transaction, part.columns)
-        removed = removed_by(self.lake, commit) if part.output == ROWS else []
+        removed = removed_by(self.lake, commit, part.output)
         if part.files or removed:
             self._change(transaction, commit, part, removed)
         transaction.commitTransaction()

@@ -28,7 +28,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE, Commit, CommitLog, File
+from holdfast.pipeline.lake.files.commits import (
+    QUARANTINED,
+    ROWS,
+    STATE,
+    Commit,
+    CommitLog,
+    File,
+    is_replacement,
+)
 from holdfast.pipeline.lake.files.exchange import replace_in
 from holdfast.pipeline.lake.files.files import LakeError, move_all, remove_all, remove_tree
 from holdfast.pipeline.lake.files.writer import partition_path
@@ -67,6 +75,7 @@ class TableStore:
         move_staged(self.lake, commit)
         for part in parts_of(commit, before):
             self.publish(part, commit)
+        remove_all(self.lake / file.path for file in commit.released)
         if commit.forgotten:
             remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
@@ -106,27 +115,34 @@ class ParquetStore(TableStore):
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Move the files of a commit to their places and remove the replaced ones."""
-        if commit.merges and commit.files and isinstance(self.lake, Path):
+        if (commit.merges or is_replacement(commit)) and isinstance(self.lake, Path):
             self._exchange(self.lake, commit)
         move_staged(self.lake, commit)
         remove_all(self.lake / path for path in commit.removed)
+        remove_all(self.lake / file.path for file in commit.released)
         if commit.forgotten:
             remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
 
     def _exchange(self, lake: Path, commit: Commit) -> None:
-        """Replace merged files atomically, if the file system can do it.
+        """Replace merged or replaced files, atomically in each directory, if the file system can.
 
-        Otherwise this has no effect. The caller then moves the merged files before it removes the
+        Otherwise this has no effect. The caller then moves the new files before it removes the
         others, and a program that lists the directory in between sees rows twice.
         """
-        if is_applied(lake, commit):
-            return
-        place = (lake / commit.files[0].path).parent
+        removed = {lake / path for path in commit.removed}
+        places: dict[Path, list[File]] = {}
+        for file in commit.files:
+            places.setdefault((lake / file.path).parent, []).append(file)
         scratch = lake / WORK / commit.table / f"composed-{commit.version:08}"
-        remove_tree(scratch)
-        added = {Path(file.path).name: lake / file.staged for file in commit.files}
-        if replace_in(place, added, {Path(path).name for path in commit.removed}, scratch):
+        for place, files in places.items():
+            gone = {path.name for path in removed if path.parent == place}
+            if not gone or all((lake / file.path).exists() for file in files):
+                continue
+            remove_tree(scratch)
+            added = {Path(file.path).name: lake / file.staged for file in files}
+            if not replace_in(place, added, gone, scratch):
+                return
             remove_all(added.values())
 
 
@@ -142,7 +158,7 @@ class StorePart(NamedTuple):
 
 def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
     """Yield the parts of a commit: one for the table, and one for the common quarantine table."""
-    if commit.quarantine or commit.forgotten:
+    if commit.quarantine or commit.forgotten or commit.released:
         columns = names_of(quarantine_columns())
         yield StorePart(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
     if commit.files or commit.removed or before is None:
@@ -155,8 +171,10 @@ def partition_of(commit: Commit, output: str, file: File) -> dict[str, str | Non
     return {"table": commit.table, **partition} if output == QUARANTINED else partition
 
 
-def removed_by(lake: LakePath, commit: Commit) -> list[File]:
-    """Return the row files that a commit removes."""
+def removed_by(lake: LakePath, commit: Commit, output: str) -> list[File]:
+    """Return the files of rows or of the quarantine that a commit removes."""
+    if output == QUARANTINED:
+        return commit.released
     if not commit.removed:
         return []
     files = {file.path: file for file in CommitLog(lake, commit.table).live(commit.version - 1)}
@@ -187,6 +205,7 @@ def ending(log: CommitLog, last: Commit) -> Commit:
         quarantine=[],
         state=[],
         removed=[file.path for file in log.live(last.version)],
+        released=[],
         merges=False,
         forgotten=True,
         counts={},
@@ -241,7 +260,7 @@ def remove_old_state(lake: LakePath, commit: Commit, before: Commit | None) -> N
 def is_applied(lake: LakePath, commit: Commit) -> bool:
     """Return whether all files of a commit are in their places. Removals may still be
     outstanding."""
-    if commit.merges:
+    if commit.merges or (is_replacement(commit) and isinstance(lake, Path)):
         return all((lake / file.path).exists() for file in commit.files)
     if isinstance(lake, ObjectPath):
         staged = {file.staged for file in files_of(commit) if file.staged}

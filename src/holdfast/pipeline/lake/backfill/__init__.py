@@ -1,0 +1,1 @@
+"""Backfill: the rows of some days of a lake are made again and replaced."""

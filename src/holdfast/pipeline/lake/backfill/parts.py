@@ -1,0 +1,147 @@
+"""The part of a table that a commit replaces, and the files that it removes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.pipeline.lake.backfill.days import Days, parse_day
+from holdfast.pipeline.lake.files.commits import (
+    Commit,
+    File,
+    Replaced,
+    made_from,
+    rows_of,
+    unseen_replacement,
+)
+from holdfast.pipeline.lake.files.files import readable
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
+from holdfast.pipeline.lake.table import QUARANTINE
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """Some days of a table, or all of it."""
+
+    days: Days | None = None
+    """The days. None: the whole table."""
+    context: int | None = None
+    """The days of the source before the first one that are read for the state. None: all."""
+
+    @classmethod
+    def of(cls, replaced: Replaced) -> "TablePart":
+        """Return the part that a replacement has replaced."""
+        if not replaced.first:
+            return cls()
+        last = parse_day(replaced.last) if replaced.last else None
+        return cls(Days(parse_day(replaced.first), last), replaced.context)
+
+    def __str__(self) -> str:
+        return str(self.days) if self.days is not None else "the whole table"
+
+    def has(self, file: File) -> bool:
+        """Return whether a file of the table is in this part."""
+        return self.days is None or self.days.has(file)
+
+    def needs(self, file: File) -> bool:
+        """Return whether the rows of this part may depend on a file of the source, whose days are
+        those of the table."""
+        days = self.days
+        return days is None or not (days.end_before(file) or days.begin_after(file, self.context))
+
+    def joined(self, other: "TablePart") -> "TablePart":
+        """Return the least part of days in a row that has both."""
+        one, two = self.days, other.days
+        if one is None or two is None:
+            return TablePart()
+        last = None if one.last is None or two.last is None else max(one.last, two.last)
+        contexts = [self.context, other.context]
+        context = None if None in contexts else max(each or 0 for each in contexts)
+        return TablePart(Days(min(one.first, two.first), last), context)
+
+    def replaced(
+        self, lake: LakePath, last: Commit, rows: int, removed: Sequence[File]
+    ) -> Replaced:
+        """Return the note of the commit after `last`, which replaces the removed files by `rows`.
+
+        It includes the replacement before if a table has not followed that yet. Counter-example: a
+        first backfill removes the rows of an hour and ends before the table of hours has seen it. A
+        second one does not remove them, and the hour would stay.
+        """
+        part, times = self, _hull(file.times for file in removed)
+        before = last.replaced
+        if before is not None and any(
+            commit.consumed is not None and unseen_replacement(last, commit.consumed)
+            for commit in made_from(lake, last)
+        ):
+            part, times = self.joined(TablePart.of(before)), _hull([times, before.times])
+        days = part.days
+        return Replaced(
+            version=last.version + 1,
+            first=str(days.first) if days is not None else "",
+            last=str(days.last) if days is not None and days.last is not None else "",
+            context=part.context,
+            rows_total=last.rows_total - rows_of(removed) + rows,
+            times=times,
+        )
+
+    def told(self, removed: Sequence[File], rows: int, change: str = "") -> str:
+        """Return the replacement as text for people, with another change of the columns."""
+        text = f"{self}, {rows_of(removed):,} rows became {rows:,}"
+        return f"{text}; {change}" if change else text
+
+
+Times = Mapping[str, tuple[int, int]]
+
+
+def _hull(parts: Iterable[Times]) -> dict[str, tuple[int, int]]:
+    """Return the least and greatest value of each timestamp column."""
+    found: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        for name, (low, high) in part.items():
+            before = found.get(name, (low, high))
+            found[name] = (min(low, before[0]), max(high, before[1]))
+    return found
+
+
+def offsets_in(paths: Iterable[LakePath]) -> dict[int, tuple[int, int]]:
+    """Return per log partition the least offset in some files of records, and the one after the
+    greatest."""
+    found: dict[int, tuple[int, int]] = {}
+    for path in paths:
+        with pq.ParquetFile(readable(path)) as file:
+            for batch in file.iter_batches(columns=["partition", "offset"]):
+                rows = pa.table({"p": batch.column(0), "o": batch.column(1)})
+                grouped = rows.group_by("p").aggregate([("o", "min"), ("o", "max")])
+                for row in grouped.to_pylist():
+                    least, greatest = row["o_min"], row["o_max"] + 1
+                    low, high = found.get(row["p"], (least, greatest))
+                    found[row["p"]] = (min(low, least), max(high, greatest))
+    return found
+
+
+def quarantined_files(lake: LakePath, table: str, part: TablePart) -> list[File]:
+    """Return the files of a part of a table's quarantine, with their numbers of rows."""
+    root = lake / QUARANTINE / f"table={table}"
+    if isinstance(root, ObjectPath):
+        paths: list[LakePath] = [each.path for each in root.objects()]
+    else:
+        paths = [*root.rglob("*.parquet")]
+    found = []
+    for path in sorted(paths, key=str):
+        place = str(path)[len(str(lake)) + 1 :]
+        file = File(path=place, rows=0, bytes=0, version=0, partition=_partition(place))
+        if not part.has(file):
+            continue
+        source = readable(path)
+        size = path.size() if isinstance(path, ObjectPath) else path.stat().st_size
+        rows = pq.read_metadata(source).num_rows
+        found.append(File(path=place, rows=rows, bytes=size, version=0, partition=file.partition))
+    return found
+
+
+def _partition(place: str) -> dict[str, str | None]:
+    """Return the day of a path like quarantine/table=readings/date=2026-11-20/x.parquet."""
+    day = place.split("/")[2].removeprefix("date=")
+    return {"date": day}
