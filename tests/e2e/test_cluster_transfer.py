@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.security.peer_handshake import MAGIC, NONCE_BYTES, WIRE_VERSION
+from holdfast.security.peer_handshake import MAGIC, NONCE_BYTES
+from holdfast.security.peer_identity import WIRE_VERSION
 from tests.e2e import wire
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
 from tests.e2e.wire import Wire

@@ -17,10 +17,9 @@ from holdfast.security.peer_handshake import (
     CLUSTER,
     FEDERATION,
     Handshake,
-    PeerIdentity,
     Realm,
-    Refusal,
 )
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 from tests.e2e.brokers import Broker
 from tests.e2e.cluster_processes import SECRET, ClusterProcesses
 from tests.e2e.federated import Member

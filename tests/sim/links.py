@@ -5,13 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.partitions.disk_position import Known
-from holdfast.security.peer_handshake import (
-    OLDER_COPY,
-    OLDER_COPY_WAITS,
-    STANDS_APART,
-    PeerIdentity,
-    Refusal,
-)
+from holdfast.security.peer_handshake import OLDER_COPY, OLDER_COPY_WAITS
+from holdfast.security.peer_identity import STANDS_APART, PeerIdentity, Refusal
 
 if TYPE_CHECKING:
     from tests.sim.host import Host

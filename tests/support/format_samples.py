@@ -30,7 +30,7 @@ from holdfast.federation.core import frames as federation
 from holdfast.federation.core.identity import Identity, decode_identity
 from holdfast.pipeline.lake.files import commits
 from holdfast.pipeline.lake.files.settings import LakeSettings, Registration
-from holdfast.security import peer_handshake
+from holdfast.security import peer_identity
 from holdfast.security.access import access_file
 from holdfast.server.disk import raft_files
 from holdfast.storage import record as log_record
@@ -59,7 +59,7 @@ NUMBERS: Final = {
     "lake": commits.FORMAT,
     "access": access_file.FORMAT,
     "epoch": 1,
-    "cluster-wire": peer_handshake.WIRE_VERSION,
+    "cluster-wire": peer_identity.WIRE_VERSION,
     "federation-wire": federation.VERSION,
 }
 """The present number of each format. Formats without a number in their bytes have 1."""

@@ -35,6 +35,7 @@ from holdfast.cluster.state import transfer
 from holdfast.federation.core import frames as federation
 from holdfast.federation.sidecar import links, site_names
 from holdfast.security import peer_handshake as handshake
+from holdfast.security.peer_identity import PeerIdentity
 from holdfast.server.peers import questions
 from tests.support.format_samples import (
     ENTRIES,
@@ -80,11 +81,11 @@ def _frame(kind: str, name: str, value: object, data: bytes, decode: Callable[[b
 
 def handshake_bytes(realm: handshake.Realm, number: int) -> dict[str, bytes]:
     """What each side of a handshake with fixed nonces says."""
-    first = handshake.PeerIdentity(
+    first = PeerIdentity(
         "n2", "i2", "c1", number, "data", "h2:7", "h2:1", "h2:9", "p2", "position,questions",
         "1.2.3", "s",
     )  # fmt: skip
-    second = handshake.PeerIdentity("n1", "i1", "c1", number, peer_address="h1:7", process="p1")
+    second = PeerIdentity("n1", "i1", "c1", number, peer_address="h1:7", process="p1")
     turn = handshake.Handshake(True, first, b"secret", b"d" * 32, lambda peer, last: None, realm)
     other = handshake.Handshake(False, second, b"secret", b"a" * 32, lambda peer, last: None, realm)
     said = {"dialler": b"", "acceptor": b""}

@@ -21,8 +21,8 @@ from holdfast.cluster.partitions.disk_position import (
 from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
 from holdfast.cluster.raft.node import Write
 from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.security import peer_handshake
-from holdfast.security.peer_handshake import PeerIdentity
+from holdfast.security import peer_identity
+from holdfast.security.peer_identity import PeerIdentity
 from holdfast.server.disk import older_copy
 from holdfast.server.disk import quarantine as set_aside
 from holdfast.server.disk.raft_files import RaftFiles
@@ -120,13 +120,13 @@ def test_texts_and_frames() -> None:
 def test_an_identity_of_an_older_version_is_understood() -> None:
     fields = asdict(PeerIdentity("n1", "disk1"))
     del fields["features"], fields["disk"]
-    body = peer_handshake.json.dumps(fields).encode()
-    assert peer_handshake._decode(body, 1) == PeerIdentity("n1", "disk1")
+    body = peer_identity.json.dumps(fields).encode()
+    assert peer_identity.decode_identity(body, 1) == PeerIdentity("n1", "disk1")
 
 
 def test_texts_for_who_is_refused_fit_into_the_handshake() -> None:
     text = empty_disk_text("n" * 32, list(range(10_000, 20_000)))
-    assert len(text) <= peer_handshake.TEXT_CHARACTERS_MAX
+    assert len(text) <= peer_identity.TEXT_CHARACTERS_MAX
 
 
 def directory(root: Path) -> OsFileSystem:

@@ -14,7 +14,8 @@ import pytest
 import trustme
 
 from holdfast.config.schema import Cluster
-from holdfast.security.peer_handshake import MAGIC, Handshake, PeerIdentity
+from holdfast.security.peer_handshake import MAGIC, Handshake
+from holdfast.security.peer_identity import PeerIdentity
 from holdfast.security.tls import TlsError
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.listener import GREETINGS_MAX

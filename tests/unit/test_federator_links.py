@@ -12,7 +12,8 @@ import pytest
 import trustme
 
 from holdfast.federation.sidecar.links import BOUNDS, PING_S, MemberLinks, identity_of
-from holdfast.security.peer_handshake import MAGIC, PeerIdentity
+from holdfast.security.peer_handshake import MAGIC
+from holdfast.security.peer_identity import PeerIdentity
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.link import BUSY_BYTES, LinkBounds
 from holdfast.server.peers.listener import GREETINGS_MAX

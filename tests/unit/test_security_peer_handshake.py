@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from holdfast.security.peer_handshake import BODY_BYTES_MAX, MAGIC, Handshake, PeerIdentity, Refusal
+from holdfast.security.peer_handshake import BODY_BYTES_MAX, MAGIC, Handshake
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 
 SECRET = b"a secret of the nodes, 32 or more"
 N1 = PeerIdentity("n1", "inc1", "cluster-of-ours", process="p1", client_address="c:1883")

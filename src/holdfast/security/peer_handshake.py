@@ -32,24 +32,23 @@ import hmac
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from re import fullmatch
 from typing import Final
 
-WIRE_VERSION: Final = 1
-"""The highest version that a node speaks, of the frames and their payloads together."""
-WIRE_LOWEST: Final = 1
-"""The lowest version that a node speaks: that of the release before, or a node could not be
-replaced while the others run."""
+from holdfast.security.peer_identity import (
+    PeerIdentity,
+    Refusal,
+    decode_identity,
+    encode_identity,
+    is_short_text,
+    json_object,
+)
 
 MAGIC: Final = b"HOLDFAST"
 MAGIC_BYTES: Final = len(MAGIC)
 NONCE_BYTES: Final = 32
 BODY_BYTES_MAX: Final = 4096
-TEXT_CHARACTERS_MAX: Final = 256
-NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
-ROLES: Final = ("data", "witness")
 QUIET_REASONS: Final = ("linked", "self")
 """The refusals that are no mistake of an operator."""
 REMOVED_THERE: Final = "removed_there"
@@ -58,12 +57,6 @@ OLDER_COPY: Final = "older_copy"
 OLDER_COPY_WAITS: Final = "older_copy_waits"
 """The refusal of a peer that once had more on its disk. It waits if the others cannot do without
 its vote."""
-ANSWERS_APART: Final = "apart"
-"""The feature of a node that replies to one that stands apart. Older versions would take its
-connection for a link."""
-STANDS_APART: Final = "stands-apart"
-"""The feature of a node that was told that its disk is an older copy. It has no link until it is
-started again."""
 LAST_COPY: Final = "last_copy"
 """The refusal of a peer with an empty disk whose disk before is the last one that was in sync."""
 _SAID_THERE: Final = {
@@ -82,10 +75,6 @@ ACCEPT: Final = 3
 ESTABLISH: Final = 4
 REFUSE: Final = 5
 
-_LATER_FIELDS: Final = ("features", "disk", "site")
-"""The fields of the identity that older versions do not send."""
-_VERSIONS: Final = ("wire_version", "wire_lowest")
-_VERSION_MAX: Final = 0xFFFF
 _VERSION: Final = struct.Struct(">H")
 _HEADER: Final = struct.Struct(">HB")
 _MAC_BYTES: Final = 32
@@ -108,61 +97,6 @@ class Realm:
 
 CLUSTER: Final = Realm(MAGIC, "cluster", "node")
 FEDERATION: Final = Realm(b"HOLDFEDR", "federation", "federator")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
-    """The description of a node, for peers that have proved to belong to the cluster."""
-
-    node_id: str
-    incarnation: str
-    """The random name made with the data directory. It distinguishes a wiped disk from a
-    restart."""
-    cluster_id: str = ""
-    """The cluster's id; empty until the node belongs to one."""
-    wire_version: int = WIRE_VERSION
-    """The highest wire version of this node. Of a peer: the version that both use."""
-    role: str = "data"
-    peer_address: str = ""
-    client_address: str = ""
-    admin_address: str = ""
-    process: str = ""
-    """The random name made at every start of the process."""
-    features: str = ""
-    """The names of features that not every version supports, above all frames, separated by
-    commas."""
-    disk: str = ""
-    """The position of its disk (`cluster.partitions.disk_position`), or ""."""
-    site: str = ""
-    """The name of a federation's member, for people, or ""."""
-    wire_lowest: int = 0
-    """The lowest wire version of this node; 0: `wire_version` alone. Of a peer: its lowest."""
-
-    @property
-    def lowest(self) -> int:
-        """The lowest wire version."""
-        return self.wire_lowest or self.wire_version
-
-    @property
-    def answers_apart(self) -> bool:
-        """Whether the node replies to one that stands apart."""
-        return ANSWERS_APART in self.features.split(",")
-
-    @property
-    def stands_apart(self) -> bool:
-        """Whether the node stands apart."""
-        return STANDS_APART in self.features.split(",")
-
-
-class Refusal(Exception):
-    """The reason for which a connection does not become a link. `reason` is a word for counters.
-    `quiet`: it is no fault, so it needs no line in the log."""
-
-    def __init__(self, reason: str, text: str, quiet: bool = False) -> None:
-        super().__init__(text)
-        self.reason = reason
-        self.text = text
-        self.quiet = quiet
 
 
 class Handshake:
@@ -339,7 +273,7 @@ class Handshake:
             self._say_identity()
             self._expected = IDENTITY
         elif kind == IDENTITY:
-            self.peer = self._agree(_decode(body, self._peer_lowest))
+            self.peer = self._agree(decode_identity(body, self._peer_lowest))
             self._ask(self.peer, last=False)
             self._go_on(self.peer)
         elif kind == ACCEPT:
@@ -377,7 +311,7 @@ class Handshake:
         identity = self._identity
         if self._disk is not None:
             identity = replace(identity, disk=self._disk())
-        self._say(IDENTITY, _encode(identity))
+        self._say(IDENTITY, encode_identity(identity))
 
     def _say(self, kind: int, body: bytes = b"") -> None:
         message = _HEADER.pack(len(body), kind) + self._code(self._dials, kind, body) + body
@@ -390,40 +324,10 @@ class Handshake:
         return hmac.digest(self._secret, side + bytes((kind,)) + said + body, "sha256")
 
 
-def _encode(identity: PeerIdentity) -> bytes:
-    fields = asdict(identity)
-    del fields["wire_lowest"]
-    return json.dumps(fields).encode()
-
-
-def _decode(body: bytes, lowest: int) -> PeerIdentity:
-    """The identity of a peer with this lowest wire version."""
-    fields = _json_object(body)
-    texts = {
-        name: fields.get(name, "" if name in _LATER_FIELDS else None)
-        for name in PeerIdentity.__dataclass_fields__
-        if name not in _VERSIONS
-    }
-    for name, text in texts.items():
-        if not _is_short_text(text):
-            raise Refusal("handshake", f"sent an identity whose {name} is no short text")
-    highest = fields.get("wire_version")
-    if type(highest) is not int or not lowest <= highest <= _VERSION_MAX:
-        raise Refusal("handshake", f"sent an identity whose wire version is {str(highest)[:20]!r}")
-    wire_lowest = 0 if lowest == highest else lowest
-    versions = {"wire_version": highest, "wire_lowest": wire_lowest}
-    identity = PeerIdentity(**texts, **versions)  # type: ignore[arg-type]
-    if not fullmatch(NODE_ID, identity.node_id) or identity.role not in ROLES:
-        raise Refusal(
-            "handshake", f"sent the node id {identity.node_id!r} and the role {identity.role!r}"
-        )
-    return identity
-
-
 def _refused(body: bytes, node: str) -> Refusal:
-    fields = _json_object(body)
+    fields = json_object(body)
     reason, text = fields.get("reason"), fields.get("text")
-    if not isinstance(reason, str) or not isinstance(text, str) or not _is_short_text(text):
+    if not isinstance(reason, str) or not isinstance(text, str) or not is_short_text(text):
         raise Refusal("handshake", "sent a refusal that says nothing")
     if reason in QUIET_REASONS:
         return Refusal(reason, text, quiet=True)
@@ -434,21 +338,3 @@ def _refused(body: bytes, node: str) -> Refusal:
 
 def _range(lowest: int, highest: int) -> str:
     return str(lowest) if lowest == highest else f"{lowest} to {highest}"
-
-
-def _is_short_text(value: object) -> bool:
-    return (
-        isinstance(value, str)
-        and len(value) <= TEXT_CHARACTERS_MAX
-        and (not value or value.isprintable())
-    )
-
-
-def _json_object(body: bytes) -> dict[str, object]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise Refusal("handshake", "sent a message that is no JSON object")
-    return fields

@@ -29,7 +29,7 @@ from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
-from holdfast.security.peer_handshake import ANSWERS_APART, WIRE_LOWEST
+from holdfast.security.peer_identity import ANSWERS_APART, WIRE_LOWEST
 from holdfast.server.addresses import admin_address, client_addresses
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles

@@ -4,13 +4,8 @@ from holdfast.cluster.metadata.operations import empty_disk_text
 from holdfast.cluster.partitions.disk_position import Known, find_loss
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.cluster.runtime.runtime import ClusterRuntime
-from holdfast.security.peer_handshake import (
-    LAST_COPY,
-    OLDER_COPY,
-    OLDER_COPY_WAITS,
-    PeerIdentity,
-    Refusal,
-)
+from holdfast.security.peer_handshake import LAST_COPY, OLDER_COPY, OLDER_COPY_WAITS
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 
 
 class PeerCheck:

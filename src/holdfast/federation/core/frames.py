@@ -1,8 +1,7 @@
 """Frames between members: one byte of version, one byte of kind, and a MessagePack array.
 
-A member ignores a frame of an unknown kind, because a newer member may have more kinds. A frame of
-an unknown version or a malformed one raises InvalidFrame, and the member closes the link. All
-checks of content are here, so other modules may rely on valid ids, topics and filters.
+A member ignores a frame of an unknown kind, because newer members may have more. One of an unknown
+version or a malformed one raises InvalidFrame. Other modules rely on the checks of content here.
 """
 
 from typing import Annotated, Final
@@ -21,9 +20,7 @@ from holdfast.protocol.topics.names import (
 )
 
 VERSION: Final = 2
-"""The highest version that a member speaks."""
-LOWEST: Final = 2
-"""The lowest version that a member speaks."""
+LOWEST: Final = 2  # Members speak the versions from here on.
 HOPS_MAX: Final = 16
 MEMBERS_MAX: Final = 4096
 """The most members of a federation. It bounds summaries and destinations."""
@@ -327,14 +324,6 @@ def encode(frame: Frame) -> bytes:
     return bytes((VERSION, _NUMBERS[type(frame)])) + _ENCODER.encode(frame)
 
 
-def in_version(data: bytes, version: int) -> bytes:
-    """An encoded frame as a member reads it that speaks at most this version.
-
-    All versions have the same kinds and fields, so only the number differs.
-    """
-    return data if version == VERSION else bytes((version,)) + data[1:]
-
-
 def decode(data: bytes) -> Frame | None:
     """Decode and check a frame. Returns None for a kind that this version does not know.
 
@@ -345,8 +334,7 @@ def decode(data: bytes) -> Frame | None:
     if len(data) > FRAME_BYTES_MAX:
         raise InvalidFrame(f"a frame of {len(data)} bytes, the maximum is {FRAME_BYTES_MAX}")
     if not LOWEST <= data[0] <= VERSION:
-        spoken = VERSION if LOWEST == VERSION else f"{LOWEST} to {VERSION}"
-        raise InvalidFrame(f"federation protocol {data[0]}, this member speaks {spoken}")
+        raise InvalidFrame(f"federation protocol {data[0]}, known are {LOWEST} to {VERSION}")
     decoder = _DECODERS.get(data[1])
     if decoder is None:
         return None

@@ -15,9 +15,10 @@ from re import fullmatch
 from typing import Final, Protocol
 
 from holdfast.addresses import ADDRESS, join_address, split_address
-from holdfast.federation.core.frames import FRAME_BYTES_MAX, LOWEST, VERSION, in_version
+from holdfast.federation.core.frames import FRAME_BYTES_MAX, LOWEST, VERSION
 from holdfast.federation.sidecar.site_names import SiteNames
-from holdfast.security.peer_handshake import FEDERATION, PeerIdentity, Refusal
+from holdfast.security.peer_handshake import FEDERATION
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 from holdfast.server.event_loop.failures import report
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.dialer import PeerDialer
@@ -169,7 +170,7 @@ class MemberLinks(PeerMesh):
             self.dropped["buffer full"] += 1
         else:
             assert link.peer is not None
-            return self.send(peer.hex(), FRAME, in_version(data, link.peer.wire_version))
+            return self.send(peer.hex(), FRAME, _in_version(data, link.peer.wire_version))
         return False
 
     def disconnect(self, peer: bytes, reason: str) -> None:
@@ -270,3 +271,9 @@ def identity_of(node: bytes, federation: str, address: str, site: str = "") -> P
         site=site,
         wire_lowest=LOWEST,
     )
+
+
+def _in_version(data: bytes, version: int) -> bytes:
+    """The frame as a member reads it that speaks at most this version. All versions have the same
+    kinds and fields, so only the number differs."""
+    return data if version == VERSION else bytes((version,)) + data[1:]

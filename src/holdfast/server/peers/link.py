@@ -14,7 +14,8 @@ from typing import Final, Protocol, cast
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.partitions.disk_position import Known
 from holdfast.security.certificates import certificate_names
-from holdfast.security.peer_handshake import NONCE_BYTES, Handshake, PeerIdentity, Realm, Refusal
+from holdfast.security.peer_handshake import NONCE_BYTES, Handshake, Realm
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 from holdfast.server.peers.dialer import configure
 from holdfast.server.peers.frames import HEADER, FrameTooLong, PeerFrameReader
 

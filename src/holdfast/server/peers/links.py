@@ -18,10 +18,8 @@ from holdfast.security.peer_handshake import (
     OLDER_COPY_THERE,
     OLDER_COPY_WAITS_THERE,
     REMOVED_THERE,
-    STANDS_APART,
-    PeerIdentity,
-    Refusal,
 )
+from holdfast.security.peer_identity import STANDS_APART, PeerIdentity, Refusal
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.dialer import PeerDialer
 from holdfast.server.peers.link import LinkBounds, PeerLink, PeerMetrics

@@ -12,7 +12,8 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
-from holdfast.security.peer_handshake import PeerIdentity, Realm, Refusal
+from holdfast.security.peer_handshake import Realm
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.complaints import Complaints
 from holdfast.server.peers.dialer import connect

@@ -1,0 +1,132 @@
+"""The description of a node, or of a member of a federation, in the handshake: its fields, their
+bytes, and the range of wire versions that it speaks."""
+
+import json
+from dataclasses import asdict, dataclass
+from re import fullmatch
+from typing import Final
+
+WIRE_VERSION: Final = 1
+"""The highest version that a node speaks, of the frames and their payloads together."""
+WIRE_LOWEST: Final = 1
+"""The lowest version that a node speaks: that of the release before, or a node could not be
+replaced while the others run."""
+
+TEXT_CHARACTERS_MAX: Final = 256
+NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
+ROLES: Final = ("data", "witness")
+ANSWERS_APART: Final = "apart"
+"""The feature of a node that replies to one that stands apart. Older versions would take its
+connection for a link."""
+STANDS_APART: Final = "stands-apart"
+"""The feature of a node that was told that its disk is an older copy. It has no link until it is
+started again."""
+
+JsonFields = dict[str, object]
+_LATER_FIELDS: Final = ("features", "disk", "site")
+"""The fields of the identity that older versions do not send."""
+_VERSIONS: Final = ("wire_version", "wire_lowest")
+_VERSION_MAX: Final = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """The description of a node, for peers that have proved to belong to the cluster."""
+
+    node_id: str
+    incarnation: str
+    """The random name made with the data directory. It distinguishes a wiped disk from a
+    restart."""
+    cluster_id: str = ""
+    """The cluster's id; empty until the node belongs to one."""
+    wire_version: int = WIRE_VERSION
+    """The highest wire version of this node. Of a peer: the version that both use."""
+    role: str = "data"
+    peer_address: str = ""
+    client_address: str = ""
+    admin_address: str = ""
+    process: str = ""
+    """The random name made at every start of the process."""
+    features: str = ""
+    """The names of features that not every version supports, above all frames, separated by
+    commas."""
+    disk: str = ""
+    """The position of its disk (`cluster.partitions.disk_position`), or ""."""
+    site: str = ""
+    """The name of a federation's member, for people, or ""."""
+    wire_lowest: int = 0
+    """The lowest wire version of this node; 0: `wire_version` alone. Of a peer: its lowest."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest wire version."""
+        return self.wire_lowest or self.wire_version
+
+    @property
+    def answers_apart(self) -> bool:
+        """Whether the node replies to one that stands apart."""
+        return ANSWERS_APART in self.features.split(",")
+
+    @property
+    def stands_apart(self) -> bool:
+        """Whether the node stands apart."""
+        return STANDS_APART in self.features.split(",")
+
+
+class Refusal(Exception):
+    """The reason for which a connection does not become a link. `reason` is a word for counters.
+    `quiet`: it is no fault, so it needs no line in the log."""
+
+    def __init__(self, reason: str, text: str, quiet: bool = False) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.text = text
+        self.quiet = quiet
+
+
+def encode_identity(identity: PeerIdentity) -> bytes:
+    fields = asdict(identity)
+    del fields["wire_lowest"]
+    return json.dumps(fields).encode()
+
+
+def decode_identity(body: bytes, lowest: int) -> PeerIdentity:
+    """The identity of a peer with this lowest wire version."""
+    fields = json_object(body)
+    texts = {
+        name: fields.get(name, "" if name in _LATER_FIELDS else None)
+        for name in PeerIdentity.__dataclass_fields__
+        if name not in _VERSIONS
+    }
+    for name, text in texts.items():
+        if not is_short_text(text):
+            raise Refusal("handshake", f"sent an identity whose {name} is no short text")
+    highest = fields.get("wire_version")
+    if type(highest) is not int or not lowest <= highest <= _VERSION_MAX:
+        raise Refusal("handshake", f"sent an identity whose wire version is {str(highest)[:20]!r}")
+    wire_lowest = 0 if lowest == highest else lowest
+    versions = {"wire_version": highest, "wire_lowest": wire_lowest}
+    identity = PeerIdentity(**texts, **versions)  # type: ignore[arg-type]
+    if not fullmatch(NODE_ID, identity.node_id) or identity.role not in ROLES:
+        raise Refusal(
+            "handshake", f"sent the node id {identity.node_id!r} and the role {identity.role!r}"
+        )
+    return identity
+
+
+def is_short_text(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and len(value) <= TEXT_CHARACTERS_MAX
+        and (not value or value.isprintable())
+    )
+
+
+def json_object(body: bytes) -> JsonFields:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise Refusal("handshake", "sent a message that is no JSON object")
+    return fields
