@@ -41,6 +41,7 @@ HOT = [
     "broker/session/additions.py",
     "broker/session/audience.py",
     "broker/admission/checks.py",
+    "broker/admission/client_rights.py",
     "broker/admission/control.py",
     "broker/admission/expulsion.py",
     "broker/admission/proof.py",

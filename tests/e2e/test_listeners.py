@@ -21,6 +21,9 @@ class Doors:
 
     def __init__(self, directory: Path) -> None:
         self.guests, self.users, self.devices = free_port(), free_port(), free_port()
+        self.tenant, self.tenant_files = free_port(), (directory / "users", directory / "rights")
+        passwords_of(self.tenant_files[0], "bob")
+        self.tenant_files[1].write_text("user bob\ntopic readwrite bob/#\n")
         self.authority = Authority(directory)
         server = self.authority.issue()
         passwords = directory / "passwords"
@@ -38,6 +41,11 @@ class Doors:
                     "require_certificate": True,
                     "certificate_user": "san",
                     "authentication": ["certificate"],
+                },
+                {
+                    "port": self.tenant,
+                    "password_file": str(self.tenant_files[0]),
+                    "acl_file": str(self.tenant_files[1]),
                 },
             ],
             {"security": {"password_file": str(passwords), "acl_file": str(self.acl(directory))}},
@@ -100,6 +108,38 @@ def test_a_reload_closes_a_listener_to_guests(doors: Doors) -> None:
     assert not alice.left.is_set()
     assert mosquitto_pub("-p", str(doors.guests)).returncode == REFUSED
     for client in (guest, alice):
+        client.close()
+
+
+def test_a_listener_with_users_and_rights_of_its_own(doors: Doors) -> None:
+    for port, name, accepted in (
+        (doors.tenant, "bob", True),
+        (doors.tenant, "alice", False),
+        (doors.users, "bob", False),
+    ):
+        arguments = ["-p", str(port), "-u", name, "-P", "secret"]
+        assert (mosquitto_pub(*arguments).returncode == 0) is accepted
+    bob, alice = Client(doors.tenant, "bob"), Client(doors.users, "alice")
+    bob.subscribe("#")
+    for topic in ("t", "bob/1", "new/1"):
+        alice.client.publish(topic, qos=1).wait_for_publish(20)
+    until(lambda: bob.topics == ["bob/1"], "the message that bob may read")
+    passwords, rights = doors.tenant_files
+    rights.write_text("user bob\ntopic readwrite new/#\n")
+    assert post_reload(doors.broker) == (
+        200,
+        {"applied": [], "needs_restart": [], "disconnected": 0},
+    )
+    for topic in ("bob/2", "new/2"):
+        alice.client.publish(topic, qos=1).wait_for_publish(20)
+    until(lambda: bob.topics == ["bob/1", "new/2"], "the message by the new rights")
+    passwords_of(passwords, "carol")
+    assert post_reload(doors.broker)[1]["disconnected"] == 1
+    assert bob.left.wait(20)
+    rights.write_text("user bob\ntopic maybe #\n")
+    status, body = post_reload(doors.broker)
+    assert (status, "rights:2" in str(body["error"])) == (409, True)
+    for client in (bob, alice):
         client.close()
 
 

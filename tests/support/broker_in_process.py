@@ -11,6 +11,7 @@ from holdfast.broker.node import Node
 from holdfast.config.listener import Listener
 from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.sockets.listener_files import ListenerFiles
 from holdfast.server.sockets.listeners import OpenListener, reserve
 
 SEGMENT_BYTES = 1 << 20
@@ -37,7 +38,7 @@ class LoopBroker:
         self.broker.touch()
         node.start()
         listener = Listener(port=0)
-        self._listener = OpenListener(listener, None, reserve(listener))
+        self._listener = OpenListener(listener, ListenerFiles(), reserve(listener))
         await self._listener.open(self.broker)
         self.port = self._listener.port
 

@@ -467,7 +467,7 @@ def test_a_removed_user_leaves_unless_a_source_vouches(is_asked: bool) -> None:
     node.identity = ClientIdentity("u", "token")
     peer = login(node, "u", "c")
     assert reason(peer) == 0
-    state.start_work(Reauthorization(state, lambda name: False, lambda count: None))
+    state.start_work(Reauthorization(state, lambda name, listener: False, lambda count: None))
     node.run()
     assert peer.closed == (not is_asked)
 

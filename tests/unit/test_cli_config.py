@@ -161,8 +161,8 @@ def test_a_mosquitto_configuration(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_rules_of_mosquitto_listeners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mosquitto.conf"
     path.write_text(
-        "per_listener_settings true\n"
-        "listener 1884 10.0.0.1\nallow_anonymous true\nmount_point guests\n"
+        "per_listener_settings true\npassword_file first\n"
+        "listener 1884 10.0.0.1\nacl_file guests.acl\nallow_anonymous true\nmount_point guests\n"
         "listener 8883\ncafile ca.pem\ncertfile server.pem\nkeyfile server.key\n"
         "require_certificate true\nuse_identity_as_username true\ncrlfile crl.pem\n"
         "tls_version tlsv1.3\nciphers HIGH\nallow_anonymous false\n"
@@ -170,8 +170,10 @@ def test_rules_of_mosquitto_listeners(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
     notes = capsys.readouterr().err.splitlines()
-    assert [note.split(":")[2] for note in notes] == ["1", "4", "16"]
-    guests, users, local = load(tmp_path / "out" / "holdfast.toml").listeners
+    assert [note.split(":")[2] for note in notes] == ["6", "18"]
+    first, guests, users, local = load(tmp_path / "out" / "holdfast.toml").listeners
+    assert (first.port, first.password_file) == (1883, "first")
+    assert (guests.acl_file, guests.password_file) == ("guests.acl", "")
     assert (guests.allow_anonymous, guests.mount) == (True, "guests/")
     assert (users.allow_anonymous, users.certificate_user) == (False, "cn")
     assert (users.crl, users.tls_minimum, users.tls_ciphers) == ("crl.pem", "1.3", "HIGH")

@@ -5,7 +5,7 @@ import pytest
 from holdfast.addresses import plain_address, server_reference
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import Reauthorization
-from holdfast.broker.rights import replace_rules
+from holdfast.broker.rights import may_read, replace_rules
 from holdfast.broker.session.connection import CLOSED
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import packets as m
@@ -14,6 +14,7 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.topics.names import mounted_filter
 from holdfast.security.acl import AclFile
+from holdfast.security.passwords import PasswordFile
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 
@@ -32,7 +33,7 @@ A, B = rules_of("a/"), rules_of("b/")
 
 
 def bench() -> NodeBench:
-    return NodeBench(NodeConfig(partitions=4, sys_interval_s=0, has_mounts=True))
+    return NodeBench(NodeConfig(partitions=4, sys_interval_s=0, has_listener_rights=True))
 
 
 def connect(
@@ -54,6 +55,10 @@ def connect(
     secret = b"x" if name else None
     peer.send(m.Connect(version, clean, 0, client_id, will, name, secret, fields))  # type: ignore[arg-type]
     return peer
+
+
+def topics_of(peer: Peer) -> list[bytes]:
+    return [each.topic for each in peer.publishes()]
 
 
 def reason(peer: Peer) -> int:
@@ -228,7 +233,7 @@ def test_anonymous_clients_by_listener() -> None:
     open_door.allow_anonymous = False
     state = world.node.state
     counts: list[int] = []
-    state.start_work(Reauthorization(state, lambda username: False, counts.append))
+    state.start_work(Reauthorization(state, lambda username, listener: False, counts.append))
     world.run()
     world.advance(1)
     assert counts == [1]
@@ -256,6 +261,56 @@ def test_ways_to_prove_a_name_by_listener() -> None:
         peer.connection.certificate_name = "alice"
         peer.send(m.Connect(5, True, 0, "c", None, None, None, {}))
         assert reason(peer) == expected
+
+
+def test_rights_by_listener() -> None:
+    world = bench()
+    state = world.node.state
+    state.acl = AclFile.parse("topic readwrite open\n", "acl")
+    open_door, own = rules_of(), rules_of()
+    own.acl = AclFile.parse("topic readwrite secret\n", "own")
+    plain = connect(world, "plain", open_door)
+    inside = connect(world, "inside", own, expiry_s=WEEK_S)
+    for peer in (plain, inside):
+        assert reason(peer) == reasons.SUCCESS
+        peer.send(subscribe("#"))
+        peer.take()
+    for peer in (plain, inside):
+        peer.send(publish("open", b"x"), publish("secret", b"x"))
+    assert [topics_of(peer) for peer in (plain, inside)] == [[b"open"], [b"secret"]]
+    # A will counts by the listener's rules: at CONNECT, and when it is published.
+    for topic, expected in (("open", reasons.NOT_AUTHORIZED), ("secret", reasons.SUCCESS)):
+        will = m.Will(topic, b"gone", 1, False)
+        assert reason(connect(world, f"w-{topic}", own, will=will)) == expected
+    leaver = connect(world, "w-leaver", own, will=m.Will("secret", b"gone", 1, False))
+    leaver.lose()
+    world.run()
+    assert topics_of(inside) == [b"secret"]
+    # A session that is away keeps the listener of its last connection over a reload.
+    inside.lose()
+    session = state.sessions["inside"]
+    own.acl = AclFile.parse("topic readwrite other\n", "own")
+    replace_rules(state, state.acl, list(state.sessions.values()))
+    world.run()
+    assert [may_read(session, topic) for topic in (b"other", b"secret", b"open")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_users_by_listener() -> None:
+    """A file of the listener alone checks passwords, also if the broker has none."""
+    config = NodeConfig(
+        partitions=2, sys_interval_s=0, allow_anonymous=False, authenticates_users=True
+    )
+    world = NodeBench(config)
+    world.valid_passwords["alice"] = b"x"
+    own = rules_of(passwords=PasswordFile.parse("", "own"))
+    assert reason(connect(world, "a", own, name="alice")) == reasons.SUCCESS
+    bad = reasons.BAD_USER_NAME_OR_PASSWORD
+    assert reason(connect(world, "b", own, name="bob")) == bad
+    assert reason(connect(world, "c", rules_of(), name="alice")) == reasons.NOT_AUTHORIZED
 
 
 def test_the_size_of_packets_by_listener() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.broker import federation_session as federating
+from holdfast.broker.admission.client_rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights, explain, replace_rules
+from holdfast.broker.rights import explain, replace_rules
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import STEPS_AT_ONCE
 from holdfast.broker.sys_topics import publish_own
@@ -724,7 +725,7 @@ def test_who_may_not_connect_any_more_leaves() -> None:
     mallory.connection.certificate_name = ""
     counts: list[int] = []
     state = bench.node.state
-    state.start_work(Reauthorization(state, lambda username: False, counts.append))
+    state.start_work(Reauthorization(state, lambda username, listener: False, counts.append))
     bench.settle()
     assert counts == [1]
     (packet,) = mallory.take(m.Disconnect)
@@ -742,7 +743,7 @@ def test_more_clients_leave_than_one_slice_holds() -> None:
     alice = bench.login("alice")
     counts: list[int] = []
     state = bench.node.state
-    work = Reauthorization(state, lambda username: username == "alice", counts.append)
+    work = Reauthorization(state, lambda username, listener: username == "alice", counts.append)
     done = work.step(state, STEPS_AT_ONCE)
     assert work.has_more
     assert done <= STEPS_AT_ONCE + STEPS_PER_CLOSE

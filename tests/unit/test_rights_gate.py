@@ -11,7 +11,7 @@ import holdfast
 
 ROOT: Final = Path(holdfast.__file__).parent
 TESTS: Final = Path(__file__).parent
-GATE: Final = "broker/rights.py"
+GATE: Final = ("broker/rights.py", "broker/admission/client_rights.py")
 LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 
@@ -30,6 +30,8 @@ FIELDS: Final = {
         "server/node_settings.py:new_node",
         "server/reload.py:apply_security",
         "broker/state.py:NodeState.__init__",
+        "broker/session/listener_rules.py:ListenerRules.__init__",
+        "server/sockets/listeners.py:OpenListener.apply_rules",
     },
     "rights": {
         "broker/session/connection.py:Connection.__init__",

@@ -46,8 +46,8 @@ class NodeConfig:
     pending_connects_per_address: int = 10_000
     connect_timeout_s: float = 20.0
     allow_anonymous: bool = True
-    has_mounts: bool = False
-    """True: the clients of some listeners see only topics with a prefix."""
+    has_listener_rights: bool = False
+    """True: some listeners have a mount, or rights of their own."""
     sys_interval_s: float = 10.0
     progress_interval_s: float = 0.05
     pending_bytes_max: int = 67_108_864

@@ -20,61 +20,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.broker.admission.client_rights import Rights
 from holdfast.broker.admission.proof import Proof
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
 from holdfast.protocol.topics.names import is_queue
 from holdfast.security.acl import WRITE, AccessVerdict, ClientRules, RuleSource
 
-TOPICS_BYTES_MAX: Final = 1 << 20
-"""The most bytes of topics that are remembered for one client, in each direction."""
 READABLE_MAX: Final = 1000
 """The most topics for which a group remembers whether any member may read them."""
 READABLE_TOPIC_BYTES: Final = 1000
 """The most bytes of a topic that a group remembers. Longer ones are looked up each time."""
 LOG_PREFIX: Final = "$log/"
 """The beginning of the topics with the progress of the log's readers."""
-TOPIC_BYTES: Final = 100
-"""The memory in bytes for one remembered topic, without its name."""
-
-
-class Rights:
-    """The rights of one client, remembered by topic. The rules do not change while it lives."""
-
-    def __init__(self, acl: ClientRules | None, mount: bytes, *, is_given: bool = False) -> None:
-        """`acl` None: everything below the `mount`, the prefix of the client's topics. `is_given`:
-        the rules came with the client's proof of identity, and end with its next connection."""
-        self.acl = acl
-        self.is_given = is_given
-        self.mount = mount
-        # Made on first use: most clients only read, or only write.
-        self.reads: dict[bytes, bool] | None = None
-        self.reads_bytes = 0
-        self.writes: dict[bytes, bool] | None = None
-        self.writes_bytes = 0
-
-    def learn_read(self, raw: bytes) -> bool:
-        """Look up whether the client may read a topic, and remember the result."""
-        acl = self.acl
-        allowed = raw.startswith(self.mount) and (acl is None or acl.can_read(raw.decode()))
-        self.reads_bytes += len(raw) + TOPIC_BYTES
-        if self.reads is None or self.reads_bytes > TOPICS_BYTES_MAX:
-            self.reads = {}
-            self.reads_bytes = len(raw) + TOPIC_BYTES
-        self.reads[raw] = allowed
-        return allowed
-
-    def learn_write(self, raw: bytes, topic: str) -> bool:
-        """Look up whether the client may write a topic, and remember the result."""
-        acl = self.acl
-        allowed = raw.startswith(self.mount) and (acl is None or acl.can_write(topic))
-        self.writes_bytes += len(raw) + TOPIC_BYTES
-        if self.writes is None or self.writes_bytes > TOPICS_BYTES_MAX:
-            self.writes = {}
-            self.writes_bytes = len(raw) + TOPIC_BYTES
-        self.writes[raw] = allowed
-        return allowed
 
 
 def is_reserved(topic: str) -> bool:
@@ -149,28 +109,25 @@ def may_write(connection: Connection, route: Route) -> bool:
     return rights.learn_write(route.raw, route.topic) if known is None else known
 
 
-def may_leave(state: NodeState, username: str | None, client_id: str, topic: str) -> bool:
-    """Whether a client may leave a will to this topic, or its earlier will may be published."""
-    if is_reserved(topic):
-        return False
-    return state.acl is None or state.acl.for_client(username, client_id).can_write(topic)
-
-
 def may_leave_now(state: NodeState, connection: Connection, topic: str) -> bool:
-    """`may_leave` for a client that connects."""
-    given = _given_rules(connection)
-    if given is not None:
-        return not is_reserved(topic) and given.can_write(topic)
-    return may_leave(state, connection.username, connection.client_id, topic)
+    """Whether a client that connects may leave a will to this topic."""
+    rules = _given_rules(connection)
+    if rules is None:
+        names = (connection.username, connection.client_id)
+        rules = _rules_for(state, connection.listener, *names)
+    return not is_reserved(topic) and (rules is None or rules.can_write(topic))
 
 
 def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
-    """Whether the will of a session may be published. Given rules count while this process knows
-    them; they were checked when the client connected."""
-    rights = session.rights
-    if isinstance(rights, Rights) and rights.is_given and rights.acl is not None:
-        return not is_reserved(topic) and rights.acl.can_write(topic)
-    return may_leave(state, session.username, session.client_id, topic)
+    """Whether the will of a session may be published. Given rules, and those of a listener, count
+    while this process knows them; they were checked when the client connected."""
+    rights = session.rights if isinstance(session.rights, Rights) else None
+    if rights is not None and rights.is_given:
+        rules = rights.acl
+    else:
+        listener = None if rights is None else rights.listener
+        rules = _rules_for(state, listener, session.username, session.client_id)
+    return not is_reserved(topic) and (rules is None or rules.can_write(topic))
 
 
 def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
@@ -199,7 +156,7 @@ def has_rules(state: NodeState) -> bool:
     """Whether some clients may do less than others."""
     # Rules may come with a proof of identity, or from hooks.
     is_given = state.admission.asks_sources or state.admission.asks_rights
-    return state.acl is not None or state.config.has_mounts or is_given
+    return state.acl is not None or state.config.has_listener_rights or is_given
 
 
 def forget(session: Session) -> None:
@@ -292,8 +249,6 @@ def replace_rules(
 ) -> None:
     """Give other rules to all clients: at once to those that connect, and to the `sessions` that
     this node knows as a job (`RulesChange`), which calls `done`."""
-    if acl is state.acl and done is None:
-        return
     all_sessions = state.acl is None
     state.acl = acl
     if usernames is None:
@@ -319,15 +274,34 @@ def _give_rights(state: NodeState, session: Session) -> None:
 
 
 def _rights_of(state: NodeState, session: Session) -> Rights | None:
-    mount = b"" if session.connection is None else session.connection.mount
-    given = _given_rules(session.connection)
-    if given is not None:
-        return Rights(given, mount, is_given=True)
-    if session.is_internal or (state.acl is None and not mount):
+    connection = session.connection
+    given = _given_rules(connection)
+    if connection is None:
+        # The client of an earlier process has none: its listener is not known.
+        before = session.rights if isinstance(session.rights, Rights) else None
+        mount = b"" if before is None else before.mount
+        listener = None if before is None else before.listener
+    else:
+        mount = connection.mount
+        listener = connection.listener
+        if given is not None:
+            return Rights(given, mount, is_given=True)
+    if session.is_internal:
         return None
-    acl = state.acl
-    names = (session.username, session.client_id)
-    return Rights(None if acl is None else acl.for_client(*names), mount)
+    rules = _rules_for(state, listener, session.username, session.client_id)
+    if rules is None and not mount:
+        return None
+    return Rights(rules, mount, listener)
+
+
+def _rules_for(
+    state: NodeState, listener: ListenerRules | None, username: str | None, client_id: str
+) -> ClientRules | None:
+    """The rules by the listener's own source, or else the node's. None: everything is allowed."""
+    source = None if listener is None else listener.acl
+    if source is None:
+        source = state.acl
+    return source.for_client(username, client_id) if isinstance(source, RuleSource) else None
 
 
 def proves_names(state: NodeState) -> bool:

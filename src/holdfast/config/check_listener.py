@@ -90,8 +90,8 @@ def _authentication_problems(listener: Listener, config: Config) -> Iterator[Pro
     security = config.security
     needed = {
         "password": (
-            "security.password_file or security.dynamic_security_file",
-            security.password_file or security.dynamic_security_file,
+            "password_file here or of security, or security.dynamic_security_file",
+            listener.password_file or security.password_file or security.dynamic_security_file,
         ),
         "scram": ("security.scram_file", security.scram_file),
         "certificate": ("client_ca", listener.client_ca),
@@ -126,7 +126,7 @@ def listener_warnings(config: Config) -> list[str]:
     for index, listener in enumerate(config.listeners):
         key = f"listeners[{index}]"
         if not admits_anonymous(listener, config):
-            if not has_users and not listener.client_ca:
+            if not (has_users or listener.password_file or listener.client_ca):
                 found.append(
                     f"{key}: anonymous clients are refused and there is no password_file,"
                     " scram_file or client_ca: no client can connect"

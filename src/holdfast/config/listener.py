@@ -74,6 +74,11 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     )
     """The ways in which a client may prove its user name here; empty: each one that is
     configured."""
+    password_file: str = ""
+    """The file with the only users who may prove their name by password here; empty: those of
+    `security`."""
+    acl_file: str = ""
+    """The file with the rights of this listener's clients; empty: those of `security`."""
     mount: Annotated[
         str,
         Meta(

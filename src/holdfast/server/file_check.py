@@ -12,8 +12,8 @@ from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.security_files import (
     SecurityFileError,
     admin_context,
+    load_listener,
     load_security,
-    tls_context,
 )
 
 
@@ -26,7 +26,7 @@ def file_problems(config: Config) -> list[str]:
         found.append(str(error))
     for listener in config.listeners:
         try:
-            tls_context(listener)
+            load_listener(listener)
         except SecurityFileError as error:
             found.append(str(error))
         folder = Path(listener.socket).parent

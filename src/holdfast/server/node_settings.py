@@ -50,7 +50,7 @@ def node_config(config: Config) -> NodeConfig:
         pending_connects_per_address=limits.pending_connects_per_address,
         connect_timeout_s=limits.connect_timeout_s,
         allow_anonymous=bool(config.security.allow_anonymous),
-        has_mounts=any(listener.mount for listener in config.listeners),
+        has_listener_rights=any(each.mount or each.acl_file for each in config.listeners),
         sys_interval_s=config.sys.interval_s,
         producers_max=limits.producers_max,
         producer_expiry_s=limits.producer_expiry_s,

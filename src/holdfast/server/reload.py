@@ -34,9 +34,10 @@ from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
     admin_context,
+    load_listener,
     load_security,
-    tls_context,
 )
+from holdfast.server.sockets.listener_files import ListenerFiles
 from holdfast.server.sockets.listeners import OpenListener, reserve
 
 logger = logging.getLogger("holdfast")
@@ -95,15 +96,15 @@ class Preparation:
     applied: list[str]
     needs_restart: list[str]
     security: SecurityFiles
-    listeners: list[tuple[OpenListener, Listener, ssl.SSLContext | None]]
-    """Each listener with its new settings and context."""
+    listeners: list[tuple[OpenListener, Listener, ListenerFiles]]
+    """Each listener with its new settings and files."""
     admin_context: ssl.SSLContext | None = None
     """The new context of the admin port; None: plain HTTP."""
 
     def apply_rules(self) -> None:
         """Make the connected clients of each listener follow its new settings."""
-        for listener, settings, _ in self.listeners:
-            listener.apply_rules(settings)
+        for listener, settings, files in self.listeners:
+            listener.apply_rules(settings, files)
 
     def discard(self, present: list[OpenListener]) -> None:
         """Close the listeners that were bound for this reload only."""
@@ -155,20 +156,20 @@ def prepare(
     applied = [key for key in changed if _is_reloadable(key)]
     config = _merged(present, wanted)
     bound: list[OpenListener] = []
-    found: list[tuple[OpenListener, Listener, ssl.SSLContext | None]] = []
+    found: list[tuple[OpenListener, Listener, ListenerFiles]] = []
     left = list(listeners)
     try:
         security = load_security(config)
         admin = admin_context(config.admin)
         for settings in () if config.cluster.witness else config.listeners:
-            context = tls_context(settings)
+            files = load_listener(settings)
             one = next((each for each in left if each.is_at(settings)), None)
             if one is None:
-                one = OpenListener(settings, context, reserve(settings))
+                one = OpenListener(settings, files, reserve(settings))
                 bound.append(one)
             else:
                 left.remove(one)
-            found.append((one, settings, context))
+            found.append((one, settings, files))
     except (SecurityFileError, OSError) as error:
         for one in bound:
             one.close()
@@ -240,9 +241,9 @@ async def apply_listeners(
         if one not in kept:
             one.close()
     failed: list[str] = []
-    for one, settings, context in made.listeners:
+    for one, settings, files in made.listeners:
         try:
-            await one.apply(settings, context, broker)
+            await one.apply(settings, files, broker)
         except OSError as error:
             logger.error("listener_not_reloaded listener=%r error=%r", one.name, str(error))
             failed.append(f"listener {one.name}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.broker.node import Node
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Admin, Config
 from holdfast.config.sections.check_identity import has_sources
@@ -23,6 +24,7 @@ from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
 from holdfast.server.event_loop.hook_runner import HookSource
 from holdfast.server.identity_sources import SourceError, identity_sources, load_hooks
+from holdfast.server.sockets.listener_files import ListenerFiles
 
 logger = logging.getLogger("holdfast")
 
@@ -47,9 +49,11 @@ class SecurityFiles:
     users: DynamicUsers | None = None
     """The users that clients change at run time. `passwords` and `acl` include them."""
 
-    def knows(self, username: str) -> bool:
-        """Whether a user has a password or SCRAM credentials."""
-        return any(username in users for users in (self.passwords, self.scram) if users is not None)
+    def knows(self, username: str, listener: ListenerRules) -> bool:
+        """Whether a user has a password or SCRAM credentials at a listener."""
+        own = listener.passwords
+        passwords = own if isinstance(own, PasswordFile) else self.passwords
+        return any(username in users for users in (passwords, self.scram) if users is not None)
 
     def apply_to(self, node: Node) -> None:
         """Make the node authenticate clients by these files."""
@@ -78,7 +82,7 @@ def authenticates_users(config: Config) -> bool:
         any(files)
         or has_sources(security)
         or any(
-            listener.client_ca and listener.certificate_user != "none"
+            listener.password_file or (listener.client_ca and listener.certificate_user != "none")
             for listener in config.listeners
         )
     )
@@ -106,8 +110,8 @@ def load_security(config: Config) -> SecurityFiles:
     ) as error:
         raise SecurityFileError(str(error)) from error
     for path in (security.password_file, security.scram_file, security.dynamic_security_file):
-        if path and Path(path).stat().st_mode & stat.S_IROTH:
-            logger.warning("readable_by_everyone file=%r text='take the right from others'", path)
+        if path:
+            warn_if_readable(path)
     if acl is not None and acl.names_users() and not authenticates_users(config):
         logger.warning(
             "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"
@@ -119,6 +123,12 @@ def load_security(config: Config) -> SecurityFiles:
     return SecurityFiles(users.passwords, users.rules, scram, sources, hooks, users)
 
 
+def warn_if_readable(path: str) -> None:
+    """Log a warning if every user of the machine may read a file with secrets."""
+    if Path(path).stat().st_mode & stat.S_IROTH:
+        logger.warning("readable_by_everyone file=%r text='take the right from others'", path)
+
+
 def _dynamic_users(
     path: str, passwords: PasswordFile | None, acl: AclFile | None
 ) -> DynamicUsers | None:
@@ -127,23 +137,37 @@ def _dynamic_users(
     return DynamicUsers.of(DynamicSecurityFile.load(Path(path)), passwords, acl)
 
 
-def tls_context(listener: Listener) -> ssl.SSLContext | None:
-    """The context of a listener, or None for one without TLS. Raises `SecurityFileError`."""
-    if not listener.certificate:
-        return None
+def load_listener(listener: Listener) -> ListenerFiles:
+    """Load the files that a listener names. Raises `SecurityFileError`."""
     try:
-        return server_context(
-            Path(listener.certificate),
-            Path(listener.key),
-            Path(listener.client_ca) if listener.client_ca else None,
-            listener.require_certificate,
-            listener.tls_ciphers,
-            minimum=listener.tls_minimum,
-            crl=Path(listener.crl) if listener.crl else None,
-            alpn=ALPN[listener.transport],
+        return ListenerFiles(
+            _tls_context(listener) if listener.certificate else None,
+            _passwords(listener.password_file),
+            AclFile.load(listener.acl_file) if listener.acl_file else None,
         )
-    except TlsError as error:
+    except (TlsError, PasswordError, AclError, OSError) as error:
         raise SecurityFileError(str(error)) from error
+
+
+def _passwords(path: str) -> PasswordFile | None:
+    if not path:
+        return None
+    passwords = PasswordFile.load(path)
+    warn_if_readable(path)
+    return passwords
+
+
+def _tls_context(listener: Listener) -> ssl.SSLContext:
+    return server_context(
+        Path(listener.certificate),
+        Path(listener.key),
+        Path(listener.client_ca) if listener.client_ca else None,
+        listener.require_certificate,
+        listener.tls_ciphers,
+        minimum=listener.tls_minimum,
+        crl=Path(listener.crl) if listener.crl else None,
+        alpn=ALPN[listener.transport],
+    )
 
 
 def admin_context(admin: Admin) -> ssl.SSLContext | None:

@@ -36,8 +36,8 @@ from holdfast.server.reload import (
 from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
+    load_listener,
     load_security,
-    tls_context,
 )
 from holdfast.server.service_manager import ServiceManager
 from holdfast.server.shared_directory import SharedDirectory
@@ -99,15 +99,15 @@ class Server:
         config = self.config
         try:
             self._security = load_security(config)
-            contexts = [tls_context(listener) for listener in config.listeners]
+            files = [load_listener(listener) for listener in config.listeners]
         except SecurityFileError as error:
             raise StartError(str(error)) from error
         try:
             # Ports are reserved now: a standby must not find out at takeover that one is taken.
-            for settings, context in zip(config.listeners, contexts, strict=True):
+            for settings, one in zip(config.listeners, files, strict=True):
                 if not config.cluster.witness:
                     sockets = await when_free(partial(reserve, settings), config.node.standby)
-                    self.listeners.append(OpenListener(settings, context, sockets))
+                    self.listeners.append(OpenListener(settings, one, sockets))
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
         if config.node.standby:
@@ -139,11 +139,7 @@ class Server:
     async def _start_cluster(self) -> None:
         try:
             clustering = ClusterMembership(
-                self.config,
-                self._new_node,
-                self._security.passwords,
-                self.fail,
-                self.start_anew,
+                self.config, self._new_node, self._security.passwords, self.fail, self.start_anew
             )
             self._clustering = clustering
             self.cluster = clustering.operations

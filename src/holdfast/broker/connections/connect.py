@@ -81,7 +81,8 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
             return
         admit(state, connection)
         return
-    if not (state.admission.checks_passwords and listener.takes(PASSWORD)):
+    checks_passwords = state.admission.checks_passwords or listener.passwords is not None
+    if not (checks_passwords and listener.takes(PASSWORD)):
         if packet.username == certified:
             connection.username = packet.username
         elif proves_names(state) or not may_be_anonymous(state, connection):

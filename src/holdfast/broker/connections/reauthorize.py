@@ -7,7 +7,7 @@ from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.rights import may_be_anonymous
 from holdfast.broker.session.connection import EXCHANGING, OPEN, OPENING, Connection
-from holdfast.broker.session.listener_rules import CERTIFICATE
+from holdfast.broker.session.listener_rules import CERTIFICATE, ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
@@ -28,10 +28,13 @@ class Reauthorization(Work):
     """
 
     def __init__(
-        self, state: NodeState, knows: Callable[[str], bool], done: Callable[[int], None]
+        self,
+        state: NodeState,
+        knows: Callable[[str, ListenerRules], bool],
+        done: Callable[[int], None],
     ) -> None:
-        """`knows`: whether a user name has a password or other credentials. `done` is called with
-        the number of closed connections."""
+        """`knows`: whether a user name has a password or other credentials at a listener. `done` is
+        called with the number of closed connections."""
         super().__init__()
         self.knows = knows
         self.done = done
@@ -104,7 +107,9 @@ class UserDeparture(Work):
 _CHANGED: Final = "the user was changed: connect again"
 
 
-def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], bool]) -> bool:
+def _may_stay(
+    state: NodeState, connection: Connection, knows: Callable[[str, ListenerRules], bool]
+) -> bool:
     if connection.is_internal:
         return True
     proof = connection.proof
@@ -115,4 +120,5 @@ def _may_stay(state: NodeState, connection: Connection, knows: Callable[[str], b
     if username is None:
         return may_be_anonymous(state, connection)
     is_certified = username == connection.certificate_name
-    return knows(username) or (is_certified and connection.listener.takes(CERTIFICATE))
+    listener = connection.listener
+    return knows(username, listener) or (is_certified and listener.takes(CERTIFICATE))

@@ -21,6 +21,11 @@ class ListenerRules:
         self.allow_anonymous: bool | None = None
         # Empty: each one that the node is configured for.
         self.authentication: tuple[str, ...] = ()
+        # security.passwords.PasswordFile: the only users of this listener with a password. None:
+        # those of the node.
+        self.passwords: object | None = None
+        # security.acl.RuleSource: the rights of this listener's clients. None: NodeState.acl.
+        self.acl: object | None = None
         # The prefix of all topics of the listener's clients, which they do not see.
         self.mount = b""
         # 0: NodeConfig.packet_bytes_max.

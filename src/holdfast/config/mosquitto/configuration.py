@@ -65,7 +65,6 @@ NOTES: Final = {
     "log_dest": "the log goes to standard error",
     "max_queued_bytes": "the log keeps messages of sessions; see log.retention.session_bytes",
     "max_queued_messages": "the log keeps messages of sessions; see log.retention.session_bytes",
-    "per_listener_settings": "users and rights are the same for all listeners",
     "persistence_location": "the data is in node.data; mosquitto.db is not imported",
     "psk_file": "there is no PSK: use certificates",
     "psk_hint": "there is no PSK: use certificates",
@@ -187,6 +186,8 @@ class _Reader:
                 self._made.users = Path(value)
                 security = self._made.tables.setdefault("security", {})
                 security["dynamic_security_file"] = value
+                if self._is_per_listener:
+                    self._note("dynamic security is for all listeners without files of their own")
         elif not self._take_listener_key(key, value):
             self._take_global_key(key, value)
 
@@ -236,8 +237,10 @@ class _Reader:
             if value not in TLS_VERSIONS:
                 raise ValueError(f"{self._where}: {value!r}: known are {', '.join(TLS_VERSIONS)}")
             listener["tls_minimum"] = TLS_VERSIONS[value]
-        elif key == "allow_anonymous" and self._is_per_listener and listener:
+        elif key == "allow_anonymous" and self._is_per_listener:
             listener["allow_anonymous"] = self._truth(value)
+        elif key in SECURITY_KEYS and self._is_per_listener:
+            listener[SECURITY_KEYS[key]] = value
         else:
             return False
         return True
@@ -267,8 +270,6 @@ class _Reader:
                 self._made.tables.setdefault("logging", {})["level"] = LEVELS[value]
         elif key == "per_listener_settings":
             self._is_per_listener = self._truth(value)
-            if self._is_per_listener:
-                self._note(f"{key}: {NOTES[key]}")
         elif key not in IGNORED:
             self._note(f"{key}: {NOTES.get(key, 'there is no counterpart')}")
 

@@ -24,8 +24,8 @@ _BUSY: Final = LoginRefusal(BUSY, "too many passwords are being checked")
 
 
 class PasswordChecks:
-    """The checks of one broker. `file` may be replaced at any time; a check that has begun counts
-    only for a user who has the same password in the present file."""
+    """The checks of one broker. `file`, and the file of a listener, may be replaced at any time. A
+    check that has begun counts only for a user who has the same password in the present file."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PasswordChecks:
 
     def check(self, effect: CheckPassword) -> None:
         """Check a password, and report the result to the node."""
-        file = self.file
+        file = self._file_of(effect)
         if file is None:
             # The file was removed from the settings since the CONNECT.
             self._node.handle_password_checked(effect.connection, False)
@@ -58,7 +58,7 @@ class PasswordChecks:
             # Returning clients never wait behind unknown ones.
             self._node.handle_password_checked(effect.connection, True)
         elif self._queue.offer(address_of(effect.connection.remote), effect):
-            self._begin(file)
+            self._begin()
         else:
             self._node.handle_answer(effect.connection, _BUSY)
 
@@ -66,7 +66,12 @@ class PasswordChecks:
         """End the threads, without the checks that wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, file: PasswordFile) -> None:
+    def _file_of(self, effect: CheckPassword) -> PasswordFile | None:
+        """The present file for the listener of a check."""
+        own = effect.connection.listener.passwords
+        return own if isinstance(own, PasswordFile) else self.file
+
+    def _begin(self) -> None:
         """Give each thread one check, and one to follow."""
         while self._begun < 2 * THREADS:
             effect = self._queue.take()
@@ -80,6 +85,10 @@ class PasswordChecks:
                 # The client cannot receive the result, so the costly hash is saved.
                 self._node.handle_left(connection)
                 continue
+            file = self._file_of(effect)
+            if file is None:
+                self._node.handle_password_checked(connection, False)
+                continue
             self._begun += 1
             future = self._threads.submit(file.verify, effect.username, effect.password)
             future.add_done_callback(partial(self._arrived, effect, file))
@@ -92,9 +101,8 @@ class PasswordChecks:
     def _finished(self, effect: CheckPassword, by: PasswordFile, done: Future[bool]) -> None:
         self._touch()
         self._begun -= 1
-        file = self.file
-        if file is not None:
-            self._begin(file)
+        self._begin()
+        file = self._file_of(effect)
         error = done.exception()
         if error is not None:
             logger.error("password_check_failed error=%r", str(error))

@@ -17,6 +17,7 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.loop import is_uvloop
 from holdfast.server.sockets.acceptor import BACKLOG, AcceptLoop
 from holdfast.server.sockets.driver import ListenerCount
+from holdfast.server.sockets.listener_files import ListenerFiles
 from holdfast.server.sockets.proxy import Proxies
 from holdfast.server.sockets.reception import BrokerReception, Reception
 from holdfast.server.sockets.unix import identity, remove_unix, reserve_unix, set_mode
@@ -90,10 +91,10 @@ class OpenListener:
     """
 
     def __init__(
-        self, settings: Listener, context: ssl.SSLContext | None, sockets: list[socket.socket]
+        self, settings: Listener, files: ListenerFiles, sockets: list[socket.socket]
     ) -> None:
         self.settings = settings
-        self._context = context
+        self._files = files
         self._sockets = sockets
         # The file of a Unix socket, which another process may replace.
         self._file = identity(Path(settings.socket)) if settings.socket else (0, 0)
@@ -120,9 +121,11 @@ class OpenListener:
         """Whether settings are for this listener's address."""
         return self.settings.name == settings.name
 
-    def apply_rules(self, settings: Listener) -> None:
-        """Make the listener's clients follow its settings, the connected ones too."""
+    def apply_rules(self, settings: Listener, files: ListenerFiles) -> None:
+        """Make the listener's clients follow its settings and files, the connected ones too."""
         rules = self._count.rules
+        rules.passwords = files.passwords
+        rules.acl = files.acl
         rules.allow_anonymous = settings.allow_anonymous
         rules.authentication = tuple(settings.authentication)
         rules.mount = settings.mount.encode()
@@ -131,18 +134,16 @@ class OpenListener:
 
     async def open(self, broker: Broker) -> None:
         """Accept connections, with TLS if there is a context. Raises `OSError`."""
-        self.apply_rules(self.settings)
+        self.apply_rules(self.settings, self._files)
         self._servers = await _listen(
             broker,
             self.settings,
-            self._context,
+            self._files.context,
             [one.dup() for one in self._sockets],
             self._count,
         )
 
-    async def apply(
-        self, settings: Listener, context: ssl.SSLContext | None, broker: Broker | None
-    ) -> None:
+    async def apply(self, settings: Listener, files: ListenerFiles, broker: Broker | None) -> None:
         """Use other settings for new connections. Existing ones and handshakes stay.
 
         `broker` None: the node does not serve yet. Raises `OSError`, and accepts as before then.
@@ -150,7 +151,7 @@ class OpenListener:
         if settings.socket:
             set_mode(Path(settings.socket), int(settings.socket_mode, 8))
         self.settings = settings
-        self._context = context
+        self._files = files
         if broker is not None:
             before = self._servers
             await self.open(broker)

@@ -1,0 +1,19 @@
+"""The files of one listener: its certificates, its users and its rights."""
+
+import ssl
+from dataclasses import dataclass
+
+from holdfast.security.acl import RuleSource
+from holdfast.security.passwords import PasswordFile
+
+
+@dataclass(frozen=True)
+class ListenerFiles:
+    """The loaded files of one listener."""
+
+    context: ssl.SSLContext | None = None
+    """The context of TLS; None: the listener has no certificate."""
+    passwords: PasswordFile | None = None
+    """The only users of this listener with a password; None: those of the broker."""
+    acl: RuleSource | None = None
+    """The rights of this listener's clients; None: those of the broker."""
