@@ -1,6 +1,7 @@
 """The users of a Mosquitto with its dynamic security plugin, taken over and changed at run time by
 Mosquitto's own tool."""
 
+import json
 import shutil
 import subprocess
 import time
@@ -83,6 +84,7 @@ def test_users_and_rights_are_carried_over(tmp_path: Path) -> None:
         assert sends(new.port, "bob", "another", "bobs/1") == 0
         assert sends(new.port, "alice", PASSWORD, "site/1") != 0
         assert "alice" in control(new.port, "listClients")
+        check_audit(new)
     finally:
         assert new.stop() == 0
     # Mosquitto reads the file that Holdfast has written.
@@ -93,6 +95,26 @@ def test_users_and_rights_are_carried_over(tmp_path: Path) -> None:
         assert sends(old.port, "alice", PASSWORD, "site/1") != 0
     finally:
         old.stop()
+
+
+def check_audit(broker: HoldfastBroker) -> None:
+    """Each change is in the audit: who, from where, what, before and after, and no secret."""
+    text = broker.admin("/api/v1/audit?limit=100")[1]
+    entries = json.loads(text)["entries"]
+    names = [each["path"].rpartition("/")[2] for each in reversed(entries)]
+    assert " ".join(names) == (
+        "createClient createRole addRoleACL addRoleACL createGroup addGroupRole addGroupClient "
+        "setClientPassword disableClient"
+    )
+    assert all(each["who"].startswith("mqtt admin (") for each in entries)
+    assert {each["remote"] for each in entries} == {"127.0.0.1"}
+    disabled, changed, joined = entries[:3]
+    assert disabled["parameters"] == "alice"
+    assert disabled["after"]["disabled"]
+    assert "disabled" not in disabled["before"]
+    assert (changed["before"]["password"], changed["after"]["password"]) == ("set", "changed")
+    assert (joined["before"].get("groups"), joined["after"]["groups"]) == (None, ["people"])
+    assert not [word for word in ("first", "another", "salt", "iterations") if word in text]
 
 
 def change_at_run_time(broker: HoldfastBroker) -> None:

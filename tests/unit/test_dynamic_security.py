@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +45,43 @@ def run(document: SecurityDocument, *commands: dict[str, object]) -> list[dict[s
 
 def command(name: str, **fields: object) -> dict[str, object]:
     return {"command": name, **fields}
+
+
+def test_each_change_shows_its_state_before_and_after() -> None:
+    document = new_document("admin", "secret")
+    edit = SecurityEdit(document, SecurityChanges())
+
+    def shown(name: str, **fields: object) -> tuple[object, object]:
+        payload = json.dumps({"commands": [command(name, **fields)]}).encode()
+        (outcome,) = run_commands(edit, payload)
+        assert outcome.is_change
+        # As in the record.
+        both = msgspec.json.encode((outcome.before, outcome.after))
+        before, after = msgspec.json.decode(both)
+        return before, after
+
+    made = {"username": "ann", "password": "set"}
+    assert shown("createClient", username="ann", password="p") == (None, made)
+    # A refused command changed nothing.
+    assert shown("createClient", username="ann", password="q") == (made, None)
+    other = {**made, "password": "changed"}
+    assert shown("setClientPassword", username="ann", password="q") == (made, other)
+    assert shown("createGroup", groupname="g") == (None, {"groupname": "g"} | GROUP)
+    joined = {**made, "groups": ["g"]}
+    assert shown("addGroupClient", groupname="g", username="ann") == (made, joined)
+    assert shown("deleteGroup", groupname="g")[1] is None
+    before, after = shown("setAnonymousGroup", groupname="nobody")
+    assert (before, after) == ({"anonymousGroup": ""}, None)
+    allow = {"acltype": "subscribe", "allow": True}
+    before, after = shown("setDefaultACLAccess", acls=[allow])
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert (before["subscribe"], after["subscribe"]) == (False, True)
+    for wrong in (7, None, ["x"], {}):
+        assert shown("deleteRole", rolename=wrong) == (None, None)
+
+
+GROUP: dict[str, object] = {"textname": "", "textdescription": "", "roles": [], "members": []}
 
 
 def test_each_command_is_answered_as_by_mosquitto() -> None:

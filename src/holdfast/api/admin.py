@@ -165,8 +165,8 @@ class AdminServer:
 
         `hosts`: names that requests may use for this port, besides those that need no setting.
         """
-        self._gate, audit = gate_of(server)
-        self._access = AccessRoutes(self._gate, audit)
+        self._gate = gate_of(server)
+        self._access = AccessRoutes(self._gate, server.audit)
         self._socket = listen(bind, port)
         self.port: int = self._socket.getsockname()[1]
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
@@ -219,15 +219,20 @@ def admin_hosts(config: Config) -> list[str]:
     return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
 
 
-def gate_of(server: ServedProcess) -> tuple[CredentialGate, AuditLog]:
-    """The gate of a broker's port, and its audit. Raises `AccessError`."""
-    directory = Path(server.config.node.data)
-
-    def open_scopes() -> frozenset[Scope]:
-        return frozenset(Scope[each.upper()] for each in server.config.admin.open)
+def audit_of(server: ServedProcess) -> AuditLog:
+    """The audit of a broker's node."""
 
     def led_partition() -> int:
         return 0 if server.cluster is None else server.cluster.led_partition()
 
-    audit = AuditLog(lambda: server.broker, led_partition, directory)
-    return CredentialGate(AdminCredentials(directory), open_scopes, audit), audit
+    return AuditLog(lambda: server.broker, led_partition, Path(server.config.node.data))
+
+
+def gate_of(server: ServedProcess) -> CredentialGate:
+    """The gate of a broker's port. Raises `AccessError`."""
+
+    def open_scopes() -> frozenset[Scope]:
+        return frozenset(Scope[each.upper()] for each in server.config.admin.open)
+
+    credentials = AdminCredentials(Path(server.config.node.data))
+    return CredentialGate(credentials, open_scopes, server.audit)

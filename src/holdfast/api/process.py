@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from holdfast.api.access.audit import AuditLog
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
@@ -46,6 +47,7 @@ class ServedProcess(Protocol):
     federation: BrokerFederation | None
     maintenance: Maintenance | None
     config: Config
+    audit: AuditLog
     explain: Callable[[], list[Setting]] | None
     """Reads all settings with their origin, in a thread. None: there is no configuration."""
 

@@ -7,7 +7,7 @@ from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
-from holdfast.api.admin import AdminServer, admin_hosts
+from holdfast.api.admin import AdminServer, admin_hosts, audit_of
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.readiness import Readiness
 from holdfast.broker import federation_session as federating
@@ -75,6 +75,7 @@ class Server:
         self.cluster: ClusterOperations | None = None
         self.federation: BrokerFederation | None = None
         self._clustering: ClusterMembership | None = None
+        self.audit = audit_of(self)
         self.listeners: list[OpenListener] = []
         self.admin_port = 0
         self._load = load or (lambda: config)
@@ -227,6 +228,7 @@ class Server:
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
         self.broker = broker
+        broker.record_changes = self.audit.record_changes
         broker.touch()
         self.maintenance.start()
         if self._clustering is None:

@@ -1,4 +1,5 @@
-"""The audit: who changed what over the admin port, as records in the log.
+"""The audit: who changed what over the admin port or by commands of dynamic security, as records
+in the log.
 
 Each change is one CONTROL record. Clients can neither publish nor receive such records, and readers
 of messages pass over them. The record is replicated and kept as long as the log around it. The
@@ -22,8 +23,12 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.endpoints import ApiRefusal, Call
+from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.promise import CallbackPromise
+from holdfast.broker.publish.control import COMMAND_TOPIC
+from holdfast.security.dynamic.commands import SecurityChange
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.failures import watched
 from holdfast.storage.record import CONTROL, Batch, Record
 
 logger = logging.getLogger("holdfast")
@@ -36,23 +41,27 @@ VALUE_BYTES_MAX: Final = 16_384
 """The most bytes of `before` and of `after`. A longer value is left out, with its length."""
 WAIT_S: Final = 5.0
 """The most seconds that the reply to a change waits for its record."""
+TOGETHER_MAX: Final = 50
+"""The most records of commands that are appended in one turn."""
 SEARCH_BYTES: Final = 4 << 20
 """The most bytes that are searched for a record of which only the time is known."""
 
 
 class AuditEntry(msgspec.Struct, omit_defaults=True):
-    """One change over the admin port."""
+    """One change."""
 
     time_us: int
     who: str
-    """`user NAME`, `token ID`, or `local` for a process of the machine without access set up."""
+    """`user NAME`, `token ID`, `local` for a process of the machine without access set up, or
+    `mqtt USER (CLIENT ID)` for a command of a client."""
     remote: str
     """The IP address."""
     node: str
     method: str
+    """The HTTP method, or `COMMAND` for a command of a client."""
     path: str
     parameters: str = ""
-    """The query string."""
+    """The query string, or the names that a command names."""
     before: Any = None
     after: Any = None
     status: int = 200
@@ -94,6 +103,7 @@ class AuditLog:
         # (time, partition, offset or -1), the oldest first; None: not read yet.
         self._positions: list[tuple[int, int, int]] | None = None
         self._last_us = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def append(self, call: Call, status: int, error: str) -> None:
         """Record a change. A record that cannot be stored has an error in the process's log, and
@@ -119,23 +129,48 @@ class AuditLog:
         if broker is None:
             logger.warning("audit_not_recorded path=%r error='no log here'", entry.path)
             return
-        record, failure = await self._store(broker, entry)
-        if failure:
-            logger.error("audit_not_recorded path=%r error=%r", entry.path, failure)
-            return
-        position = (record.timestamp_us, record.partition, record.offset)
-        async with self._lock:
-            await asyncio.to_thread(self._note, position)
+        await self._record(broker, [entry])
+
+    def record_changes(self, changes: list[SecurityChange], done: Callable[[], None]) -> None:
+        """Record the commands of clients, and call `done`: after `WAIT_S` also without a commit."""
+        task = watched(self._record_changes(changes, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _record_changes(
+        self, changes: list[SecurityChange], done: Callable[[], None]
+    ) -> None:
+        broker = self._find_broker()
+        if broker is not None:
+            node = broker.node.state.config.node_id
+            entries = [_command_entry(each, node) for each in changes]
+            for start in range(0, len(entries), TOGETHER_MAX):
+                await self._record(broker, entries[start : start + TOGETHER_MAX])
+        done()
+
+    async def _record(self, broker: Broker, entries: list[AuditEntry]) -> None:
+        """Append records, and wait for their commit."""
+        stored = await asyncio.gather(*(self._store(broker, each) for each in entries))
+        positions: list[tuple[int, int, int]] = []
+        for entry, (record, failure) in zip(entries, stored, strict=True):
+            if failure:
+                logger.error("audit_not_recorded path=%r error=%r", entry.path, failure)
+            else:
+                positions.append((record.timestamp_us, record.partition, record.offset))
+        if positions:
+            async with self._lock:
+                await asyncio.to_thread(self._note, positions)
 
     async def _store(self, broker: Broker, entry: AuditEntry) -> tuple[Record, str]:
         """Append the record and wait for its commit. Returns the reason of a failure, or ""."""
         done: asyncio.Future[str] = broker.loop.create_future()
         broker.touch()
         state = broker.node.state
-        entry.time_us = state.wall_us
+        # The time is the key of an entry, and several may be made in one turn.
+        self._last_us = entry.time_us = max(state.wall_us, self._last_us + 1)
         payload = msgspec.json.encode(entry)
         record = Record(
-            self._find_partition(), CONTROL, timestamp_us=state.wall_us, payload=payload
+            self._find_partition(), CONTROL, timestamp_us=entry.time_us, payload=payload
         )
 
         def resolve(failure: str) -> None:
@@ -184,20 +219,19 @@ class AuditLog:
                     continue  # A line that a crash has cut.
                 self._positions.append((time_us, partition, offset))
             self._positions.sort()
-            if self._positions:
-                self._last_us = max(self._last_us, self._positions[-1][0])
         return self._positions
 
-    def _note(self, position: tuple[int, int, int]) -> None:
-        """Add a position. Runs in a thread, under the lock."""
+    def _note(self, added: list[tuple[int, int, int]]) -> None:
+        """Add positions. Runs in a thread, under the lock."""
         positions = self._read()
-        # The records of two requests may be committed in another order than they were appended.
-        insort(positions, position)
+        for position in added:
+            # The records of two requests may be committed in another order than they were appended.
+            insort(positions, position)
         if len(positions) > ENTRIES_MAX:
-            del positions[: ENTRIES_MAX // 2]
+            del positions[: len(positions) - ENTRIES_MAX // 2]
             lines, flags = positions, os.O_TRUNC
         else:
-            lines, flags = [position], os.O_APPEND
+            lines, flags = added, os.O_APPEND
         text = "".join(f"{time_us} {part} {offset}\n" for time_us, part, offset in lines)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
         try:
@@ -205,6 +239,23 @@ class AuditLog:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _command_entry(change: SecurityChange, node: str) -> AuditEntry:
+    outcome = change.outcome
+    return AuditEntry(
+        0,
+        f"mqtt {change.username} ({change.client_id})",
+        address_of(change.remote),
+        node,
+        "COMMAND",
+        f"{COMMAND_TOPIC}/{outcome.name}",
+        outcome.target,
+        _bounded(outcome.before),
+        _bounded(outcome.after),
+        400 if outcome.error else 200,
+        outcome.error,
+    )
 
 
 def _bounded(value: object) -> object:

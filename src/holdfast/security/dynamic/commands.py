@@ -17,6 +17,7 @@ from holdfast.security.dynamic.edit import SecurityEdit
 from holdfast.security.dynamic.fields import Fields, Json
 from holdfast.security.dynamic.group_commands import GROUP_COMMANDS
 from holdfast.security.dynamic.role_commands import ROLE_COMMANDS
+from holdfast.security.dynamic.shown_state import NamedState
 
 COMMANDS_MAX: Final = 1000
 """The most commands of a message."""
@@ -29,11 +30,14 @@ UNKNOWN: Final = "Unknown command"
 
 @dataclass(frozen=True)
 class CommandOutcome:
-    """The response to one command. `is_change`: it was to change something; `target`: whose."""
+    """The response to one command. `is_change`: it was to change something; `target`: whose;
+    `before` and `after`: its state, without passwords."""
 
     response: Fields
     is_change: bool = False
     target: str = ""
+    before: Fields | None = None
+    after: Fields | None = None
 
     @property
     def name(self) -> str:
@@ -44,6 +48,16 @@ class CommandOutcome:
     def error(self) -> str:
         """The reason of a failure, or ""."""
         return str(self.response.get("error", ""))
+
+
+@dataclass(frozen=True)
+class SecurityChange:
+    """A command that was to change users, groups or roles, for the audit."""
+
+    client_id: str
+    username: str
+    remote: str
+    outcome: CommandOutcome
 
 
 def run_commands(edit: SecurityEdit, payload: bytes) -> list[CommandOutcome]:
@@ -78,6 +92,8 @@ def _run(edit: SecurityEdit, command: Json) -> CommandOutcome:
     response: Fields = {"command": name[:100]}
     run = COMMANDS.get(name)
     is_change = run is not None and not name.startswith(("get", "list"))
+    before = NamedState(edit.document, command) if is_change else None
+    after: Fields | None = None
     try:
         if run is None:
             raise DynamicSecurityError(UNKNOWN)
@@ -86,12 +102,17 @@ def _run(edit: SecurityEdit, command: Json) -> CommandOutcome:
             if len(msgspec.json.encode(data)) > RESPONSE_BYTES_MAX:
                 raise DynamicSecurityError("the list is too long: use count and offset")
             response["data"] = data
-        edit.changes.count += is_change
+        if before is not None:
+            edit.changes.count += 1
+            state = NamedState(edit.document, command)
+            state.mark_password(before)
+            after = state.shown
     except DynamicSecurityError as failure:
         response["error"] = str(failure)
     if isinstance(command.get("correlationData"), str):
         response["correlationData"] = command["correlationData"]
-    return CommandOutcome(response, is_change, _target_of(command))
+    shown = None if before is None else before.shown
+    return CommandOutcome(response, is_change, _target_of(command), shown, after)
 
 
 def _target_of(command: Fields) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.broker.effects import (
     AskRights,
@@ -34,6 +34,9 @@ from holdfast.server.event_loop.note_ring import NoteRing
 from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
 from holdfast.storage.journal.segment import WriteGroup
+
+if TYPE_CHECKING:
+    from holdfast.security.dynamic.commands import SecurityChange
 
 logger = logging.getLogger("holdfast")
 
@@ -74,6 +77,10 @@ class Broker:
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.identities = IdentityChecks(node, loop, self.touch)
         self.commands: CommandPort | None = None
+        self.record_changes: Callable[[list[SecurityChange], Callable[[], None]], None] | None = (
+            None
+        )
+        """Puts the changes by commands into the audit, then calls back. None: there is no audit."""
         self.notes = NoteRing()
         self.turn_scheduled = False
         self.has_failed = False

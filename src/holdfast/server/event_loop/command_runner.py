@@ -2,7 +2,7 @@
 
 Invariants
 - A command is answered after its change is on disk and in force: no client has rights, or keeps a
-  connection, that the change has taken.
+  connection, that the change has taken. Its audit record is committed then, or could not be.
 - Commands count in the order in which they arrived. Those that arrive during a write share the
   next one.
 """
@@ -18,7 +18,13 @@ from holdfast.broker.connections.reauthorize import UserDeparture
 from holdfast.broker.effects import RunCommands
 from holdfast.broker.publish.control import CommandPort, finish_commands
 from holdfast.broker.rights import replace_rules
-from holdfast.security.dynamic.commands import CommandOutcome, encode_responses, run_commands
+from holdfast.broker.session.connection import Connection
+from holdfast.security.dynamic.commands import (
+    CommandOutcome,
+    SecurityChange,
+    encode_responses,
+    run_commands,
+)
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit
 from holdfast.security.dynamic.users import DynamicUsers
@@ -113,7 +119,7 @@ class CommandRunner(CommandPort):
         finished = done.result()
         for effect, outcomes in finished.outcomes:
             for each in outcomes:
-                _note(effect, each)
+                _note(effect.connection, each)
         if finished.users is None or self._is_closed:
             self._respond(finished)
         else:
@@ -145,6 +151,20 @@ class CommandRunner(CommandPort):
             self._respond(finished)
 
     def _respond(self, finished: FinishedCommands) -> None:
+        changes = [
+            _change(effect.connection, each)
+            for effect, outcomes in finished.outcomes
+            for each in outcomes
+            if each.is_change
+        ]
+        record = self._broker.record_changes
+        if record is None or not changes:
+            self._reply(finished)
+        else:
+            record(changes, partial(self._reply, finished))
+
+    def _reply(self, finished: FinishedCommands) -> None:
+        self._broker.touch()
         for effect, outcomes in finished.outcomes:
             finish_commands(self._broker.node.state, effect, encode_responses(outcomes))
         self._is_busy = False
@@ -186,12 +206,17 @@ def _failed(outcome: CommandOutcome, error: str) -> CommandOutcome:
     """The outcome of a command whose change could not be written. What the others of its message
     read may be of that change, so it is not shown."""
     response = {key: value for key, value in outcome.response.items() if key != "data"}
-    return replace(outcome, response={**response, "error": outcome.error or error})
+    response["error"] = outcome.error or error
+    return replace(outcome, response=response, after=None)
 
 
-def _note(effect: RunCommands, outcome: CommandOutcome) -> None:
+def _change(connection: Connection, outcome: CommandOutcome) -> SecurityChange:
+    names = (connection.client_id, connection.username or "")
+    return SecurityChange(*names, connection.remote, outcome)
+
+
+def _note(connection: Connection, outcome: CommandOutcome) -> None:
     if outcome.is_change:
-        connection = effect.connection
         logger.info(
             "security_command client=%r user=%r remote=%r command=%r name=%r error=%r",
             connection.client_id,
