@@ -27,10 +27,10 @@ from bench.cluster_idle import measure, print_heading, print_idle
 from bench.cluster_speed import compare, print_comparison
 from bench.connection import ConnectionLost
 from bench.options import add_faults, new_parser, write_json
+from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import Outcome, play
 from tests.e2e.chaos_faults import OF_A_CLUSTER
 from tests.e2e.chaos_site import cluster_site
-from tests.support.namespaces import missing
 
 COUNTS: Final = {"kill -9 leader": 100, "SIGSTOP": 20, "partition": 20, "host lost": 20}
 QUICK_COUNTS: Final = {"kill -9 leader": 4, "SIGSTOP": 2, "partition": 2}

@@ -7,9 +7,8 @@ experiments and more.
 latency: the paper's run on a LAN: 12 members, one publisher, subscribers at one and three links'
 distance; the published protocol, our federation built into the broker and beside Mosquittos, and a
 tree of Mosquitto bridges, in turn. control: what members say to one another by the number of topics
-subscribed. faults: links and members that die under load. cloud: nine members, each on a host (a
-network namespace), and a real manager, which re-links one that has lost both its neighbours. In
-full about 40 minutes.
+subscribed. faults: links and members that die under load. In full about 35 minutes. The published
+run in the cloud is `holdfast lab run repair`.
 
 Exit code 1: a promise was broken (something acknowledged was lost, repeated at QoS 2, or came out
 of order) or a part failed. A missed target is told and does not count.
@@ -20,20 +19,17 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
-from bench import federation_cloud, federation_control, federation_faults, federation_latency
+from bench import federation_control, federation_faults, federation_latency
 from bench import process as process_accounts
 from bench.connection import ConnectionLost
 from bench.failover_run import ClientFailed
 from bench.federation_faults import Fault
-from bench.federation_graph import LAN, Layout, layout_of
 from bench.federation_members import VARIANTS, MembersFailed, missing
 from bench.options import add_faults, new_parser, write_json
-from tests.support import namespaces
-from tests.support.namespaces import Network
+from holdfast_lab.targets.graph import LAN, Layout, layout_of
 
 QUALITIES: Final = (0, 1, 2)
 MESSAGES: Final = 1_000
@@ -83,37 +79,10 @@ def run_faults(arguments: argparse.Namespace, directory: Path) -> Result:
     return campaign.as_json(), not campaign.violations()
 
 
-def run_cloud(arguments: argparse.Namespace, directory: Path) -> Result:
-    plays = [(True, federation_cloud.MEMBERS_KILLED)]
-    if not arguments.quick:
-        plays += [
-            (True, federation_cloud.MEMBERS_CUT_OFF),
-            (False, federation_cloud.MEMBERS_KILLED),
-        ]
-    if reason := namespaces.missing():
-        print(f"all on loopback, and nobody is cut off: {reason}")
-        plays = [each for each in plays if each[1] != federation_cloud.MEMBERS_CUT_OFF]
-        hosts: AbstractContextManager[Network | None] = nullcontext()
-    else:
-        hosts = federation_cloud.network_of_members()
-    found = []
-    with hosts as network:
-        for repairs_itself, fault in plays:
-            cloud = federation_cloud.play(directory, repairs_itself, fault, network)
-            if network is not None:
-                network.heal()
-            federation_cloud.print_cloud(cloud)
-            federation_faults.print_campaign(cloud.campaign, cloud.targets_s())
-            found.append(cloud)
-    is_kept = not any(cloud.campaign.violations() for cloud in found)
-    return [cloud.as_json() for cloud in found], is_kept
-
-
 PARTS: Final[dict[str, Callable[[argparse.Namespace, Path], Result]]] = {
     "latency": run_latency,
     "control": run_control,
     "faults": run_faults,
-    "cloud": run_cloud,
 }
 
 

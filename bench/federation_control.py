@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from bench.connection import Connection
-from bench.federation_graph import Layout
 from bench.federation_members import (
     HELLO_S,
     BuiltIn,
@@ -14,6 +13,7 @@ from bench.federation_members import (
     MembersFailed,
     wait_until,
 )
+from holdfast_lab.targets.graph import Layout
 
 TOPICS: Final = (1, 1_000, 10_000)
 QUICK_TOPICS: Final = (1, 1_000)

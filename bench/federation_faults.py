@@ -17,11 +17,11 @@ from typing import Final
 
 from bench.failover_run import ClientProcess
 from bench.failover_sending import TOPIC
-from bench.federation_graph import Layout
 from bench.federation_link import LinkProxy
 from bench.federation_members import START_TIMEOUT_S, BuiltIn, MembersFailed, wait_until
 from bench.ledger import Findings, examine, longest_silence, median_and_worst
 from bench.trace import Event
+from holdfast_lab.targets.graph import Layout
 
 SETTLED: Final = 50
 """Deliveries in a row before a fault, and after it before the hurt one is revived."""

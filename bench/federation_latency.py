@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from bench import process
-from bench.federation_graph import LAN, Layout
 from bench.federation_load import Latency, Load, latency_of
 from bench.federation_members import VARIANTS, Bridges, BuiltIn, BuiltInMemory, Members, Sidecars
 from bench.federation_observing import Observed, observe
 from bench.measurement import OTHERS_BUSY_MAX
+from holdfast_lab.targets.graph import LAN, Layout
 
 CLOSED, PACED = "A", "B"
 RATE: Final = 100.0

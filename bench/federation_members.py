@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from bench import process
-from bench.federation_graph import Layout, branches
+from holdfast_lab.targets.graph import Layout, branches
 from tests.e2e.brokers import MOSQUITTO, Broker, Mosquitto, toml
 from tests.e2e.federated import Member
 from tests.support.sidecars import Sidecar

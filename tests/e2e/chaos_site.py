@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.storage.partition import partition_of
+from holdfast_lab.targets.namespaces import Host, Network
 from tests.e2e.brokers import Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.support.hanging_disk import HangingDisk, hanging_disk
 from tests.support.hanging_disk import missing as no_hanging_disk
-from tests.support.namespaces import Host, Network
 
 WATCH_S: Final = 0.1
 CLIENTS: Final = "clients"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import play
 from tests.e2e.chaos_faults import OF_ONE_NODE
 from tests.e2e.chaos_site import lonely_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, PAUSE_MAX_S
 from tests.e2e.test_kill9 import SEED
-from tests.support.namespaces import missing
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")

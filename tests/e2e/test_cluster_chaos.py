@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import Outcome, play
 from tests.e2e.chaos_faults import OF_A_CLUSTER, Fault
 from tests.e2e.chaos_site import cluster_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_kill9 import SEED
-from tests.support.namespaces import missing
 
 IS_CAMPAIGN = "HOLDFAST_CHAOS_ROUNDS" in os.environ
 ONLY = [name for name in os.environ.get("HOLDFAST_CHAOS_FAULTS", "").split(",") if name]

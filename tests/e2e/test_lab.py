@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from holdfast_lab.experiments import traffic
 from holdfast_lab.experiments.traffic import WINDOW, Observed, Traffic
 from holdfast_lab.log import ExperimentLog
 from holdfast_lab.results import pages, store
+from holdfast_lab.targets import wide_network
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli.main", "lab"]
 
@@ -129,6 +132,31 @@ def test_a_broker_that_never_confirms_again_ends_the_traffic(
 
     observed = asyncio.run(asyncio.wait_for(play(), 20))
     assert observed.not_delivered()
+
+
+@pytest.mark.skipif(bool(wide_network.missing()), reason=wide_network.missing())
+def test_packets_between_continents_take_their_time() -> None:
+    """And none comes while one side is cut off."""
+    with wide_network.WideNetwork("ab", lambda one, other: 0.02) as network:
+        here, there = network.hosts["a"], network.hosts["b"]
+        with here.entered():
+            listener = socket.create_server((here.address, 4000))
+        with there.entered():
+            client = socket.socket()
+        with listener, client:
+            start_s = time.monotonic()
+            client.connect((here.address, 4000))
+            served, _ = listener.accept()
+            with served:
+                assert time.monotonic() - start_s >= 0.04
+                network.isolate("b")
+                client.sendall(b"late")
+                served.settimeout(0.2)
+                with pytest.raises(TimeoutError):
+                    served.recv(4)
+                network.heal()
+                served.settimeout(10.0)
+                assert served.recv(4) == b"late"
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.namespaces import Network, missing
+from holdfast_lab.targets.namespaces import Network, missing
 
 SILENCE_S = 0.6
 

@@ -23,23 +23,17 @@ from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.core.retained.clock import Version
 from holdfast.protocol.topics.names import is_shared, matches
+from holdfast_lab.targets.graph import LAN_EDGES as LAN_EDGES
+from holdfast_lab.targets.graph import edges_of as edges_of
 from tests.sim.schedule import Wrong
 from tests.support.sim_federation_member import WALL_S, SimMember, node_id
 from tests.support.sim_links import LinkedTime, Weather, pair
 
-LAN_EDGES = (
-    "0-1 0-2 0-3 0-11 1-2 1-4 1-6 1-7 2-3 2-4 2-5 3-5 4-6 5-7 6-8 7-8 7-9 7-10 8-9 9-10 10-11"
-)
-"""Twelve members as the published algorithm joins them: 11 is one hop from 0 and three from 5."""
 DATA_KIND = 4
 
 
 def number_of(node: bytes) -> int:
     return int.from_bytes(node, "big")
-
-
-def edges_of(text: str) -> list[tuple[int, int]]:
-    return [(int(a), int(b)) for a, b in (edge.split("-") for edge in text.split())]
 
 
 def random_edges(count: int, rng: random.Random, degree_max: int = 5) -> list[tuple[int, int]]:

@@ -13,22 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench import federation, federation_faults, wire
-from bench.federation_cloud import (
-    MANAGER_KILLED,
-    MEMBERS_CUT_OFF,
-    MEMBERS_KILLED,
-    Cloud,
-)
 from bench.federation_control import Control
 from bench.federation_faults import Campaign, Fault, Round
-from bench.federation_graph import (
-    LAN,
-    branches,
-    layout_of,
-    neighbours,
-    path,
-    shortest_path_tree,
-)
 from bench.federation_latency import CLOSED, PACED, Found, Plan, Run
 from bench.federation_load import PROBES, Latency, Sink, latency_of
 from bench.federation_members import TOPIC, VARIANTS
@@ -36,6 +22,14 @@ from bench.federation_observing import control_in, copies_in
 from bench.ledger import Findings
 from bench.scenarios import PAYLOAD_BYTES
 from bench.wire import Frame
+from holdfast_lab.targets.graph import (
+    LAN,
+    branches,
+    layout_of,
+    neighbours,
+    path,
+    shortest_path_tree,
+)
 
 CLEAN = Findings(10, 10, 10, 0, 0, 0, 0, 0, 0, 0)
 
@@ -248,7 +242,7 @@ def test_what_is_none_of_ours_is_refused(given: tuple[Sink, socket.socket, Frame
         hand_over(sink, broker, bytes(strange))
 
 
-# Control, faults, the cloud
+# Control and faults
 
 
 def test_control_may_not_grow_beyond_the_windows_ends() -> None:
@@ -273,15 +267,6 @@ def test_the_worst_silence_counts() -> None:
 def test_nothing_acknowledged_may_be_lost_anywhere() -> None:
     assert campaign(0.1).violations() == []
     assert campaign(0.1, lost=2).violations() == ["subscriber at 5: 2 lost"]
-
-
-def test_the_manager_alone_has_no_target_for_the_silence() -> None:
-    assert Cloud(True, MEMBERS_KILLED, campaign(0.1), 9.0, [1, 3]).targets_s() == {
-        MANAGER_KILLED: 0.5, MEMBERS_KILLED: 3.0, MEMBERS_CUT_OFF: None,
-    }  # fmt: skip
-    alone = Cloud(False, MEMBERS_KILLED, campaign(None), 9.0, [1, 3])
-    assert alone.targets_s()[MEMBERS_KILLED] is None
-    assert alone.campaign.is_met(Fault.LINK, None)
 
 
 # The command line

@@ -11,10 +11,12 @@ from typing import Final
 
 from holdfast_lab.experiments import (
     availability,
+    federation,
     latency,
     load,
     packet_loss,
     publish_queue,
+    repair,
     replication,
 )
 from holdfast_lab.experiments.trial import Trial
@@ -32,6 +34,12 @@ class Experiment:
     targets: tuple[str, ...]
     """The targets that are measured unless others are named."""
     run: Callable[[Target, Trial], Awaitable[Result]]
+    quick_targets: tuple[str, ...] = ()
+    """Those of a quick run, if they are fewer."""
+
+    def chosen(self, *, is_quick: bool) -> tuple[str, ...]:
+        """The targets that are measured unless others are named."""
+        return self.quick_targets if is_quick and self.quick_targets else self.targets
 
 
 EXPERIMENTS: Final[dict[str, Experiment]] = {
@@ -78,6 +86,22 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
             "a broker's own core",
             ("holdfast", "mosquitto"),
             load.run,
+        ),
+        Experiment(
+            "federation",
+            "How long does a message take between brokers, and what if a relay is killed?",
+            "self-managed federation, Table 1 (LAN)",
+            ("federation", "sidecars", "bridges"),
+            federation.run,
+            ("federation", "bridges"),
+        ),
+        Experiment(
+            "repair",
+            "When has a member new neighbours whose neighbours on other continents fail at once?",
+            "self-managed federation, Figures 11 and 12 (cloud)",
+            ("cloud", "cloud-manager"),
+            repair.run,
+            ("cloud",),
         ),
     )
 }

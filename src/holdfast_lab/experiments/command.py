@@ -73,7 +73,7 @@ def run_run(args: argparse.Namespace) -> int:
     plan = [
         (EXPERIMENTS[name], target)
         for name in chosen
-        for target in (args.target or EXPERIMENTS[name].targets)
+        for target in (args.target or EXPERIMENTS[name].chosen(is_quick=args.quick))
         if not made.has(name, target)
     ]
     try:
@@ -117,7 +117,8 @@ async def _measure(
     try:
         target = target_of(name, Path(tempfile.mkdtemp(prefix="holdfast-lab-")))
         await asyncio.to_thread(target.start)
-        result = await experiment.run(target, trial)
+        with target.entered():
+            result = await experiment.run(target, trial)
     except TargetError as error:
         first, _, _ = str(error).partition("\n")
         result = Result(experiment.name, name, name, "", {}, {}, problems=[first])

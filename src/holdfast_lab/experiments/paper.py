@@ -1,7 +1,8 @@
 """The figures of the published studies, to stand beside ours.
 
 Sources: "failover" is the study of an ActiveMQ pair on Raspberry Pi 3 with NFS; "queue" the Publish
-Queue client; "core" the broker with its last 100 messages a topic.
+Queue client; "core" the broker with its last 100 messages a topic; "federation" the self-managed
+federation with dynamic topology control.
 """
 
 from typing import Final
@@ -18,3 +19,8 @@ CLIENTS: Final = (20, 40, 60, 80, 100)
 """Failover, Figures 4 and 5: the clients."""
 LOAD_CLIENTS: Final = (0, 100, 1000, 10_000)
 """Core: 0, 100 and 1,000 clients; 10,000 are ours."""
+FEDERATION_MEANS_MS: Final = {0: 445.796, 5: 1062.230}
+"""Federation, Table 1: the mean latency of 1,000 messages of 64 bytes, by the subscriber's
+broker."""
+FEDERATION_NEIGHBOURS: Final = (1, 3)
+"""Federation, Figure 12: the new neighbours of member 8."""

@@ -1,4 +1,4 @@
-"""A publisher and a durable subscriber of one topic, whose events are recorded.
+"""A publisher and durable subscribers of one topic, whose events are recorded.
 
 A message is due one interval after the one before it, whatever the broker does, up to a window of
 unconfirmed messages. After an outage the publisher goes on at its rate, and does not send at once
@@ -8,7 +8,7 @@ what the outage held back.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -26,6 +26,8 @@ WINDOW: Final = 32
 DRAIN_S: Final = 15.0
 PUBLISHER: Final = "publisher"
 SUBSCRIBER: Final = "subscriber"
+PROBE_S: Final = 60.0
+"""The longest wait until a message finds all subscribers."""
 
 
 def new_client(
@@ -65,44 +67,94 @@ def new_client(
     )
 
 
-def payload_of(sequence: int) -> bytes:
+def payload_of(sequence: int, size_bytes: int = PAYLOAD_BYTES) -> bytes:
     """The payload of a message: its number first."""
-    return b"%08d" % sequence + b"." * (PAYLOAD_BYTES - 8)
+    return b"%08d" % sequence + b"." * (size_bytes - 8)
 
 
 @dataclass
-class Observed:
-    """The observations of the two clients, with times of the monotonic clock in seconds."""
+class ObservedDeliveries:
+    """The deliveries to one subscriber, with times of the monotonic clock in seconds."""
 
-    published: dict[int, float] = field(default_factory=dict)
-    confirmed: dict[int, float] = field(default_factory=dict)
-    refused: int = 0
     delivered: dict[int, float] = field(default_factory=dict)
     """The first delivery of each message."""
     repeated: int = 0
     reordered: int = 0
+    probes: int = 0
+    newest: int = 0
+
+    def take(self, sequence: int) -> None:
+        """Count a delivery."""
+        if sequence in self.delivered:
+            self.repeated += 1
+        else:
+            self.reordered += sequence < self.newest
+            self.delivered[sequence] = time.monotonic()
+        self.newest = max(self.newest, sequence)
+
+
+@dataclass
+class Observed:
+    """The observations of all clients, with times of the monotonic clock in seconds."""
+
+    due: dict[int, float] = field(default_factory=dict)
+    published: dict[int, float] = field(default_factory=dict)
+    confirmed: dict[int, float] = field(default_factory=dict)
+    refused: int = 0
+    arrivals: dict[str, ObservedDeliveries] = field(
+        default_factory=lambda: {SUBSCRIBER: ObservedDeliveries()}
+    )
+    """By subscriber."""
+
+    @property
+    def repeated(self) -> int:
+        """The deliveries after the first one."""
+        return sum(each.repeated for each in self.arrivals.values())
+
+    @property
+    def reordered(self) -> int:
+        """The first deliveries that came after a later message."""
+        return sum(each.reordered for each in self.arrivals.values())
+
+    def delivered(self) -> set[int]:
+        """The messages that every subscriber has."""
+        return set.intersection(*(set(each.delivered) for each in self.arrivals.values()))
 
     def lost(self) -> list[int]:
-        """The confirmed messages that never arrived."""
-        return sorted(self.confirmed.keys() - self.delivered.keys())
+        """The confirmed messages that did not arrive at every subscriber."""
+        return sorted(self.confirmed.keys() - self.delivered())
 
     def not_delivered(self) -> list[int]:
-        """The messages that never arrived, confirmed or not."""
-        return sorted(self.published.keys() - self.delivered.keys())
+        """The messages that did not arrive at every subscriber, confirmed or not."""
+        return sorted(self.published.keys() - self.delivered())
+
+    def latencies_ms(self, subscriber: str) -> list[float]:
+        """The times from when each message was due until it arrived, in the order of arrival."""
+        arrived = self.arrivals[subscriber].delivered
+        return [(at_s - self.due[number]) * 1000 for number, at_s in arrived.items()]
+
+    def gap_s(self, subscriber: str, from_s: float, until_s: float) -> float | None:
+        """The longest time without a delivery that touches the span; see `silence_s`."""
+        return longest_gap_s(self.arrivals[subscriber].delivered.values(), from_s, until_s)
 
     def silence_s(self, from_s: float, until_s: float) -> float | None:
         """The longest time without a confirmation that touches the span; None if there was no
         confirmation after its beginning."""
-        times = sorted(self.confirmed.values())
-        longest: float | None = None
-        for before_s, after_s in pairwise(times):
-            if after_s >= from_s and before_s <= until_s:
-                longest = max(longest or 0.0, after_s - before_s)
-        return longest
+        return longest_gap_s(self.confirmed.values(), from_s, until_s)
+
+
+def longest_gap_s(times_s: Iterable[float], from_s: float, until_s: float) -> float | None:
+    """The longest time between two of these that touches the span; None if none of them ends after
+    its beginning."""
+    longest: float | None = None
+    for before_s, after_s in pairwise(sorted(times_s)):
+        if after_s >= from_s and before_s <= until_s:
+            longest = max(longest or 0.0, after_s - before_s)
+    return longest
 
 
 class Traffic:
-    """`async with Traffic(...)`: the subscriber is subscribed, and the publisher publishes."""
+    """`async with Traffic(...)`: all subscribers are subscribed, and the publisher publishes."""
 
     def __init__(
         self,
@@ -112,49 +164,85 @@ class Traffic:
         *,
         interval_s: float,
         count: int = 0,
+        subscribers: Mapping[str, list[str]] | None = None,
+        window: int = WINDOW,
+        size_bytes: int = PAYLOAD_BYTES,
     ) -> None:
-        """`count` messages, one every `interval_s`; 0: until `finish`."""
+        """`count` messages, one every `interval_s`; 0: until `finish`.
+
+        `servers` are those of the publisher, and of the only subscriber unless `subscribers` has
+        the servers of each one by its name. Several servers or members may need time until a
+        message finds all subscribers: nothing is counted before `probe` has seen one there.
+        """
         self.topic = topic
-        self.observed = Observed()
+        placed = subscribers or {SUBSCRIBER: servers}
+        self.observed = Observed(arrivals={name: ObservedDeliveries() for name in placed})
         self._log = log
         self._interval_s = interval_s
         self._count = count
-        self._connections = 0
-        self._subscriber = new_client(
-            servers, f"{log.run}-sub", log, SUBSCRIBER, self._subscriber_connected
-        )
+        self._size_bytes = size_bytes
+        self._is_probing = subscribers is not None
+        self._connections = dict.fromkeys(placed, 0)
+        self._subscribers = {
+            name: new_client(
+                where, f"{log.run}-{name}", log, name, partial(self._subscriber_connected, name)
+            )
+            for name, where in placed.items()
+        }
         self._publisher = new_client(
             servers, f"{log.run}-pub", log, PUBLISHER, lambda: None, self._sent
         )
-        self._window = asyncio.Semaphore(WINDOW)
+        self._window = asyncio.Semaphore(window)
         self._is_over = asyncio.Event()
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._newest = 0
+        self._receiving: list[asyncio.Task[None]] = []
+        self._publishing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Traffic":
         """Raises `ClientError` if the broker does not serve."""
         log = self._log
-        log.write("client", client=SUBSCRIBER)
-        await self._subscriber.connect()
-        filters = [{"filter": self.topic, "qos": 1}]
-        log.write("subscribing", client=SUBSCRIBER, filters=filters)
-        await self._subscriber.subscribe((self.topic, 1))
-        log.write("subscribed", client=SUBSCRIBER)
+        for name, client in self._subscribers.items():
+            log.write("client", client=name)
+            await client.connect()
+            await client.subscribe((self.topic, 1))
+            self._receiving.append(asyncio.create_task(self._receive(name, client)))
         await self._publisher.connect()
-        self._tasks = [
-            asyncio.create_task(self._receive()),
-            asyncio.create_task(self._publish()),
-        ]
+        if self._is_probing:
+            await self._probe()
+        for name in self._subscribers:
+            # Members of a federation owe nothing before they know the subscription.
+            filters = [{"filter": self.topic, "qos": 1}]
+            log.write("subscribing", client=name, filters=filters)
+            log.write("subscribed", client=name)
+        self._publishing = asyncio.create_task(self._publish())
         return self
 
+    async def _probe(self) -> None:
+        """Publish messages that do not count until each subscriber has one. Raises `ClientError`
+        when that takes too long."""
+        arrivals = self.observed.arrivals.values()
+        deadline_s = time.monotonic() + PROBE_S
+        while not all(each.probes for each in arrivals):
+            if time.monotonic() > deadline_s:
+                raise ClientError(f"no message came to every subscriber within {PROBE_S:g} s")
+            await asyncio.wait_for(
+                await self._publisher.submit(self.topic, payload_of(0), qos=1), PROBE_S
+            )
+            with contextlib.suppress(TimeoutError):
+                self._changed.clear()
+                await asyncio.wait_for(self._changed.wait(), RESPONSE_S)
+
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        tasks = self._tasks()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in (self._publisher, self._subscriber):
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in (self._publisher, *self._subscribers.values()):
             with contextlib.suppress(ClientError, OSError, TimeoutError):
                 await asyncio.wait_for(client.disconnect(), RESPONSE_S)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._receiving, *([self._publishing] if self._publishing else [])]
 
     async def _publish(self) -> None:
         due_s = time.monotonic()
@@ -162,18 +250,20 @@ class Traffic:
         while not self._is_over.is_set() and (not self._count or sequence < self._count):
             sequence += 1
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            self.observed.due[sequence] = due_s
             await self._window.acquire()
             due_s = max(due_s + self._interval_s, time.monotonic())
             self.observed.published[sequence] = time.monotonic()
-            future = await self._publisher.submit(self.topic, payload_of(sequence), qos=1)
+            payload = payload_of(sequence, self._size_bytes)
+            future = await self._publisher.submit(self.topic, payload, qos=1)
             future.add_done_callback(partial(self._settled, sequence))
 
-    def _subscriber_connected(self) -> None:
-        self._connections += 1
+    def _subscriber_connected(self, name: str) -> None:
+        self._connections[name] += 1
 
     def _sent(self, is_sent: bool, packet: object) -> None:
         """Record each PUBLISH that leaves the publisher, repetitions too."""
-        if is_sent and isinstance(packet, Publish):
+        if is_sent and isinstance(packet, Publish) and int(packet.payload[:8]):
             self._log.write(
                 "published", publisher=PUBLISHER, topic=self.topic, qos=1,
                 sequence=int(packet.payload[:8]), bytes=len(packet.payload),
@@ -188,29 +278,35 @@ class Traffic:
         self._log.write("confirmed", publisher=PUBLISHER, topic=self.topic, sequence=sequence)
         self._changed.set()
 
-    async def _receive(self) -> None:
-        observed = self.observed
-        async for message in self._subscriber.messages():
+    async def _receive(self, name: str, client: Client) -> None:
+        arrivals = self.observed.arrivals[name]
+        async for message in client.messages():
             sequence = int(message.payload[:8])
-            if sequence in observed.delivered:
-                observed.repeated += 1
-            else:
-                observed.reordered += sequence < self._newest
-                observed.delivered[sequence] = time.monotonic()
-            self._newest = max(self._newest, sequence)
+            self._changed.set()
+            if not sequence:
+                arrivals.probes += 1
+                continue
+            arrivals.take(sequence)
             self._log.write(
-                "delivered", client=SUBSCRIBER, publisher=PUBLISHER, topic=self.topic,
-                sequence=sequence, connection=self._connections, dup=message.dup,
+                "delivered", client=name, publisher=PUBLISHER, topic=self.topic,
+                sequence=sequence, connection=self._connections[name], dup=message.dup,
                 bytes=len(message.payload),
             )  # fmt: skip
-            self._changed.set()
+
+    async def deliveries(self, name: str, count: int, timeout_s: float) -> bool:
+        """Wait for so many more deliveries to a subscriber. Returns whether they came in time."""
+        delivered = self.observed.arrivals[name].delivered
+        return await self._wait_for(lambda: len(delivered), count, timeout_s)
 
     async def confirmations(self, count: int, timeout_s: float) -> bool:
         """Wait for so many more confirmations. Returns whether they came in time."""
-        wanted = len(self.observed.confirmed) + count
+        return await self._wait_for(lambda: len(self.observed.confirmed), count, timeout_s)
+
+    async def _wait_for(self, number: Callable[[], int], count: int, timeout_s: float) -> bool:
+        wanted = number() + count
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while len(self.observed.confirmed) < wanted:
+                while number() < wanted:
                     self._changed.clear()
                     await self._changed.wait()
                 return True
@@ -220,7 +316,8 @@ class Traffic:
         """Publish no more, and wait for the rest, at most `DRAIN_S` without any progress. Raises
         the error that has ended a client."""
         observed = self.observed
-        publishing = self._tasks[1]
+        publishing = self._publishing
+        assert publishing is not None
         if not self._count:
             self._is_over.set()
         # A broker that confirms nothing more leaves the window full.
@@ -237,7 +334,7 @@ class Traffic:
                 await asyncio.wait_for(self._changed.wait(), DRAIN_S)
             except TimeoutError:
                 break
-        for task in self._tasks:
+        for task in self._tasks():
             if task.done() and not task.cancelled():
                 task.result()
         return observed

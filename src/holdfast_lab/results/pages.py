@@ -4,24 +4,26 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
-from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table
 from holdfast_lab.experiments import EXPERIMENTS
 from holdfast_lab.experiments.paper import (
     ACTIVEMQ_DOWNTIMES_S,
     ACTIVEMQ_LATENCY_S,
     ACTIVEMQ_LOST,
+    FEDERATION_MEANS_MS,
+    FEDERATION_NEIGHBOURS,
     QUEUE_FASTER,
 )
+from holdfast_lab.results import pictures
 from holdfast_lab.results.store import Chart, LabRun, Result
 
-LOGARITHMIC: Final = frozenset({"Downtime", "Latency by clients"})
-"""The charts whose values differ by more than a factor of ten."""
 PUBLISHED: Final[dict[str, str]] = {
     "availability": f"mean {sum(ACTIVEMQ_DOWNTIMES_S) / len(ACTIVEMQ_DOWNTIMES_S):.1f} s",
     "packet-loss": f"{len(ACTIVEMQ_LOST)} of 50 lost",
     "latency": f"means {ACTIVEMQ_LATENCY_S[0]:g} s and {ACTIVEMQ_LATENCY_S[1]:g} s",
     "publish-queue": f"queue {QUEUE_FASTER:g} times as fast as QoS 2",
+    "federation": " and ".join(f"{ms:,.0f} ms" for ms in FEDERATION_MEANS_MS.values()),
+    "repair": f"8 linked to {FEDERATION_NEIGHBOURS[0]} and {FEDERATION_NEIGHBOURS[1]}, no times",
 }
 """What each study found, in a few words."""
 MAIN: Final[dict[str, tuple[str, ...]]] = {
@@ -40,6 +42,17 @@ MAIN: Final[dict[str, tuple[str, ...]]] = {
     ),
     "replication": ("confirmed", "replicas with another order"),
     "load": ("1,000 clients, CPU (%)", "1,000 clients, memory (MiB)"),
+    "federation": (
+        "latency at member 0, mean (ms)",
+        "latency at member 5, mean (ms)",
+        "silence, relay kill -9, mean (s)",
+        "confirmed and lost",
+    ),
+    "repair": (
+        "8 has new neighbours after, kill -9, median (s)",
+        "silence at 8, kill -9, median (s)",
+        "confirmed and lost",
+    ),
 }
 """The figures of each experiment that the summary has."""
 
@@ -122,17 +135,8 @@ def merged(results: list[Result]) -> list[Chart]:
 
 
 def _draw(page: Page, part: ReportPart, chart: Chart) -> None:
-    drawn = charts.figure(chart.x_title, chart.y_title)
-    draw = charts.bars if chart.kind == "bar" else charts.line
-    for place, series in enumerate(chart.series):
-        colour = charts.COLOURS[place % len(charts.COLOURS)]
-        draw(drawn, series.name, series.xs, series.ys, colour)
-    if chart.title in LOGARITHMIC:
-        drawn.update_yaxes(type="log", rangemode="normal")
-    if chart.title.startswith("Distribution"):
-        drawn.update_xaxes(type="log")
-        drawn.update_layout(hovermode="closest")
-    page.chart(part, chart.title, drawn, chart.caption)
+    if any(len(each.xs) for each in chart.series):
+        page.chart(part, chart.title, pictures.drawn(chart), chart.caption)
 
 
 def _figures_table(results: list[Result]) -> str:

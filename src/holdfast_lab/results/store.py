@@ -28,8 +28,10 @@ class Series(Struct):
     """One line of a chart."""
 
     name: str
-    xs: Sequence[float | str]
-    ys: Sequence[float | None]
+    xs: Sequence[float | str | None]
+    ys: Sequence[float | str | None]
+    texts: Sequence[str] = ()
+    """The text of each point."""
 
 
 class Chart(Struct):
@@ -41,7 +43,8 @@ class Chart(Struct):
     caption: str
     series: list[Series]
     kind: str = "line"
-    """line or bar."""
+    """line; bar; points, with a text each; heat, one series for each row of counts; or graph, whose
+    lines are the links and whose points the nodes."""
 
 
 class Result(Struct):

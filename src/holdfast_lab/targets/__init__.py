@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from holdfast_lab.targets.cloud import CloudTarget, ManagedCloudTarget
+from holdfast_lab.targets.federation import BridgesTarget, FederationTarget, SidecarsTarget
 from holdfast_lab.targets.holdfast import ClusterTarget, PairTarget, SingleTarget
 from holdfast_lab.targets.mosquitto import Mosquitto
 from holdfast_lab.targets.remote import Remote
@@ -19,6 +21,11 @@ TARGETS: Final[dict[str, Callable[[Path], Target]]] = {
     "pair": PairTarget,
     "cluster": ClusterTarget,
     "mosquitto": Mosquitto,
+    "federation": FederationTarget,
+    "sidecars": SidecarsTarget,
+    "bridges": BridgesTarget,
+    "cloud": CloudTarget,
+    "cloud-manager": ManagedCloudTarget,
 }
 
 

@@ -34,13 +34,13 @@ class HoldfastNode(Program):
     """One `holdfast serve`."""
 
     def __init__(self, name: str, directory: Path, data: Path, *options: str) -> None:
-        self.port = free_port()
+        port = free_port()
         self.admin_port = free_port()
         self.data = data
         command = [*PROGRAM, "serve", "--node-id", name, "--data", str(data)]
-        command += ["--bind", "127.0.0.1", "-p", str(self.port)]
+        command += ["--bind", "127.0.0.1", "-p", str(port)]
         command += ["--admin", f"127.0.0.1:{self.admin_port}", *options]
-        super().__init__(name, command, directory)
+        super().__init__(name, command, directory, port)
 
     @property
     def server(self) -> str:

@@ -21,14 +21,14 @@ listener {port} 127.0.0.1
 allow_anonymous true
 persistence true
 persistence_location {directory}/
-max_inflight_messages 1000
+max_inflight_messages {inflight_max}
 max_queued_messages 0
 connection_messages false
 set_tcp_nodelay true
 log_dest stderr
 log_type error
 user root
-"""
+{extra}"""
 
 
 class Mosquitto(Target):
@@ -38,9 +38,12 @@ class Mosquitto(Target):
     title = "Mosquitto"
     faults = (Fault.PLANNED, Fault.KILL, Fault.PAUSE)
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, inflight_max: int = 1000) -> None:
         self.directory = directory
-        self._port = 0
+        self.extra = ""
+        """More lines of the configuration."""
+        self._inflight_max = inflight_max
+        self._port = free_port()
         self._program: Program | None = None
 
     @property
@@ -51,9 +54,13 @@ class Mosquitto(Target):
     def start(self) -> None:
         """Start it and wait until it serves. Raises `TargetError`."""
         path = program_path("mosquitto")
-        self._port = free_port()
         configuration = self.directory / "mosquitto.conf"
-        configuration.write_text(CONFIGURATION.format(port=self._port, directory=self.directory))
+        configuration.write_text(
+            CONFIGURATION.format(
+                port=self._port, directory=self.directory, inflight_max=self._inflight_max,
+                extra=self.extra,
+            )
+        )  # fmt: skip
         self._program = Program("mosquitto", [path, "-c", str(configuration)], self.directory)
         self._program.start()
         self._wait()

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,8 @@ class Fault(StrEnum):
     PLANNED = "planned stop"
     KILL = "kill -9"
     PAUSE = "SIGSTOP"
+    CUT = "cut off"
+    MANAGER = "kill -9 of the manager"
 
 
 class Target(ABC):
@@ -66,6 +69,10 @@ class Target(ABC):
     def version(self) -> str:
         """The program and its version, in a line."""
 
+    def entered(self) -> AbstractContextManager[None]:
+        """The network of the clients: that of this thread unless the target has its own."""
+        return contextlib.nullcontext()
+
     def pids(self) -> list[int]:
         """The processes whose CPU and memory are measured; none if they are not known."""
         return []
@@ -82,9 +89,11 @@ class Target(ABC):
 class Program:
     """One process of a target, with its log file."""
 
-    def __init__(self, name: str, command: Sequence[str], directory: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], directory: Path, port: int = 0) -> None:
+        """`port`: it serves when this local port accepts connections; 0 if it has none."""
         self.name = name
         self.command = list(command)
+        self.port = port
         self._log = directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -99,10 +108,17 @@ class Program:
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                    [*_mortal(), *self.command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
                 )
         except OSError as error:
             raise TargetError(f"{self.command[0]}: {error.strerror}") from error
+
+    def is_listening(self) -> bool:
+        """Whether it accepts connections at its port."""
+        return not self.port or listens(self.port)
 
     def is_running(self) -> bool:
         """Whether the process runs."""
@@ -138,6 +154,12 @@ class Program:
         if not self._log.exists():
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+def _mortal() -> list[str]:
+    """The program that ends a process with this one, however this one ends, if it is there."""
+    found = shutil.which("setpriv")
+    return [] if found is None else [found, "--pdeathsig", "KILL", "--"]
 
 
 def wait_until(condition: Callable[[], bool], programs: Sequence[Program], what: str) -> None:

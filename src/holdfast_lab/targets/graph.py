@@ -1,17 +1,26 @@
-"""Which members a federation under measurement has, which are linked, and who says what to whom."""
+"""The graph of a federation under measurement: members, links, publisher and subscribers."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from tests.support.sim_federation import LAN_EDGES, edges_of
-
+LAN_EDGES: Final = (
+    "0-1 0-2 0-3 0-11 1-2 1-4 1-6 1-7 2-3 2-4 2-5 3-5 4-6 5-7 6-8 7-8 7-9 7-10 8-9 9-10 10-11"
+)
+"""Twelve members as the published algorithm joins them. Member 11 is one hop from 0 and three from
+5."""
 Edges = list[tuple[int, int]]
+
+
+def edges_of(text: str) -> Edges:
+    """Return the links of a text such as "0-1 1-2". Raises ValueError if it is no such text."""
+    return [(int(a), int(b)) for a, b in (edge.split("-") for edge in text.split())]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Members are numbered from 0."""
+    """The links of a federation, and where its clients are. Members are numbered from 0."""
 
     edges: tuple[tuple[int, int], ...]
     publisher: int
@@ -19,19 +28,24 @@ class Layout:
 
     @property
     def members(self) -> int:
+        """Return the number of members."""
         return 1 + max(max(edge) for edge in self.edges)
 
     def parents(self) -> dict[int, int]:
+        """Return the shortest-path tree from the publisher, as the parent of each member."""
         return shortest_path_tree(self.edges, self.publisher)
 
     def hops(self, member: int) -> int:
+        """Return the links between the publisher and a member."""
         return len(path(self.parents(), member)) - 1
 
     def copies_least(self) -> int:
-        """Of a message: one for each link of the tree that leads to a subscriber."""
+        """Return the least copies of a message: one for each link of the tree that leads to a
+        subscriber."""
         return len(branches(self.parents(), self.subscribers))
 
     def degree(self, member: int) -> int:
+        """Return the number of links of a member."""
         return sum(member in edge for edge in self.edges)
 
 
@@ -39,8 +53,10 @@ LAN = Layout(tuple(edges_of(LAN_EDGES)), publisher=11, subscribers=(0, 5))
 
 
 def layout_of(text: str, publisher: int, subscribers: Iterable[int]) -> Layout:
-    """`text`: links, as "0-1 1-2". Raises ValueError when it is no connected graph with these
-    members."""
+    """Return the layout of a text such as "0-1 1-2".
+
+    Raises ValueError if it is no connected graph with these members.
+    """
     edges = tuple(edges_of(text))
     if not edges:
         raise ValueError("a federation has at least one link: write them as '0-1 1-2'")
@@ -59,6 +75,7 @@ def layout_of(text: str, publisher: int, subscribers: Iterable[int]) -> Layout:
 
 
 def neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Return the neighbours of each member, in order."""
     found: dict[int, list[int]] = {}
     for one, other in edges:
         found.setdefault(one, []).append(other)
@@ -67,8 +84,10 @@ def neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def shortest_path_tree(edges: Iterable[tuple[int, int]], root: int) -> dict[int, int]:
-    """Of each member but the root: the next one toward it; of several the one that was nearest to
-    the root by the lowest numbers."""
+    """Return the next member toward the root, for every other member.
+
+    Of several neighbours it is the one that comes first by distance, then by number.
+    """
     near = neighbours(edges)
     parents: dict[int, int] = {}
     waiting = deque([root])
@@ -82,7 +101,7 @@ def shortest_path_tree(edges: Iterable[tuple[int, int]], root: int) -> dict[int,
 
 
 def path(parents: Mapping[int, int], member: int) -> list[int]:
-    """From the member to the root, both included."""
+    """Return the members from one to the root, both included."""
     found = [member]
     while found[-1] in parents:
         found.append(parents[found[-1]])
@@ -90,5 +109,5 @@ def path(parents: Mapping[int, int], member: int) -> list[int]:
 
 
 def branches(parents: Mapping[int, int], members: Iterable[int]) -> set[tuple[int, int]]:
-    """The tree's links, each as parent and child, that lead to one of `members`."""
+    """Return the links of the tree, each as parent and child, that lead to one of `members`."""
     return {(parents[each], each) for member in members for each in path(parents, member)[:-1]}

@@ -15,12 +15,12 @@ from typing import Final
 
 CLONE_NEWNET: Final = 0x40000000
 PREFIX: Final = "10.77"
-"""Nobody outside of the namespaces sees these addresses."""
+"""The first half of the addresses. They are not seen outside of the namespaces."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str:
-    """Why there can be no namespaces here; "" when there can."""
+    """Return why there can be no namespaces here, or "" when there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "unshare", "nsenter", "setpriv"):
@@ -31,7 +31,7 @@ def missing() -> str:
 
 
 class Namespace:
-    """Lives as long as its holder: a process that ends with this one, however that ends."""
+    """A network namespace. It lives as long as its holder, a process that ends with this one."""
 
     def __init__(self) -> None:
         self._holder = subprocess.Popen(
@@ -48,6 +48,7 @@ class Namespace:
         self.run("ip", "link", "set", "lo", "up")
 
     def close(self) -> None:
+        """End the namespace."""
         os.close(self._handle)
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
@@ -56,20 +57,23 @@ class Namespace:
         self._holder.stdout.close()
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Runs it inside, in the process that is started: no other one lies between. It is killed
-        when the thread that started it ends."""
+        """Return the command line that runs a command inside.
+
+        The command runs in the process that is started, without another one between. It is killed
+        when the thread that started it ends.
+        """
         inside = ["nsenter", f"--net=/proc/{self.pid}/ns/net"]
         return [*inside, "setpriv", "--pdeathsig", "KILL", "--", *command]
 
     def run(self, *command: str) -> None:
-        """Raises OSError with what it says."""
+        """Run a command inside. Raises OSError with its error text."""
         done = subprocess.run(self.command(command), capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Of the calling thread only. A socket belongs to where it was made, for ever."""
+        """Move the calling thread inside. A socket stays in the namespace in which it was made."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             _setns(self._handle)
@@ -81,6 +85,7 @@ class Namespace:
             os.close(before)
 
     def make_socket(self) -> socket.socket:
+        """Return a TCP socket of this namespace."""
         with self.entered():
             return socket.socket()
 
@@ -92,13 +97,15 @@ def _setns(handle: int) -> None:
 
 
 class Host(Namespace):
+    """A namespace with one link, to the router."""
+
     def __init__(self, name: str, number: int, router: Namespace) -> None:
         super().__init__()
         self.name = name
         self.number = number
         self.address = f"{PREFIX}.{number}.2"
         self.link = f"to{number}"
-        """Of the router."""
+        """The router's end of the link."""
         near = f"{PREFIX}.{number}.1"
         peer = ["type", "veth", "peer", "name", "eth0", "netns", str(self.pid)]
         router.run("ip", "link", "add", self.link, *peer)
@@ -110,7 +117,7 @@ class Host(Namespace):
 
 
 class Network:
-    """`with Network(["n1", "n2", "clients"]) as network`."""
+    """Hosts and their router: `with Network(["n1", "n2", "clients"]) as network`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._router = Namespace()
@@ -131,6 +138,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
+        """End all namespaces."""
         for host in self.hosts.values():
             host.close()
         self.hosts.clear()
@@ -141,13 +149,13 @@ class Network:
         self._router.run("ip", "rule", order, "iif", link, "to", address, "blackhole")
 
     def cut(self, source: str, target: str) -> None:
-        """What `source` sends to `target` is lost from now on."""
+        """Lose everything that `source` sends to `target` from now on."""
         if (source, target) not in self._cut:
             self._rule("add", source, target)
             self._cut.add((source, target))
 
     def part(self, ones: Sequence[str], others: Sequence[str]) -> None:
-        """Nothing passes between the ones and the others, in either direction."""
+        """Lose everything between the ones and the others, in both directions."""
         for one in ones:
             for other in others:
                 if one != other:
@@ -155,7 +163,7 @@ class Network:
                     self.cut(other, one)
 
     def heal(self) -> None:
-        """Everything passes again."""
+        """Let everything pass again."""
         for source, target in sorted(self._cut):
             self._rule("delete", source, target)
         self._cut.clear()
