@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "metadata": (),
     "topics": (),
     "admin_lists": (),
+    "console": (),
     "worst_packet": ("--rounds", "2"),
     "spark": (),
     "log_client": (),

@@ -152,11 +152,14 @@ def start_holdfast(
     python: str = sys.executable,
     transport: str = "tcp",
     feature: str = "",
+    admin_port: int = 0,
 ) -> Broker:
+    """`admin_port`: 0: none."""
     directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=parent))
     port = free_port()
     command = [python, "-m", "holdfast.cli.main", "serve", "--durability", durability]
-    command += ["-p", str(port), "--bind", "127.0.0.1", "--admin", "off"]
+    command += ["-p", str(port), "--bind", "127.0.0.1"]
+    command += ["--admin", f"127.0.0.1:{admin_port}" if admin_port else "off"]
     command += ["--data", str(directory / "data")]
     text = features.settings(feature, directory) if feature else ""
     if transport == "websocket":

@@ -22,8 +22,9 @@ KEEP_ALIVE_S = 60
 class Crowd:
     """Clients that have finished or are in the middle of CONNECT."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, keep_alive_s: int = KEEP_ALIVE_S) -> None:
         self.port = port
+        self.keep_alive_s = keep_alive_s
         self.connected: list[socket.socket] = []
         self.started = 0
         self.waiting: dict[int, socket.socket] = {}
@@ -53,7 +54,7 @@ class Crowd:
 
     def _send_connect(self, descriptor: int) -> None:
         client_id = f"idle-{self.started:06}-{descriptor:06}"
-        self.waiting[descriptor].send(wire.connect(client_id, KEEP_ALIVE_S))
+        self.waiting[descriptor].send(wire.connect(client_id, self.keep_alive_s))
         self.epoll.modify(descriptor, select.EPOLLIN)
 
     def _finish(self, descriptor: int) -> None:

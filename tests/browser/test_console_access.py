@@ -24,7 +24,8 @@ NARROW: Final = 400
 SCREENS: Final = (
     "", "log", "log?at=0/0", "topics", "topics?at=plant/1", "sessions", "sessions?client=away",
     "trace?topic=plant/1&client=away", "cluster", "timeline?seconds=30", "drops", "client",
-    "access", "settings?all=on", "audit",
+    "access", "bans", "settings?all=on",
+    "audit",
 )  # fmt: skip
 
 

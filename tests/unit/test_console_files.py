@@ -65,6 +65,7 @@ def test_modules_are_sent_without_their_comments_and_otherwise_as_they_are(path:
     assert "*/" not in sent
     for quoted in re.findall(r'"[^"\n]*"', re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)):
         assert "/**" not in quoted
+        assert " => " not in quoted
     assert "".join(COMMENTS.sub("", text).split()) == "".join(sent.split())
 
 

@@ -51,8 +51,10 @@ HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}")
 
 COMMENTS: Final = re.compile(r"/\*\*.*?\*/[ \t]*|^[ \t]*//[^\n]*$", re.DOTALL | re.MULTILINE)
 """The comments of the console's own modules: types and explanations, a third of their size. No
-string of theirs contains the begin of one."""
+string of theirs contains the begin of one, or an arrow."""
 INDENTS: Final = re.compile(r"^[ \t]+", re.MULTILINE)
+ARROWS: Final = re.compile(r" => ")
+"""The arrows of functions, which need no spaces: a thousand of them have 2 kB."""
 STYLE_SPACES: Final = re.compile(r"[ \t]*([{};,])[ \t]*|(?<=:)[ \t]+")
 """The spaces of the style that separate nothing: no selector has one behind a colon."""
 
@@ -133,6 +135,8 @@ def _gather(directory: Traversable, prefix: str, found: dict[str, PageFile]) -> 
                 text = without_comments(data.decode())
                 if entry.name.endswith(".css"):
                     text = STYLE_SPACES.sub(lambda match: match[1] or "", text)
+                elif entry.name.endswith(".js"):
+                    text = ARROWS.sub("=>", text)
                 data = text.encode()
             tag = f'"{sha256(data).hexdigest()[:16]}"'
             compressed = gzip.compress(data, 6, mtime=0)

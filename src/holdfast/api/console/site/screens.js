@@ -2,6 +2,7 @@
  * and its part of `text.js`. */
 import * as access from "./screens/access.js";
 import * as audit from "./screens/audit.js";
+import * as bans from "./screens/bans.js";
 import * as client from "./screens/client.js";
 import * as cluster from "./screens/cluster.js";
 import * as drops from "./screens/drops.js";
@@ -29,6 +30,7 @@ export const screens = [
   drops,
   client,
   access,
+  bans,
   settings,
   audit,
 ];

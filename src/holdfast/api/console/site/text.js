@@ -147,6 +147,11 @@ export const text = {
     end: (/** @type {string} */ name) => `Remove ${name}?`, endNote: "What uses it is refused from now on.", purpose: "What it is for", valid: "Valid for", days: (/** @type {number} */ many) => (many === 1 ? "1 day" : `${many} days`), forever: "no end",
     made: "The new token", noted: "I have noted it", once: "Nothing shows this token again.", created: "Made", used: "Last used", expires: "Valid until", noUsers: "There are no users.", noTokens: "There are no tokens.",
   },
+  bans: {
+    title: "Bans", note: "Clients, users and addresses that may not connect", add: "Ban a name", addNote: "Its connections end now, and it cannot connect until then.", set: "Ban", scope: "What", name: "Name", scopes: { client: "client id", user: "user", address: "address or network" },
+    duration: "For", hour: "1 hour", day: "1 day", week: "7 days", always: "until it is lifted", reason: "Reason", done: "The name is banned.", lift: "Lift", liftNote: "may connect again. Its lock-outs end, too.", lifted: "The name may connect again.",
+    kind: "Kind", ban: "ban", lockout: "lock-out", all: "bans and lock-outs", bansOnly: "bans only", lockoutsOnly: "lock-outs only", until: "Until", by: "By", search: "A part of the name or the reason", none: "No name is banned or locked out.", matched: (/** @type {string} */ many) => `${many} names`,
+  },
   client: {
     title: "Try it", note: "An MQTT client in this page, over WebSocket", none: "No listener of this broker speaks WebSocket. Add one to the configuration:", example: "[[listeners]]\ntransport = \"websocket\"\nport = 8083",
     connect: "Connect", disconnect: "Disconnect", listener: "Listener", id: "Client id", user: "User", password: "Password", subscribe: "Subscribe", filter: "Topic filter, for example plant/#", publish: "Publish", topic: "Topic",
@@ -161,7 +166,7 @@ export const text = {
     packet: "Packet", sent: "sent", released: "received", sentNote: "PUBACK or PUBREC is missing", releasedNote: "PUBCOMP is missing", age: "Age", ageNote: "Since the message was published", record: "Record",
     history: "History", noHistory: "Neither the log nor the memory of the nodes has an event of this client.", earlier: "Earlier", live: "at the end", behind: (/** @type {string} */ many) => `${many} behind`,
     lane: (/** @type {string} */ low, /** @type {string} */ at, /** @type {string} */ high) => `from ${low}, at ${at}, end ${high}`,
-    disconnect: "Disconnect", disconnectNote: "is disconnected. Its session stays, and its will is published.", disconnected: "Disconnected.",
+    disconnect: "Disconnect", disconnectNote: "is disconnected. Its session stays, and its will is published.", disconnected: "Disconnected.", ban: "Ban",
     end: "End session", endNote: "loses its subscriptions and all messages that wait for it.", ended: "The session has ended.",
     move: "Move in the log", countFirst: "Count first", to: "To", toEnd: "the end: skip what waits", toStart: "the oldest record", toTime: "a time", time: "Time", timeMissing: "Give a time.", moved: "The session was moved.",
     planned: (/** @type {string} */ skipped, /** @type {string} */ repeated, /** @type {boolean} */ exact) => `${exact ? "" : "At least: "}${skipped} messages are skipped, ${repeated} are sent again. A connected client is disconnected first.`,

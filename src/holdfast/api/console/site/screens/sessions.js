@@ -10,6 +10,7 @@ import { Table } from "../parts/table.js";
 import { change, link, route } from "../router.js";
 import { text } from "../text.js";
 import { attempt, toast } from "../toasts.js";
+import { ban } from "./bans.js";
 import { fields } from "./overview.js";
 
 const own = text.sessions;
@@ -58,7 +59,8 @@ function Inspector({ client, onChanged }) {
         [own.listener, row.listener], [own.keepAlive, row.keep_alive_s > 0 && duration(row.keep_alive_s)], [own.idle, row.connected && duration(row.idle_s)], [own.since, row.away_since_us > 0 && html`<${Time} us=${row.away_since_us} />`],
         [own.expires, row.expires_at_us > 0 && html`<${Time} us=${row.expires_at_us} />`], [own.will, detail.will_topic && html`<${Raw} value=${detail.will_topic} />`], [own.numbers.dropped, count(row.dropped)]]} />
       ${may("operator") && html`<div class="row">${row.connected && html`<button onClick=${() => disconnect(client).then(done)}>${own.disconnect}</button>`}
-        ${row.expiry_s > 0 && html`<button onClick=${() => move(client).then(done)}>${own.move}</button>`}<button class="danger" onClick=${() => end(client).then(done)}>${own.end}</button></div>`}
+        ${row.expiry_s > 0 && html`<button onClick=${() => move(client).then(done)}>${own.move}</button>`}<button class="danger" onClick=${() => end(client).then(done)}>${own.end}</button>
+        <button class="danger" onClick=${() => ban({ client, user: row.user, address: row.address.replace(/:\d+$/, "").replace(/[[\]]/g, "") }).then(done)}>${own.ban}…</button></div>`}
       <h2>${own.positions}</h2>${detail.positions.map((/** @type {number} */ at, /** @type {number} */ partition) => html`<${Lane} partition=${partition} low=${log.data?.ranges[partition]?.[0] ?? 0} at=${at} high=${detail.ends[partition]} />`)}
       <h2>${own.inflightOf(count(row.inflight))}</h2>${row.inflight > 0 && html`<${Table} label=${own.numbers.inflight} columns=${inflightColumns} rows=${detail.inflight.slice(0, 50)} rowKey=${(/** @type {any} */ each) => each.packet_id} />`}
       <h2>${own.subscribed(count(row.subscriptions))}</h2>${detail.subscriptions.map((/** @type {any} */ each) => html`<div><${Raw} value=${each.filter} max=${100} /> <span class="faint">QoS ${each.qos}</span></div>`)}
