@@ -12,6 +12,7 @@ Targets: less than 1 % of a core, no hold above 10 ms. About two minutes.
 """
 
 import http.client
+import json
 import multiprocessing
 import statistics
 import sys
@@ -33,6 +34,9 @@ TARGET_CORES: Final = 0.01
 TARGET_MS: Final = 10.0
 SETTLE_S: Final = 2.0
 PAIRS: Final = 3
+RECEIVED: Final = "publish_received"
+RATE_MIN: Final = 0.9
+"""The least part of the rate that must have come."""
 TICK_S: Final = 0.005
 LIST: Final = "sessions?sort=log_lag&descending=true"
 SCREENS: Final[dict[str, tuple[tuple[str, float], ...]]] = {
@@ -56,6 +60,8 @@ class OpenConsole:
         self._threads = [threading.Thread(target=each) for each in (self._read, self._ask)]
         self.events = self.replies = 0
         self.refused = ""
+        self.received_per_s = 0.0
+        """The most publishes a second that the stream of events has named."""
 
     def __enter__(self) -> "OpenConsole":
         self._stream.request("GET", "/api/v1/events")
@@ -75,7 +81,10 @@ class OpenConsole:
     def _read(self) -> None:
         with suppress(OSError, http.client.HTTPException, ValueError):
             while line := self._events.readline():
-                self.events += line.startswith(b"data:")
+                if line.startswith(b"data:"):
+                    self.events += 1
+                    rates = json.loads(line[5:]).get("rates", {})
+                    self.received_per_s = max(self.received_per_s, rates.get(RECEIVED, 0.0))
 
     def _ask(self) -> None:
         due = {path: 0.0 for path, _ in self._requests}
@@ -176,8 +185,10 @@ def under_load(
     with load(broker.port, rate):
         for _ in range(PAIRS):
             closed.append(Window(broker.pid, canary, seconds))
-            with OpenConsole(admin_port, "overview"):
+            with OpenConsole(admin_port, "overview") as console:
                 opened.append(Window(broker.pid, canary, seconds))
+            if console.received_per_s < rate * RATE_MIN:
+                raise RuntimeError(f"only {console.received_per_s:.0f} messages a second came")
             costs.append(opened[-1].cores - closed[-1].cores)
     cores = [each.cores for each in closed]
     return {
