@@ -11,7 +11,8 @@ from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.test_admin_access import ask, wait_for
 
 RESOURCES = re.compile(
-    r"^holdfast (clients|sessions|subscriptions|groups|retained|log (trace|why))\b.*$", re.MULTILINE
+    r"^holdfast (access may|clients|sessions|subscriptions|groups|retained|log (trace|why))\b.*$",
+    re.MULTILINE,
 )
 STATE = (
     "sub -i pump-7 -c -q 1 -t plant/# -E",

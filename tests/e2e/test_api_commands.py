@@ -68,6 +68,11 @@ def test_lists_and_operations(
     lines("clients", "unban", "--address", "2001:db8::/64")
     assert len(lines("clients", "bans")) == 1
     lines("clients", "unban", "nobody", code=2)
+    assert lines("access", "may", "c", "publish", "t", "--user", "u") == [
+        "client 'c' (user 'u') may publish to 't': there are no rules"
+    ]
+    lines("access", "may", "c", "publish", "$SYS/x", code=1)
+    lines("access", "may", "c", "publish", "t/+", code=2)
     assert "no" in lines("sessions", "list")[1].split()
     moved = json.loads("\n".join(lines("sessions", "move", "bad\tname", "end", "--dry-run")))
     assert moved["dry_run"]

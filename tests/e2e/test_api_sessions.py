@@ -247,6 +247,8 @@ def test_a_ban_reaches_every_node_of_a_cluster(cluster: ClusterProcesses) -> Non
 
     with Wire(cluster.nodes["n2"].port) as client:
         client.connect("loud")
+        found = everywhere["n1"].get("may", client="loud", action="subscribe", topic="a/#")
+        assert (found["verdict"], found["connected"], found["node"]) == ("allowed", True, "n2")
         wanted = {"client": "loud", "duration_s": 3600, "reason": "too loud"}
         everywhere["n1"].post("ban", wanted)
         assert client.expect(DISCONNECT).reason == ADMINISTRATIVE_ACTION

@@ -29,6 +29,7 @@ from holdfast.security.dynamic.file import DynamicSecurityFile, write
 from holdfast.security.dynamic.first_user import new_document
 from holdfast.security.dynamic.rules import DynamicRules
 from holdfast.security.dynamic.users import DynamicUsers
+from holdfast.security.filter_verdict import verdict_on_filter
 
 ADMIN = new_document("admin", "secret")
 DATA = Path(__file__).parents[1] / "data" / "dynamic_security_commands.txt"
@@ -315,3 +316,22 @@ def test_a_change_replaces_the_file_that_was_read_and_no_other(tmp_path: Path) -
     assert later.disabled == {"ann"}
     assert later.client_ids == {"admin": "one"}
     assert "ann" not in later.passwords
+
+
+def test_a_filter_is_explained_by_role_and_default() -> None:
+    document = new_document("admin", "secret")
+    acls = [
+        {"acltype": "publishClientReceive", "topic": "plant/secret/#", "allow": False},
+        {"acltype": "subscribePattern", "topic": "%u/#", "allow": True},
+    ]
+    run(
+        document,
+        command("createRole", rolename="worker", acls=acls),
+        command("createClient", username="plant", roles=[{"rolename": "worker"}]),
+    )
+    rules = DynamicRules(document).for_client("plant", "c")
+    found = verdict_on_filter(rules.in_order(READ, "plant/#"), "plant/#")
+    assert found.verdict == "partly"
+    assert [rule.place() for rule in found.rules] == ["role worker", "defaultACLAccess"]
+    assert rules.subscription_verdict("plant/x").rule is not None
+    assert not rules.subscription_verdict("other/#").is_allowed

@@ -1,23 +1,29 @@
 """Every way by which a message comes to a client, or from one into the log, with a client that may
 not. `tests/unit/test_rights_gate.py` keeps the list of ways complete."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.broker import federation_session as federating
 from holdfast.broker.admission.client_rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
+from holdfast.broker.admission.explanation import explain, known_rights
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.rights import explain, replace_rules
+from holdfast.broker.rights import replace_rules
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import STEPS_AT_ONCE
 from holdfast.broker.sys_topics import publish_own
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode_ack
-from holdfast.security.acl import READ, WRITE, AclFile
+from holdfast.protocol.topics.names import matches
+from holdfast.security.acl import READ, AclFile
+from holdfast.security.filter_verdict import verdict_on_filter
 from holdfast.storage import record as log_record
 from holdfast.storage.record import BatchBuilder
 from tests.support.node_bench import NodeBench, Peer
@@ -763,31 +769,80 @@ pattern write devices/%c/#
 """
 
 
-def explained(bench: Bench, topic: str, wanted: int, client: str = "alice") -> tuple[object, ...]:
-    answer = explain(bench.node.state, client, topic, wanted, "alice")
-    return answer.is_allowed, answer.line, answer.reason
+def explained(bench: Bench, topic: str, action: str, client: str = "alice") -> tuple[str, str]:
+    found = explain(known_rights(bench.node.state, client, "alice"), action, topic)
+    return found.verdict, found.reason
 
 
 def test_a_right_is_explained_by_rule_and_line() -> None:
     bench = Bench(EXPLAINED)
-    assert explained(bench, "plant/x", WRITE) == (True, 3, "acl:3: topic readwrite plant/#")
-    assert explained(bench, "plant/safety/x", READ) == (
-        False,
-        4,
+    assert explained(bench, "plant/x", "publish") == ("allowed", "acl:3: topic readwrite plant/#")
+    assert explained(bench, "plant/safety/x", "subscribe") == (
+        "denied",
         "acl:4: topic deny plant/safety/#",
     )
-    assert explained(bench, "devices/c9/x", WRITE, "c9") == (
-        True,
-        5,
+    assert explained(bench, "devices/c9/x", "publish", "c9") == (
+        "allowed",
         "acl:5: pattern write devices/%c/#",
     )
-    assert explained(bench, "other", READ) == (False, 0, "no rule allows it")
-    assert explained(bench, "$SYS/x", WRITE)[0] is False
-    bench.login("bob", "alice")
-    assert explained(bench, "plant/x", WRITE) == (False, 0, "no rule allows it")
+    assert explained(bench, "other", "subscribe") == ("denied", "no rule allows it")
+    assert explained(bench, "$SYS/x", "publish")[0] == "denied"
+    assert explained(bench, "plant/x", "history") == ("denied", "the past: no rule allows it")
+    bench.login("bob", "bob")
+    asked = known_rights(bench.node.state, "bob", None)
+    assert (asked.username, asked.is_connected) == ("bob", True)
+    assert explain(asked, "publish", "plant/x").reason == "no rule allows it"
     bench.node.state.acl = None
-    bench.login("bob", "other")
-    assert explained(bench, "x", WRITE, "nobody") == (True, 0, "there are no rules")
+    assert explained(bench, "x", "publish", "nobody") == ("allowed", "there are no rules")
+
+
+@pytest.mark.parametrize(
+    ("filter", "verdict", "lines"),
+    [
+        ("plant/#", "partly", [4, 3]),
+        ("plant/1/+", "allowed", [3]),
+        ("plant/safety/+", "denied", [4]),
+        ("$share/g/plant/1/+", "allowed", [3]),
+        ("$stream/@earliest/plant/1/+", "denied", []),
+        ("public/+", "denied", []),
+        ("#", "partly", [4, 3, 5]),
+        ("$SYS/#", "denied", []),
+        ("devices/+/x", "partly", [5]),
+        ("devices/alice/#", "allowed", [5]),
+    ],
+)
+def test_a_filter_is_allowed_denied_or_partly(filter: str, verdict: str, lines: list[int]) -> None:
+    bench = Bench(EXPLAINED.replace("pattern write", "pattern read"))
+    found = explain(known_rights(bench.node.state, "alice", "alice"), "subscribe", filter)
+    assert (found.verdict, [rule.line for rule in found.rules]) == (verdict, lines)
+
+
+ACCESS = st.sampled_from(["read", "deny"])
+LEVELS = st.lists(st.sampled_from(["a", "b", "+"]), min_size=1, max_size=3)
+FILTERS = st.builds(
+    lambda levels, end: "/".join([*levels, *end]), LEVELS, st.sampled_from([[], [], ["#"]])
+)
+TOPICS = [
+    "/".join(levels) for count in (1, 2, 3, 4) for levels in itertools.product("abc", repeat=count)
+]
+
+
+@given(
+    own=st.lists(st.tuples(ACCESS, FILTERS), max_size=5),
+    patterns=st.lists(st.tuples(ACCESS, FILTERS), max_size=3),
+    filter=FILTERS,
+)
+def test_the_verdict_on_a_filter_is_that_on_its_topics(
+    own: list[tuple[str, str]], patterns: list[tuple[str, str]], filter: str
+) -> None:
+    """`partly` may be said of a whole, if only several rules together decide it."""
+    lines = ["user u", *(f"topic {access} {each}" for access, each in own)]
+    lines += [f"pattern {access} {each}" for access, each in patterns]
+    rules = AclFile.parse("\n".join(lines), "acl").for_client("u", "c")
+    found = verdict_on_filter(rules.in_order(READ, filter), filter)
+    decided = {rules.can_read(topic) for topic in TOPICS if matches(filter, topic)}
+    if found.verdict != "partly":
+        assert decided == {found.verdict == "allowed"}
 
 
 def test_a_decision_is_what_the_explanation_says() -> None:
@@ -797,5 +852,6 @@ def test_a_decision_is_what_the_explanation_says() -> None:
         peer.send(publication(topic, b""))
         (ack,) = peer.take(m.Ack)
         assert isinstance(ack, m.Ack)
-        expected = explain(bench.node.state, "c1", topic, WRITE).is_allowed
+        asked = known_rights(bench.node.state, "c1", None)
+        expected = explain(asked, "publish", topic).verdict == "allowed"
         assert (ack.reason < 0x80) == expected

@@ -11,7 +11,12 @@ import holdfast
 
 ROOT: Final = Path(holdfast.__file__).parent
 TESTS: Final = Path(__file__).parent
-GATE: Final = ("broker/rights.py", "broker/admission/client_rights.py")
+GATE: Final = (
+    "broker/rights.py",
+    "broker/admission/client_rights.py",
+    "broker/admission/explanation.py",
+)
+"""The gate, the memory of its decisions, and the explanation of them."""
 LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 

@@ -17,7 +17,6 @@ Invariants
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from holdfast.broker.admission.client_rights import Rights
@@ -27,7 +26,7 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
 from holdfast.protocol.topics.names import is_queue
-from holdfast.security.acl import WRITE, AccessVerdict, ClientRules, RuleSource
+from holdfast.security.acl import ClientRules, RuleSource
 
 READABLE_MAX: Final = 1000
 """The most topics for which a group remembers whether any member may read them."""
@@ -326,47 +325,3 @@ def may_open(state: NodeState, session: Session, connection: Connection) -> bool
     if not session.is_owned or not proves_names(state):
         return True
     return session.username == connection.username
-
-
-@dataclass(frozen=True)
-class AccessAnswer:
-    """Whether a client may publish to a topic or receive from it, and by which rule."""
-
-    client_id: str
-    username: str | None
-    topic: str
-    is_allowed: bool
-    reason: str
-    """The deciding rule with its file and line, or the reason that no rule decides."""
-    source: str = ""
-    """The file, "token", "http" or "hook"; "" without a rule."""
-    line: int = 0
-    """The line in the file, or 0."""
-
-
-def explain(
-    state: NodeState, client_id: str, topic: str, wanted: int, username: str | None = None
-) -> AccessAnswer:
-    """Whether a client may publish (WRITE) or receive (READ) this topic, and why. `topic` is as the
-    broker stores it, with the mount of the client's listener. `username` counts for a client
-    without a session at this node; a session has the name that its client has proved."""
-    session = state.sessions.get(client_id)
-    rights: object | None = None
-    if session is not None:
-        username, rights = session.username, session.rights
-    if wanted == WRITE and is_reserved(topic):
-        reason = f"no client's message to {topic.partition('/')[0]} enters the log"
-        return AccessAnswer(client_id, username, topic, False, reason)
-    if isinstance(rights, Rights):
-        if not topic.encode().startswith(rights.mount):
-            reason = f"the client's listener has the mount {rights.mount.decode()!r}"
-            return AccessAnswer(client_id, username, topic, False, reason)
-        rules = rights.acl
-    else:
-        rules = None if state.acl is None else state.acl.for_client(username, client_id)
-    verdict = AccessVerdict(True) if rules is None else rules.verdict_on(topic, wanted)
-    rule = verdict.rule
-    source, line = ("", 0) if rule is None else (rule.source, rule.line)
-    return AccessAnswer(
-        client_id, username, topic, verdict.is_allowed, verdict.text(), source, line
-    )

@@ -19,6 +19,7 @@ The cost of a look-up is that of the rules that match, whatever their number: th
 and the patterns, are in a trie each.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,16 +27,17 @@ from typing import Final
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
 from holdfast.protocol.topics.trie import SubscriptionTrie
 
-_DENY: Final = 0
+DENY: Final = 0
 READ: Final = 1
 WRITE: Final = 2
 HISTORY: Final = 4
+ANY: Final = READ | WRITE | HISTORY
 _ACCESS: Final = {
     "read": READ,
     "write": WRITE,
     "readwrite": READ | WRITE,
     "history": HISTORY,
-    "deny": _DENY,
+    "deny": DENY,
 }
 _NAMES: Final = {access: name for name, access in _ACCESS.items()}
 
@@ -58,6 +60,10 @@ class AccessRule:
         """The rule as one writes it."""
         return f"{self.keyword} {_NAMES.get(self.access, '?')} {self.filter}"
 
+    def place(self) -> str:
+        """The source with the line, if it has lines."""
+        return f"{self.source}:{self.line}" if self.line else self.source
+
 
 @dataclass(frozen=True)
 class AccessVerdict:
@@ -71,8 +77,11 @@ class AccessVerdict:
         """The reason in words."""
         if self.rule is None:
             return "there are no rules" if self.is_allowed else "no rule allows it"
-        place = f"{self.rule.source}:{self.rule.line}" if self.rule.line else self.rule.source
-        return f"{place}: {self.rule.text()}"
+        return f"{self.rule.place()}: {self.rule.text()}"
+
+
+OrderedRule = tuple[str, AccessRule]
+"""A rule with the filter that it has for one client."""
 
 
 class ClientRules:
@@ -92,7 +101,11 @@ class ClientRules:
 
     def can_subscribe(self, filter: str) -> bool:
         """Whether the client may subscribe to a filter. It receives only what it may read."""
-        return True
+        return self.subscription_verdict(filter).is_allowed
+
+    def subscription_verdict(self, filter: str) -> AccessVerdict:
+        """`can_subscribe`, and by which rule."""
+        return AccessVerdict(True)
 
     def can_unsubscribe(self, filter: str) -> bool:
         """Whether the client may unsubscribe from a filter."""
@@ -100,6 +113,11 @@ class ClientRules:
 
     def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
         """Whether the client has the right `wanted` (READ, WRITE, HISTORY), and by which rule."""
+        raise NotImplementedError
+
+    def in_order(self, wanted: int, filter: str) -> Iterator[OrderedRule]:
+        """The rules about a right, of which the first about a topic decides. Those about no topic
+        of the filter may be left out. Any thread may call it."""
         raise NotImplementedError
 
 
@@ -132,16 +150,31 @@ class RuleSet:
         found: AccessRule | None = None
         for rule in self._trie.match(topic):
             assert isinstance(rule, AccessRule)
-            if (rule.access == _DENY or rule.access & wanted) and _is_before(rule, found):
+            if (rule.access == DENY or rule.access & wanted) and _is_before(rule, found):
                 found = rule
         return found
+
+    def in_order(self, wanted: int) -> Iterator[OrderedRule]:
+        """The rules about an access, those that decide first."""
+        for rule in _in_order(self._trie, wanted):
+            yield rule.filter, rule
+
+
+def _in_order(trie: SubscriptionTrie, wanted: int) -> list[AccessRule]:
+    found: list[AccessRule] = []
+    for filter in trie.filters():
+        for rule in trie.subscribers(filter).values():
+            assert isinstance(rule, AccessRule)
+            if rule.access == DENY or rule.access & wanted:
+                found.append(rule)
+    return sorted(found, key=lambda rule: (rule.access != DENY, rule.line))
 
 
 def _is_before(rule: AccessRule, other: AccessRule | None) -> bool:
     if other is None:
         return True
-    if (rule.access == _DENY) != (other.access == _DENY):
-        return rule.access == _DENY
+    if (rule.access == DENY) != (other.access == DENY):
+        return rule.access == DENY
     return rule.line < other.line
 
 
@@ -163,16 +196,7 @@ class PatternSet:
 
     def names_users(self) -> bool:
         """Whether a pattern contains %u."""
-        return any("%u" in filter for filter in self._filters)
-
-    @property
-    def _filters(self) -> list[str]:
-        found: set[str] = set()
-        for filter in self._by_level.filters():
-            for rule in self._by_level.subscribers(filter).values():
-                assert isinstance(rule, AccessRule)
-                found.add(rule.filter)
-        return sorted(found)
+        return any("%u" in rule.filter for rule in _in_order(self._by_level, ANY))
 
     def add(self, rule: AccessRule) -> None:
         """Add a pattern."""
@@ -202,7 +226,7 @@ class PatternSet:
             candidates.extend(self._leading)
         for rule in candidates:
             assert isinstance(rule, AccessRule)
-            if rule.access != _DENY and not rule.access & wanted:
+            if rule.access != DENY and not rule.access & wanted:
                 continue
             if username is None and "%u" in rule.filter:
                 continue
@@ -210,9 +234,18 @@ class PatternSet:
                 found = rule
         return found
 
+    def in_order(self, wanted: int, username: str | None, client_id: str) -> Iterator[OrderedRule]:
+        """The patterns about an access for the client of these names, those that decide first."""
+        user = username or ""
+        if any("+" in name or "#" in name for name in (user, client_id)):
+            return
+        for rule in _in_order(self._by_level, wanted):
+            if username is not None or "%u" not in rule.filter:
+                yield substitute(rule.filter, user, client_id), rule
+
 
 class ClientAcl(ClientRules):
-    """The rights of one client by a file: its own rules, then the patterns."""
+    """The rights of one client: its own rules, then the patterns of a file."""
 
     def __init__(
         self, own: RuleSet | None, patterns: PatternSet, username: str | None, client_id: str
@@ -226,18 +259,15 @@ class ClientAcl(ClientRules):
         found = None if self._own is None else self._own.find(topic, wanted)
         if found is None:
             found = self._patterns.find(topic, wanted, self._username, self._client_id)
-        return AccessVerdict(found is not None and found.access != _DENY, found)
+        return AccessVerdict(found is not None and found.access != DENY, found)
+
+    def in_order(self, wanted: int, filter: str) -> Iterator[OrderedRule]:
+        if self._own is not None:
+            yield from self._own.in_order(wanted)
+        yield from self._patterns.in_order(wanted, self._username, self._client_id)
 
 
-class GivenRules(ClientRules):
-    """The rights of one client that came with its proof, for example in a token."""
-
-    def __init__(self, rules: RuleSet) -> None:
-        self._rules = rules
-
-    def verdict_on(self, topic: str, wanted: int) -> AccessVerdict:
-        found = self._rules.find(topic, wanted)
-        return AccessVerdict(found is not None and found.access != _DENY, found)
+_NO_PATTERNS: Final = PatternSet()
 
 
 def given_rules(
@@ -246,9 +276,9 @@ def given_rules(
     subscribe: list[str],
     username: str | None,
     client_id: str,
-) -> GivenRules:
-    """The rules for lists of filters, in which %u and %c stand for the names. Raises `AclError` for
-    one that is no filter."""
+) -> ClientRules:
+    """The rules that came with a proof of identity, as lists of filters in which %u and %c stand
+    for the names. Raises `AclError` for one that is no filter."""
     rules = RuleSet()
     for access, filters in ((WRITE, publish), (READ, subscribe)):
         for filter in filters:
@@ -260,7 +290,7 @@ def given_rules(
             full = substitute(filter, *names)
             check_rule_filter(full, f"{source}: ")
             rules.add(AccessRule(access, full, source))
-    return GivenRules(rules)
+    return ClientAcl(rules, _NO_PATTERNS, username, client_id)
 
 
 class AclFile(RuleSource):

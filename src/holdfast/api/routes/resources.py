@@ -1,6 +1,7 @@
 """All endpoints of this package."""
 
 from holdfast.api.access.bans import BanRoutes
+from holdfast.api.access.may import MayRoutes
 from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster.plan_routes import PlanRoutes
 from holdfast.api.cluster.timeline_routes import TimelineRoutes
@@ -31,6 +32,7 @@ def resource_endpoints(
         *SessionRoutes(node, everywhere).endpoints(),
         *SessionHistoryRoutes(node, everywhere).endpoints(),
         *BanRoutes(node, everywhere).endpoints(),
+        *MayRoutes(node, everywhere).endpoints(),
         *SubscriptionRoutes(node, everywhere).endpoints(),
         *MessageRoutes(node).endpoints(),
         *TopicRoutes(node).endpoints(),

@@ -10,17 +10,19 @@ some filter that matches its topic. Counter-example without that: a client subsc
 persistent session, loses the role, connects again, and receives as before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from holdfast.protocol.topics.names import covers, is_shared, matches, split_shared
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.security.acl import (
+    DENY,
     READ,
     WRITE,
     AccessRule,
     AccessVerdict,
     ClientRules,
+    OrderedRule,
     RuleSource,
     substitute,
 )
@@ -39,7 +41,6 @@ from holdfast.security.dynamic.document import (
 
 CONTROL: Final = "$CONTROL"
 """The beginning of the topics that no default covers."""
-_DENY: Final = 0
 
 
 class RankedAcl:
@@ -81,6 +82,17 @@ class AclIndex:
             filter = _named_filter(each.acl.topic, names)
             if filter and matches(filter, topic):
                 found.append((each, filter))
+        return sorted(found, key=lambda each: each[0].rank)
+
+    def in_order(self, names: tuple[str, str]) -> list[tuple[RankedAcl, str]]:
+        """All rules with the filters that they have for a client, in their order."""
+        found: list[tuple[RankedAcl, str]] = []
+        for filter in self._trie.filters():
+            for value in self._trie.subscribers(filter).values():
+                assert isinstance(value, RankedAcl)
+                found.append((value, filter))
+        named = ((each, _named_filter(each.acl.topic, names)) for each in self._named)
+        found.extend((each, filter) for each, filter in named if filter)
         return sorted(found, key=lambda each: each[0].rank)
 
     def exactly(self, filter: str, names: tuple[str, str]) -> RankedAcl | None:
@@ -145,12 +157,32 @@ class DynamicClientRules(ClientRules):
             return self._fallback.verdict_on(topic, wanted)
         return AccessVerdict(False)
 
-    def can_subscribe(self, filter: str) -> bool:
+    def subscription_verdict(self, filter: str) -> AccessVerdict:
         found = self._on_filter(
             filter, SUBSCRIBES_LITERAL, SUBSCRIBES_PATTERN, self._defaults.subscribe
         )
         # By an ACL file a client may subscribe to anything, and receives what it may read.
-        return self._fallback is not None if found is None else found.is_allowed
+        return AccessVerdict(self._fallback is not None) if found is None else found
+
+    def in_order(self, wanted: int, filter: str) -> Iterator[OrderedRule]:
+        """`ClientRules.in_order`. A client that may subscribe to the filter receives what the rules
+        about receiving allow."""
+        kind, default = "", False
+        if wanted == WRITE:
+            kind, default = PUBLISHES, self._defaults.publishClientSend
+        elif wanted == READ:
+            kind, default = RECEIVES, self._defaults.publishClientReceive
+        for role in self._roles:
+            index = role.of_kind(kind)
+            for ranked, about in () if index is None else index.in_order(self._names):
+                rule = _verdict(role, ranked.acl, about, wanted).rule
+                assert rule is not None
+                yield about, rule
+        by_default = _default_verdict(filter, kind, default, wanted)
+        if by_default is not None and by_default.rule is not None:
+            yield filter, by_default.rule
+        if self._fallback is not None:
+            yield from self._fallback.in_order(wanted, filter)
 
     def can_unsubscribe(self, filter: str) -> bool:
         found = self._on_filter(
@@ -218,7 +250,7 @@ class DynamicClientRules(ClientRules):
 
 
 def _verdict(role: RoleIndex, acl: RoleAcl, filter: str, access: int) -> AccessVerdict:
-    access = access if acl.allow else _DENY
+    access = access if acl.allow else DENY
     rule = AccessRule(access, filter, f"role {role.role.rolename}", 0, acl.acltype)
     return AccessVerdict(acl.allow, rule)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.federation.core.routing.interest import generalised
+from holdfast.protocol.topics.intersection import intersection
 from holdfast.protocol.topics.names import has_wildcard
 from holdfast.protocol.topics.trie import SubscriptionTrie
 
@@ -17,28 +18,6 @@ WILDCARDS_MAX: Final = 256
 
 More are cut to fewer levels, ending in `#`.
 """
-
-
-def intersection(one: str, other: str) -> str | None:
-    """Return the filter that matches what both match, `$` topics aside, or None."""
-    left = one.split("/")
-    right = other.split("/")
-    common: list[str] = []
-    for index in range(max(len(left), len(right)) + 1):
-        # `#` also matches its parent level, so it may follow where the other filter has ended.
-        if left[index : index + 1] == ["#"]:
-            return "/".join([*common, *right[index:]])
-        if right[index : index + 1] == ["#"]:
-            return "/".join([*common, *left[index:]])
-        if index >= len(left) or index >= len(right):
-            break
-        if left[index] == "+":
-            common.append(right[index])
-        elif right[index] in ("+", left[index]):
-            common.append(left[index])
-        else:
-            return None
-    return "/".join(common) if len(left) == len(right) else None
 
 
 def covers(one: str, other: str) -> bool:
