@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.config.load import load
+from holdfast.config.load import check, load
 from holdfast.config.values import all_keys
+from holdfast.security.psk import has_psk
 
 CONFIGURATION = """\
 [limits]
@@ -178,6 +179,24 @@ def test_rules_of_mosquitto_listeners(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (users.allow_anonymous, users.certificate_user) == (False, "cn")
     assert (users.crl, users.tls_minimum, users.tls_ciphers) == ("crl.pem", "1.3", "HIGH")
     assert (local.socket, local.socket_mode) == ("/run/mosquitto.sock", "0666")
+
+
+def test_pre_shared_keys_of_mosquitto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(
+        "psk_file keys\nlistener 8883\npsk_hint site\nuse_identity_as_username true\n"
+        "listener 8884\npsk_hint site\nlistener 1884\n"
+    )
+    assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err == ""
+    made = tmp_path / "out" / "holdfast.toml"
+    tables = tomllib.loads(made.read_text())["listeners"]
+    found = [(each.get("psk_file"), each.get("certificate_user")) for each in tables]
+    assert found == [("keys", "cn"), ("keys", "none"), (None, None)]
+    (tmp_path / "keys").write_text("dev-1:0a0b\n")
+    said = [line for line in check(made) if "psk_file" in line]
+    expected = [] if has_psk() else ["needs Python 3.13 or later"] * 2
+    assert [line.rpartition(": ")[2] for line in said] == expected
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.document import parse as parse_document
 from holdfast.security.identity.keys import KeysError, parse_keys
 from holdfast.security.passwords import PasswordError, PasswordFile, parse_hash
+from holdfast.security.psk import parse_keys as parse_psk
 from holdfast.security.scram_file import ScramError, ScramFile, parse_credentials
+from holdfast.security.tls import TlsError
 from holdfast.storage.files.json_object import decode_object
 from holdfast.storage.journal.watermarks import decode_checkpoint
 from holdfast.storage.reading.index_file import CorruptIndex, decode, decode_head
@@ -307,6 +309,12 @@ def table() -> dict[str, Decoder]:
         of_text(lambda text: PasswordFile.parse(text, "f")),
         (PasswordError,),
         (b"user:" + hashed[0] + b"\n",),
+    )
+    add(
+        "security/psk.py:parse_keys",
+        of_text(lambda text: parse_psk(text, "f")),
+        (TlsError,),
+        (b"dev-1:0a0b0c0d\n",),
     )
     scram = (b"SCRAM-SHA-256$4096:" + b"$".join((base64.b64encode(bytes(16)),) * 3),)
     add(

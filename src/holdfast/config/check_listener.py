@@ -1,5 +1,6 @@
 """The settings of a listener that do not go together, or not with the rest."""
 
+import ssl
 from collections.abc import Iterator
 from ipaddress import ip_network
 from re import fullmatch
@@ -48,9 +49,10 @@ def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
     for name, default in (("tls_minimum", "1.2"), ("tls_ciphers", ""), ("crl", "")):
         value = getattr(listener, name)
         needed = "client_ca" if name == "crl" else "certificate"
-        if value != default and not getattr(listener, needed):
+        has_psk = name != "crl" and listener.psk_file
+        if value != default and not (getattr(listener, needed) or has_psk):
             yield name, f" = {shown(value)}: needs {needed}"
-    if listener.certificate_user != "cn" and not listener.client_ca:
+    if listener.certificate_user != "cn" and not (listener.client_ca or listener.psk_file):
         text = f" = {shown(listener.certificate_user)}: needs client_ca, the CA of the clients"
         yield "certificate_user", text
     if 0 < listener.packet_bytes < PACKET_BYTES_MIN:
@@ -61,7 +63,22 @@ def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
             f" = {listener.packet_bytes}: must be at most limits.packet_bytes"
             f" = {config.limits.packet_bytes}",
         )
+    yield from _psk_problems(listener)
     yield from _authentication_problems(listener, config)
+
+
+def _psk_problems(listener: Listener) -> Iterator[Problem]:
+    if not listener.psk_file:
+        if listener.psk_hint:
+            yield "psk_hint", f" = {shown(listener.psk_hint)}: needs psk_file"
+        return
+    value = f" = {shown(listener.psk_file)}"
+    if listener.certificate:
+        yield "psk_file", f"{value}: is in place of a certificate: leave one of them out"
+    if listener.transport == "websocket" or listener.socket:
+        yield "psk_file", f"{value}: is for TCP only: not for WebSocket or a Unix socket"
+    if not hasattr(ssl.SSLContext, "set_psk_server_callback"):
+        yield "psk_file", f"{value}: needs Python 3.13 or later"
 
 
 def _address_problems(listener: Listener) -> Iterator[Problem]:
@@ -94,7 +111,7 @@ def _authentication_problems(listener: Listener, config: Config) -> Iterator[Pro
             listener.password_file or security.password_file or security.dynamic_security_file,
         ),
         "scram": ("security.scram_file", security.scram_file),
-        "certificate": ("client_ca", listener.client_ca),
+        "certificate": ("client_ca or psk_file", listener.client_ca or listener.psk_file),
         "token": ("security.jwt.jwks", security.jwt.jwks),
         "http": ("security.http.url", security.http.url),
         "hook": ("hooks.enabled", config.hooks.enabled),
@@ -103,7 +120,7 @@ def _authentication_problems(listener: Listener, config: Config) -> Iterator[Pro
         key, value = needed[method]
         if not value:
             yield f"authentication[{index}]", f" = {shown(method)}: needs {key}"
-    proves = listener.client_ca and listener.certificate_user != "none"
+    proves = (listener.client_ca or listener.psk_file) and listener.certificate_user != "none"
     if proves and listener.authentication and "certificate" not in listener.authentication:
         yield (
             "authentication",
@@ -126,7 +143,7 @@ def listener_warnings(config: Config) -> list[str]:
     for index, listener in enumerate(config.listeners):
         key = f"listeners[{index}]"
         if not admits_anonymous(listener, config):
-            if not (has_users or listener.password_file or listener.client_ca):
+            if not (has_users or listener.password_file or listener.client_ca or listener.psk_file):
                 found.append(
                     f"{key}: anonymous clients are refused and there is no password_file,"
                     " scram_file or client_ca: no client can connect"

@@ -59,6 +59,11 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     require_certificate: bool = False
     crl: str = ""
     """The PEM file of revocation lists, one for each CA that has signed a client's certificate."""
+    psk_file: str = ""
+    """The file with pre-shared keys of TLS, a line `identity:hexkey` for each client; in place of a
+    certificate. Needs Python 3.13."""
+    psk_hint: str = ""
+    """The hint for clients of TLS 1.2 with several pre-shared keys."""
     tls_minimum: Literal["1.2", "1.3"] = "1.2"
     """The lowest version of TLS."""
     tls_ciphers: str = ""
@@ -66,7 +71,8 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     fixed."""
     certificate_user: Literal["cn", "san", "none"] = "cn"
     """The user name that a client certificate proves: its common name, its first alternative name
-    (DNS name, mail address or URI), or none. With none it only admits the client."""
+    (DNS name, mail address or URI), or none. With none it only admits the client. The name of a
+    pre-shared key is its identity, unless this is none."""
     allow_anonymous: bool | None = None
     """True: clients without credentials may connect here. Unset: as `security.allow_anonymous`."""
     authentication: list[Literal["password", "scram", "certificate", "token", "http", "hook"]] = (
@@ -114,6 +120,6 @@ def kind_of(listener: Listener) -> str:
     elif listener.transport == "websocket":
         name = "wss" if listener.certificate else "ws"
     else:
-        name = "tls" if listener.certificate else "tcp"
+        name = "tls" if listener.certificate else "psk" if listener.psk_file else "tcp"
     # Clients with another mount would see other topics.
     return f"{name}@{crc32(listener.mount.encode()):08x}" if listener.mount else name

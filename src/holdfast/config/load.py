@@ -44,7 +44,7 @@ def _resolve(config: Config) -> Config:
         or security.scram_file
         or security.dynamic_security_file
         or has_sources(security)
-        or any(listener.password_file for listener in config.listeners)
+        or any(listener.password_file or listener.psk_file for listener in config.listeners)
     )
     return msgspec.structs.replace(
         config, security=msgspec.structs.replace(security, allow_anonymous=anonymous)

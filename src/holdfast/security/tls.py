@@ -15,7 +15,7 @@ _ALERTS: Final = {
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "our certificate has been revoked",
 }
 """The peer's alerts in plain words, by OpenSSL's names."""
-_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+TLS_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsError(ValueError):
@@ -49,7 +49,7 @@ def server_context(
         if path is not None:
             _check_readable(kind, path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[minimum]
+    context.minimum_version = TLS_VERSIONS[minimum]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     _load_pair(context, certificate, key)

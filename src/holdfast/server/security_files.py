@@ -20,6 +20,7 @@ from holdfast.security.dynamic.users import DynamicUsers
 from holdfast.security.enhanced_authentication import scram_factories
 from holdfast.security.identity.identity import IdentitySource
 from holdfast.security.passwords import PasswordError, PasswordFile
+from holdfast.security.psk import load_keys, psk_context
 from holdfast.security.scram_file import ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
 from holdfast.server.event_loop.hook_runner import HookSource
@@ -82,7 +83,8 @@ def authenticates_users(config: Config) -> bool:
         any(files)
         or has_sources(security)
         or any(
-            listener.password_file or (listener.client_ca and listener.certificate_user != "none")
+            listener.password_file
+            or ((listener.client_ca or listener.psk_file) and listener.certificate_user != "none")
             for listener in config.listeners
         )
     )
@@ -140,11 +142,18 @@ def _dynamic_users(
 def load_listener(listener: Listener) -> ListenerFiles:
     """Load the files that a listener names. Raises `SecurityFileError`."""
     try:
-        return ListenerFiles(
-            _tls_context(listener) if listener.certificate else None,
-            _passwords(listener.password_file),
-            AclFile.load(listener.acl_file) if listener.acl_file else None,
-        )
+        context: ssl.SSLContext | None = None
+        identities: frozenset[str] | None = None
+        if listener.psk_file:
+            keys = load_keys(Path(listener.psk_file))
+            warn_if_readable(listener.psk_file)
+            minimum = listener.tls_minimum
+            context = psk_context(keys, listener.psk_hint, listener.tls_ciphers, minimum=minimum)
+            identities = frozenset(keys)
+        elif listener.certificate:
+            context = _tls_context(listener)
+        acl = AclFile.load(listener.acl_file) if listener.acl_file else None
+        return ListenerFiles(context, identities, _passwords(listener.password_file), acl)
     except (TlsError, PasswordError, AclError, OSError) as error:
         raise SecurityFileError(str(error)) from error
 

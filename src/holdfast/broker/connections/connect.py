@@ -15,7 +15,7 @@ from holdfast.broker.session.connection import (
     OPEN,
     Connection,
 )
-from holdfast.broker.session.listener_rules import CERTIFICATE, PASSWORD
+from holdfast.broker.session.listener_rules import PASSWORD
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -70,7 +70,9 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
 def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> None:
     """Authenticate a client by certificate or password, or accept it as anonymous."""
     listener = connection.listener
-    certified = connection.certificate_name if listener.takes(CERTIFICATE) else ""
+    certified = connection.certificate_name
+    if not listener.certifies(certified):
+        certified = ""
     if packet.username is None:
         # A TLS client certificate may stand for a user name.
         if certified:

@@ -7,7 +7,7 @@ from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.rights import may_be_anonymous
 from holdfast.broker.session.connection import EXCHANGING, OPEN, OPENING, Connection
-from holdfast.broker.session.listener_rules import CERTIFICATE, ListenerRules
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
@@ -121,4 +121,4 @@ def _may_stay(
         return may_be_anonymous(state, connection)
     is_certified = username == connection.certificate_name
     listener = connection.listener
-    return knows(username, listener) or (is_certified and listener.takes(CERTIFICATE))
+    return knows(username, listener) or (is_certified and listener.certifies(username))

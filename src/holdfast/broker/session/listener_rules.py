@@ -26,6 +26,8 @@ class ListenerRules:
         self.passwords: object | None = None
         # security.acl.RuleSource: the rights of this listener's clients. None: NodeState.acl.
         self.acl: object | None = None
+        # The only names that TLS proves here. None: each one in a certificate that it accepts.
+        self.certified: frozenset[str] | None = None
         # The prefix of all topics of the listener's clients, which they do not see.
         self.mount = b""
         # 0: NodeConfig.packet_bytes_max.
@@ -36,3 +38,7 @@ class ListenerRules:
     def takes(self, method: str) -> bool:
         """Whether a client may prove its user name in this way."""
         return not self.authentication or method in self.authentication
+
+    def certifies(self, name: str) -> bool:
+        """Whether a name that TLS has proved counts here now."""
+        return self.takes(CERTIFICATE) and (self.certified is None or name in self.certified)

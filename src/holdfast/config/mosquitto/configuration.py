@@ -66,8 +66,6 @@ NOTES: Final = {
     "max_queued_bytes": "the log keeps messages of sessions; see log.retention.session_bytes",
     "max_queued_messages": "the log keeps messages of sessions; see log.retention.session_bytes",
     "persistence_location": "the data is in node.data; mosquitto.db is not imported",
-    "psk_file": "there is no PSK: use certificates",
-    "psk_hint": "there is no PSK: use certificates",
     "use_subject_as_username": "the user is the common name of the certificate",
     "use_username_as_clientid": "a session belongs to its user",
 }
@@ -139,6 +137,7 @@ class _Reader:
         self._required: list[dict[str, object]] = []
         self._plugin = ""
         self._is_per_listener = False
+        self._psk_file = ""
 
     def read(self, path: Path) -> None:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -154,7 +153,12 @@ class _Reader:
         if self._listener and self._listener not in made.listeners:
             made.listeners.insert(0, {"port": 1883, **self._listener})
         for listener in made.listeners:
-            if listener not in self._required:
+            if "psk_hint" in listener:
+                # There the hint is the switch, and the identity is a user name only if the
+                # configuration says so.
+                listener.setdefault("psk_file", self._psk_file)
+                listener.setdefault("certificate_user", "none")
+            elif listener not in self._required:
                 # Without require_certificate Mosquitto asks for no certificate.
                 for key in ("client_ca", "crl", "certificate_user"):
                     listener.pop(key, None)
@@ -239,6 +243,10 @@ class _Reader:
             listener["tls_minimum"] = TLS_VERSIONS[value]
         elif key == "allow_anonymous" and self._is_per_listener:
             listener["allow_anonymous"] = self._truth(value)
+        elif key == "psk_hint":
+            listener["psk_hint"] = value
+        elif key == "psk_file" and self._is_per_listener:
+            listener["psk_file"] = value
         elif key in SECURITY_KEYS and self._is_per_listener:
             listener[SECURITY_KEYS[key]] = value
         else:
@@ -248,7 +256,9 @@ class _Reader:
     def _take_global_key(self, key: str, value: str) -> None:
         security = self._made.tables.setdefault("security", {})
         limits = self._made.tables.setdefault("limits", {})
-        if key in SECURITY_KEYS:
+        if key == "psk_file":
+            self._psk_file = value
+        elif key in SECURITY_KEYS:
             security[SECURITY_KEYS[key]] = value
         elif key == "allow_anonymous":
             security["allow_anonymous"] = self._truth(value)

@@ -1,7 +1,11 @@
 """The part of a client's transport that all kinds of sockets share: admission, input, output."""
 
+from asyncio import BaseTransport
+
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.security.certificates import user_of
+from holdfast.security.psk import PskObject
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.transport import ClientTransport
 
@@ -21,6 +25,17 @@ class ListenerCount:
         self.connections = 0
         # "cn", "san" or "none": see Listener.certificate_user.
         self.certificate_user = "cn"
+
+
+def proved_name(transport: BaseTransport, source: str) -> str | None:
+    """The user name that the client's TLS has proved, or "". None: the client must not be admitted,
+    because it resumes a session whose pre-shared key is not known any more. `source`: see
+    Listener.certificate_user."""
+    tls = transport.get_extra_info("ssl_object")
+    if isinstance(tls, PskObject):
+        identity = tls.psk_identity
+        return (identity if source != "none" else "") if identity else None
+    return user_of(transport.get_extra_info("peercert"), source)
 
 
 class ConnectionDriver(ClientTransport):

@@ -12,7 +12,9 @@ class ListenerFiles:
     """The loaded files of one listener."""
 
     context: ssl.SSLContext | None = None
-    """The context of TLS; None: the listener has no certificate."""
+    """The context of TLS; None: the listener has neither a certificate nor pre-shared keys."""
+    identities: frozenset[str] | None = None
+    """The identities of the pre-shared keys; None: there are none."""
     passwords: PasswordFile | None = None
     """The only users of this listener with a password; None: those of the broker."""
     acl: RuleSource | None = None

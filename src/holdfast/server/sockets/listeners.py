@@ -126,6 +126,7 @@ class OpenListener:
         rules = self._count.rules
         rules.passwords = files.passwords
         rules.acl = files.acl
+        rules.certified = files.identities
         rules.allow_anonymous = settings.allow_anonymous
         rules.authentication = tuple(settings.authentication)
         rules.mount = settings.mount.encode()

@@ -8,9 +8,8 @@ import select
 from asyncio import BaseTransport, Transport
 from typing import Final, cast
 
-from holdfast.security.certificates import user_of
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.sockets.driver import ConnectionDriver, ListenerCount
+from holdfast.server.sockets.driver import ConnectionDriver, ListenerCount, proved_name
 
 WRITE_BUFFER_BYTES: Final = 262_144
 """The unsent bytes above which the transport calls pause_writing and the node's limits apply."""
@@ -36,8 +35,8 @@ class TcpConnection(ConnectionDriver):
         if not self.remote:
             peer = transport.get_extra_info("peername")
             self.remote = f"{peer[0]}:{peer[1]}" if peer else "?"
-        certificate = transport.get_extra_info("peercert")
-        if not self.admit(user_of(certificate, self.listener.certificate_user)):
+        name = proved_name(transport, self.listener.certificate_user)
+        if name is None or not self.admit(name):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
