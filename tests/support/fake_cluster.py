@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.api.admin import AdminServer
+from holdfast.api.admin import AdminServer, audit_of
 from holdfast.api.cluster_operations import ClusterError, ClusterFigures
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
@@ -119,6 +119,7 @@ class FakeServer:
         self.maintenance: Maintenance | None = None
         self.config = Config()
         self.explain = None
+        self.audit = audit_of(self)
 
 
 @contextmanager
