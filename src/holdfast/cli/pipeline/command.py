@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from holdfast.cli.pipeline import backfill, catalogs, commands, options
+from holdfast.cli.pipeline import backfill, catalogs, commands, imports, options
 from holdfast.cli.pipeline import run as run_command
 
 EXIT_USAGE: Final = 2
@@ -42,6 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     backfill.add_options(
         add("backfill", backfill.backfill, "make the rows of some days again, by today's rules")
     )
+    imports.add_options(add("import", imports.import_past, "bring files of the past to the log"))
     compact = add(
         "compact", commands.compact, "make few files of the many that small commits have made"
     )

@@ -1,0 +1,133 @@
+"""The import of files: every row is one message, exactly once.
+
+A file is read twice. The first time every row is checked and the content is hashed, and nothing is
+sent. The second time the rows are published with producer sequences: the producer is the hash of
+the content and of the rule, and the sequence is the number of the row. So the broker drops
+what an earlier or killed import of the same file has stored.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from holdfast.pipeline.imports.errors import BadRow, ImportFailed
+from holdfast.pipeline.imports.rows import kind_of, read_rows
+from holdfast.pipeline.imports.rule import ImportRule
+from holdfast.pipeline.sink.dialer import PublishError
+from holdfast.pipeline.sink.identity import write_job
+from holdfast.pipeline.sink.options import parse
+from holdfast.pipeline.sink.rows import RowError
+from holdfast.pipeline.sink.task import Task, TaskWriter
+
+BATCH_ROWS: Final = 1000
+BATCH_BYTES: Final = 4 << 20
+"""The most bytes of payloads after which a batch is published."""
+BAD_SHOWN: Final = 5
+"""The bad rows that an error names."""
+
+
+@dataclass
+class FileImport:
+    """One file and its rule. `check` comes before `publish`."""
+
+    path: Path
+    rule: ImportRule
+    kind: str = ""
+    """The format. Empty: by the file's name."""
+    good: int = 0
+    bad: int = 0
+    examples: list[str] = field(default_factory=list)
+    """The first bad rows, with their places."""
+    topics: Counter[str] = field(default_factory=Counter)
+    _digest: str = ""
+    _stamp: tuple[int, int] = (0, 0)
+
+    def check(self) -> None:
+        """Read the file without sending anything. Raises ImportFailed if it cannot be read."""
+        self.kind = self.kind or kind_of(self.path)
+        self._stamp = self._stat()
+        self._digest = self._hash()
+        for number, message in self._messages():
+            if isinstance(message, BadRow):
+                self.bad += 1
+                if self.bad <= BAD_SHOWN:
+                    self.examples.append(f"{self.path}:{number}: {message}")
+            else:
+                self.good += 1
+                self.topics[message[0]] += 1
+
+    def publish(self, options: Mapping[str, str]) -> int:
+        """Publish the good rows, and return their number when the broker has them all.
+
+        `options` are those of the sink. Raises ImportFailed.
+        """
+        wanted = {**options, "exactlyOnce": "require", "writeId": self._digest}
+        sink = parse({"clientIdPrefix": "import", **wanted}, streaming=False)
+        writer = TaskWriter(sink, Task(write_job(self._digest), 0, 0))
+        try:
+            writer.write(self._batches())
+        except (PublishError, RowError) as error:
+            raise ImportFailed(
+                f"{self.path}: {error}. A part of its {self.good:,} rows may be in the log. Import "
+                "the unchanged file again: the rows that are there are not stored twice"
+            ) from None
+        return writer.done.rows
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        topics: list[str] = []
+        payloads: list[bytes] = []
+        size = 0
+        for _, message in self._messages():
+            if isinstance(message, BadRow):
+                continue
+            topics.append(message[0])
+            payloads.append(message[1])
+            size += len(message[1])
+            if len(topics) >= BATCH_ROWS or size >= BATCH_BYTES:
+                yield _batch(topics, payloads)
+                topics, payloads, size = [], [], 0
+        if topics:
+            yield _batch(topics, payloads)
+        if self._stat() != self._stamp:
+            raise ImportFailed(
+                f"{self.path} was written to while it was imported: import a file that is complete"
+            )
+
+    def _messages(self) -> Iterator[tuple[int, tuple[str, bytes] | BadRow]]:
+        for number, row in read_rows(self.path, self.kind):
+            found: tuple[str, bytes] | BadRow
+            if isinstance(row, BadRow):
+                found = row
+            else:
+                try:
+                    found = self.rule.message(row)
+                except BadRow as error:
+                    found = error
+            yield number, found
+
+    def _hash(self) -> str:
+        digest = sha256(repr((self.kind, self.rule)).encode())
+        try:
+            with open(self.path, "rb") as file:
+                while part := file.read(1 << 20):
+                    digest.update(part)
+        except OSError as error:
+            raise ImportFailed(f"{self.path} cannot be read: {error.strerror}") from None
+        return digest.hexdigest()
+
+    def _stat(self) -> tuple[int, int]:
+        with suppress(OSError):
+            found = self.path.stat()
+            return found.st_size, found.st_mtime_ns
+        return 0, 0
+
+
+def _batch(topics: list[str], payloads: list[bytes]) -> pa.RecordBatch:
+    columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["topic", "payload"])

@@ -1,0 +1,138 @@
+"""`holdfast pipeline import` with real brokers: exactly once, killed or repeated."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from holdfast.cli.main import main
+from holdfast.client.blocking import Client
+from holdfast.pipeline.lake.lake import Lake
+from holdfast.pipeline.source.newest import newest_messages
+from holdfast.pipeline.source.options import parse
+from holdfast.testing import InProcessBroker
+from tests.e2e.brokers import Broker
+from tests.support.spark_free_lake import no_spark, rows
+
+ROWS = 8_000
+TOLD = "history.csv: 8,000 rows of 10 topics"
+DOCUMENT = Path(__file__).parents[2] / "docs/import.md"
+
+
+def history(path: Path) -> Path:
+    lines = ["line,device,at,t"]
+    for number in range(ROWS):
+        at = 1_760_000_000 + number
+        lines.append(f"l{number % 2},d{number % 5},{at},{number}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def stored(broker: InProcessBroker) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.admin_port}/api/v1/log") as answer:
+        return sum(end for _, end in json.loads(answer.read())["ranges"])
+
+
+def messages(broker: InProcessBroker) -> Counter[tuple[str, bytes]]:
+    source = {"servers": f"127.0.0.1:{broker.admin_port}"}
+    return Counter(newest_messages(parse(source), 10 * ROWS))
+
+
+def commands(*names: str) -> list[list[str]]:
+    """The commands of the document with one of some words, without their program."""
+    lines = DOCUMENT.read_text().splitlines()
+    found = [line for line in lines if line.startswith("holdfast pipeline import")]
+    return [
+        line.replace("'", "").split()[1:] for line in found if any(name in line for name in names)
+    ]
+
+
+def test_a_file_is_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    history(tmp_path / "history.csv")
+    done, check = commands("history.csv")
+    with InProcessBroker(admin=True) as broker:
+        words = [f"127.0.0.1:{broker.port}" if each == "127.0.0.1:1883" else each for each in done]
+        process = subprocess.Popen([sys.executable, "-m", "holdfast.cli.main", *words])
+        before = stored(broker)
+        while stored(broker) < before + 100:
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert 0 < len(messages(broker)) < ROWS
+        for _ in range(2):
+            assert main(words) == 0
+            assert capsys.readouterr().out == f"{TOLD} are in the log\n"
+            found = messages(broker)
+            assert len(found) == found.total() == ROWS
+        topic, payload = next(each for each in found if b'"t": 7}' in each[1])
+        assert (topic, json.loads(payload)["ts"]) == ("plant/l1/d2", "2025-10-09T08:53:27.000000Z")
+
+        # The tables have the rows at their time.
+        lake = Lake(tmp_path / "lake", spark=no_spark(monkeypatch))
+        assert lake.run(["records", "readings"], source=str(broker.data)).errors == {}
+        assert any(
+            "2025-10-09 08:53:27+00:00" in row and "plant/l1/d2" in row and "7.0" in row
+            for row in rows(lake, "readings")
+        )
+
+        # A bad line: nothing is imported.
+        with open("history.csv", "a") as file:
+            file.write("l1,d1,yesterday,1\nl1,a/b,1,1\n")
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        assert "holdfast: history.csv:8002: at is 'yesterday', which is no time\n" in error
+        assert "2 rows can be no messages, so nothing was imported" in error
+        assert messages(broker) == found
+        assert main([*check, "--skip-bad"]) == 0
+        assert f"{TOLD} could be imported, 2 left out" in capsys.readouterr().out
+
+        Path("dump.jsonl").write_text('{"topic": "a/b", "payload": "{\\"ts\\": 1}"}\n')
+        (dump,) = commands("dump.jsonl")
+        words = [f"127.0.0.1:{broker.port}" if each == "127.0.0.1:1883" else each for each in dump]
+        assert main(words) == 0
+        assert messages(broker)["a/b", b'{"ts": 1}'] == 1
+
+
+def test_the_retained_messages_of_mosquitto(
+    mosquitto: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client("127.0.0.1", mosquitto.port) as client:
+        for number in range(50):
+            client.publish(f"r/{number}", b"%d" % number, qos=1, retain=True)
+        client.publish("not/retained", b"x", qos=1)
+    with InProcessBroker(admin=True) as broker:
+        (words,) = commands("--retained")
+        ports = {"127.0.0.1:1883": broker.port, "mqtt://127.0.0.1:1884": mosquitto.port}
+        here, there = (f"127.0.0.1:{port}" for port in ports.values())
+        own = {"127.0.0.1:1883": here, "mqtt://127.0.0.1:1884": f"mqtt://{there}"}
+        words = [own.get(each, each) for each in words] + ["--quiet-for", "300ms"]
+        for new in (50, 0):
+            assert main(words) == 0
+            told = f"retains 50 messages: {new} imported, {50 - new} were there already\n"
+            assert capsys.readouterr().out == f"mqtt://{there} {told}"
+            assert messages(broker).total() == 50
+        with Client("127.0.0.1", broker.port) as client:
+            client.subscribe(("r/#", 1))
+            kept = {each.topic: each.payload for each in client.messages(timeout_s=0.3)}
+        assert kept == {f"r/{number}": b"%d" % number for number in range(50)}
+
+        # To a broker that knows no producer sequences no file is imported.
+        file = tmp_path / "a.jsonl"
+        file.write_text('{"ts": 1}\n')
+        assert main(["pipeline", "import", str(file), "--to", there, "--topic", "t"]) == 1
+        assert "publish to a Holdfast broker" in capsys.readouterr().err
+        words[words.index(f"mqtt://{there}")] = "mqtt://127.0.0.1:1"
+        assert main(words) == 1
+        assert "127.0.0.1:1: " in capsys.readouterr().err
