@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "sub": "subscribe and print messages (options of mosquitto_sub)",
     "cluster": "make, look at and change a cluster; try one on this machine",
     "log": "inspect, dump or follow a data directory; trace a message",
+    "backup": "copy a data directory at one moment, by hard links",
+    "restore": "make a data directory from a backup, whole or up to a time",
     "clients": "list or disconnect the connected clients",
     "sessions": "list, show, move or end sessions",
     "subscriptions": "list subscriptions, or those that a topic reaches",
@@ -57,6 +59,7 @@ _MODULES: Final = {
     "groups": "resources.groups",
     "retained": "resources.retained",
     "bench": "bench.command",
+    "backup": "backup.command",
 }
 """The modules in holdfast.cli of commands with another name than their module."""
 

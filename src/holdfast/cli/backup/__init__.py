@@ -1,0 +1,1 @@
+"""`holdfast backup` and `holdfast restore`."""

@@ -1,0 +1,247 @@
+"""Makes a backup of a data directory, whether a process serves it or not.
+
+A backup is what a crash at one moment would leave: a prefix of the log, and snapshots that it
+covers. Files that never change are linked: sealed segments, their indexes, snapshots. They are
+replaced or removed, and never written again. Everything else is copied, above all the newest
+segment and the log of Raft, to which the node appends.
+
+The order makes it one moment although the node goes on. Each line is read before the next one:
+
+1. `watermarks`, which may lag behind the log and is never ahead of it;
+2. snapshots: a snapshot gets its name when all records before it are on the disk, so the log that
+   is read later has them;
+3. segments, oldest first, then `journal/start.json`. Retention writes it before it removes
+   segments, so a start that is read later names segments that are there, or later ones;
+4. the log of Raft before its snapshot. The other way round, the node could replace both in between,
+   and the log would begin behind the snapshot. A log that is older than the snapshot is what a
+   crash between the two leaves.
+
+If retention has removed a file that was listed, or what the linked snapshot needs, the backup
+begins again.
+"""
+
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from errno import EMLINK, EPERM, EXDEV
+from pathlib import Path
+from typing import Final
+
+from holdfast import __version__
+from holdfast.cli.backup.manifest import (
+    FORMAT,
+    BackupError,
+    BackupFile,
+    BackupManifest,
+    write_manifest,
+)
+from holdfast.storage.files.data_directory import open_to_read
+from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
+from holdfast.storage.files.layout import ASIDE, JOURNAL, LOCK, SNAPSHOTS, START, DataDirectory
+from holdfast.storage.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
+from holdfast.storage.journal.watermarks import NAME as WATERMARKS
+
+ATTEMPTS: Final = 5
+"""The most attempts while retention removes files."""
+RAFT: Final = ("raft/log", "raft/snapshot")
+FIXED: Final = (*FOLDERS, ASIDE)
+"""The folders whose files are replaced and never written again, but for the newest segment."""
+CLAIMED: Final = re.compile(rf"{LEASE}/(\d+)\..*")
+LEFT_OUT: Final = frozenset({LOCK, "access.lock", "lost+found"})
+_NO_LINK: Final = (EXDEV, EPERM, EMLINK)
+
+
+class Changed(Exception):
+    """The directory changed in a way that the copy does not show: retention, or a takeover."""
+
+
+@dataclass
+class Copied:
+    """The files of a backup so far."""
+
+    source: Path
+    target: Path
+    files: list[BackupFile] = field(default_factory=list)
+    linked_bytes: int = 0
+    copied_bytes: int = 0
+    links: bool = True
+    """False once the system has refused a link: another file system, or another owner."""
+
+    def link(self, name: str) -> None:
+        """Link a file that never changes, or copy it where links are impossible."""
+        if self.links:
+            try:
+                os.link(self.source / name, self._place(name))
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                self.links = False
+            else:
+                self.linked_bytes += self._add(name)
+                return
+        self.copy(name)
+
+    def copy(self, name: str) -> None:
+        """Copy a file that may grow meanwhile, durably."""
+        place = self._place(name)
+        shutil.copy2(self.source / name, place)
+        with place.open("rb") as copy:
+            os.fsync(copy.fileno())
+        self.copied_bytes += self._add(name)
+
+    def copy_database(self, name: str) -> None:
+        """Copy an SQLite database as one of its transactions has left it."""
+        place = self._place(name)
+        uri = f"{(self.source / name).absolute().as_uri()}?mode=ro"
+        with (
+            closing(sqlite3.connect(uri, uri=True, timeout=10)) as there,
+            closing(sqlite3.connect(place)) as here,
+        ):
+            there.backup(here)
+        with place.open("rb") as copy:
+            os.fsync(copy.fileno())
+        self.copied_bytes += self._add(name)
+
+    def finish(self) -> None:
+        """Make the names durable."""
+        files = OsFileSystem(self.target)
+        folders = {Path(file.path).parent for file in self.files}
+        for folder in {above for each in folders for above in (each, *each.parents)}:
+            files.sync_folder("" if str(folder) == "." else str(folder))
+
+    def _place(self, name: str) -> Path:
+        place = self.target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _add(self, name: str) -> int:
+        size = (self.target / name).stat().st_size
+        self.files.append(BackupFile(name, size))
+        return size
+
+
+def make_backup(source: Path, target: Path) -> tuple[BackupManifest, Copied]:
+    """Make a backup of `source` in `target`, which is new or empty.
+
+    Raises `BackupError`, `OSError`, or `DataDirectoryError` if the source is no data directory.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupError(f"{target} is not empty: give a new directory for each backup")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise BackupError(f"{target} is inside {source}: give a directory outside of it")
+    reason = ""
+    for _ in range(ATTEMPTS):
+        began = datetime.now(UTC).isoformat(timespec="milliseconds")
+        directory = open_to_read(source)
+        copied = Copied(source, target)
+        try:
+            _copy(directory, copied)
+        except (FileNotFoundError, Changed) as error:
+            reason = str(error)
+            _clear(target)
+            continue
+        manifest = BackupManifest(
+            FORMAT,
+            directory.manifest.node_id,
+            _kind(directory),
+            directory.manifest.cluster_id,
+            began,
+            __version__,
+            copied.files,
+        )
+        copied.finish()
+        write_manifest(target, manifest)
+        return manifest, copied
+    raise BackupError(f"{source} has changed during each of {ATTEMPTS} attempts: {reason}")
+
+
+def _kind(directory: DataDirectory) -> str:
+    if directory.epoch.number:
+        return "pair"
+    return "replica" if directory.manifest.is_replica else "node"
+
+
+def _copy(directory: DataDirectory, copied: Copied) -> None:
+    epoch = directory.epoch.folder
+    below = f"{epoch}/" if epoch else ""
+    copied.target.mkdir(mode=0o750, parents=True, exist_ok=True)
+    for folder in FOLDERS:
+        (copied.target / epoch / folder).mkdir(parents=True, exist_ok=True)
+    names = list(_names(copied.source))
+    if WATERMARKS in names:
+        copied.copy(WATERMARKS)
+    for sequence in directory.snapshots():
+        copied.link(f"{below}{SNAPSHOTS}/{sequence:020d}.snap")
+    sequences = directory.segments()
+    for sequence in sequences:
+        name = f"{below}{JOURNAL}/{sequence:020d}"
+        if sequence == sequences[-1]:
+            copied.copy(f"{name}.log")
+        else:
+            copied.link(f"{name}.log")
+            if (copied.source / f"{name}.idx").exists():
+                copied.link(f"{name}.idx")
+    if (copied.source / f"{below}{START}").exists():
+        copied.copy(f"{below}{START}")
+    for name in RAFT:
+        if (copied.source / name).exists():
+            copied.copy(name)
+    for name in names:
+        _copy_other(name, epoch, directory.epoch.number, copied)
+    _check(directory, copied)
+
+
+def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
+    """Copy a file without an order. In a shared directory only the newest epoch counts."""
+    if name in (WATERMARKS, *RAFT) or name.startswith(f"{LEASE}/nodes/"):
+        return
+    if epoch and name.startswith(f"{EPOCHS}/") and not name.startswith(f"{epoch}/"):
+        return
+    claimed = CLAIMED.fullmatch(name)
+    if claimed is not None and int(claimed[1]) != number:
+        return
+    inside = name.removeprefix(f"{epoch}/") if epoch else name
+    folder = inside.partition("/")[0]
+    if folder in (JOURNAL, SNAPSHOTS):
+        return
+    if name.endswith(".db"):
+        copied.copy_database(name)
+    elif folder in FIXED:
+        copied.link(name)
+    elif not name.endswith((".db-wal", ".db-shm", ".db-journal")):
+        copied.copy(name)
+
+
+def _names(source: Path) -> Iterator[str]:
+    for path in sorted(source.rglob("*")):
+        name = str(path.relative_to(source))
+        if path.is_file() and not name.endswith(TEMPORARY) and name not in LEFT_OUT:
+            yield name
+
+
+def _check(before: DataDirectory, copied: Copied) -> None:
+    """Check that the copy is one moment. Raises `Changed`."""
+    if open_to_read(copied.source).epoch.number != before.epoch.number:
+        raise Changed("another node has taken over")
+    made = open_to_read(copied.target)
+    start = made.read_start()
+    snapshots = made.snapshots()
+    if start is None:
+        return
+    if made.segments() and made.segments()[0] > start[0]:
+        raise Changed("retention has removed segments")
+    if not snapshots or snapshots[-1] < start[0]:
+        raise Changed("retention has removed what the snapshot needs")
+
+
+def _clear(target: Path) -> None:
+    for path in target.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

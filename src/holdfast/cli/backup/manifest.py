@@ -1,0 +1,87 @@
+"""The file `backup.json`: the content of a backup. It is written last, so a backup without it is
+incomplete."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.storage.files.filesystem import OsFileSystem, replace_file
+
+NAME: Final = "backup.json"
+FORMAT: Final = 1
+
+
+class BackupError(Exception):
+    """A backup cannot be made or restored. The text names the file and says what to do."""
+
+
+class BackupFile(msgspec.Struct, frozen=True):
+    """One file of a backup."""
+
+    path: str
+    """The path below the backup."""
+    bytes: int
+
+
+class BackupManifest(msgspec.Struct, frozen=True):
+    """The content of a backup."""
+
+    format: int
+    node_id: str
+    kind: str
+    """`node`, `pair` for a directory that nodes share, or `replica` of a cluster."""
+    cluster_id: str
+    began: str
+    """The time, ISO 8601. The backup has everything that was acknowledged before."""
+    version: str
+    """The version of Holdfast that made it."""
+    files: list[BackupFile]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def write_manifest(root: Path, manifest: BackupManifest) -> None:
+    """Write the file, durably."""
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    replace_file(OsFileSystem(root), NAME, [text, b"\n"])
+
+
+def read_manifest(root: Path) -> BackupManifest:
+    """Read the file, and check that every file of the backup has its length.
+
+    Raises `BackupError`, which names the file.
+    """
+    path = root / NAME
+    try:
+        data = path.read_bytes()
+        number = msgspec.json.decode(data, type=_Number).format
+        if number != FORMAT:
+            raise BackupError(f"{path}: format {number}, this program reads {FORMAT}")
+        manifest = msgspec.json.decode(data, type=BackupManifest)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BackupError(f"{root} is no backup, or an incomplete one: it has no {NAME}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BackupError(f"{path} is damaged: {error}") from None
+    for file in manifest.files:
+        _check(root, file)
+    return manifest
+
+
+def _check(root: Path, file: BackupFile) -> None:
+    path = Path(os.path.normpath(root / file.path))
+    if not path.is_relative_to(os.path.normpath(root)):
+        raise BackupError(f"{root / NAME}: {file.path!r} is not below the backup")
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BackupError(f"{path}: {error.strerror}; the backup is incomplete") from None
+    if size != file.bytes:
+        raise BackupError(f"{path} has {size} bytes, {NAME} says {file.bytes}")
+
+
+class _Number(msgspec.Struct):
+    format: int

@@ -1,0 +1,107 @@
+"""Restores a backup as a new data directory.
+
+The directory gets its name when it is complete and checked. The backup stays as it is: files that
+never change are linked, and every other file is a copy.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.backup.backup import FIXED, Copied
+from holdfast.cli.backup.cut import cut_at, own_file
+from holdfast.cli.backup.manifest import BackupError, BackupManifest, read_manifest
+from holdfast.cli.log.report import examine
+from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.server.disk.raft_files import FOLDER as RAFT
+from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
+from holdfast.storage.files.data_directory import open_to_read
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import segment_name
+from holdfast.storage.journal.epoch_folders import FOLDERS
+
+PROBLEMS_SHOWN: Final = 5
+PARTIAL: Final = ".restoring"
+"""The end of the name of a directory that is not complete yet."""
+
+
+def restore(backup: Path, target: Path, until_us: int | None) -> tuple[BackupManifest, list[str]]:
+    """Restore a backup. Returns its manifest, and lines for people.
+
+    Raises `BackupError`, which names what is damaged or missing, `DataDirectoryError` or `OSError`.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupError(f"{target} is not empty: move it away, or give another directory")
+    manifest = read_manifest(backup)
+    _check_log(backup)
+    target = target.absolute()
+    partial = target.with_name(f"{target.name}{PARTIAL}")
+    if partial.exists():
+        shutil.rmtree(partial)
+    try:
+        lines = _fill(manifest, Copied(backup, partial), until_us)
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    OsFileSystem(target.parent).sync_folder("")
+    return manifest, lines
+
+
+def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> list[str]:
+    root = copied.target
+    root.mkdir(mode=0o750, parents=True)
+    epoch = open_to_read(copied.source).epoch.folder
+    for folder in FOLDERS:
+        (root / epoch / folder).mkdir(parents=True, exist_ok=True)
+    for file in manifest.files:
+        inside = file.path.removeprefix(f"{epoch}/") if epoch else file.path
+        if inside.partition("/")[0] in FIXED:
+            copied.link(file.path)
+        else:
+            copied.copy(file.path)
+    directory = open_to_read(root)
+    segments = directory.segments()
+    if segments:
+        own_file(root / directory.epoch.folder / segment_name(segments[-1]))
+    lines = [] if until_us is None else [cut_at(root, until_us)]
+    if (root / RAFT).exists():
+        member = peer_id(directory.manifest.node_id, directory.manifest.incarnation)
+        try:
+            RaftFiles(OsFileSystem(root), member, is_new=False).close()
+        except DamagedRaft as error:
+            raise BackupError(f"{copied.source}: {error}") from None
+    copied.finish()
+    return lines
+
+
+def _check_log(backup: Path) -> None:
+    """Read every byte of the log and the snapshots. Raises `BackupError` at damage."""
+    report = examine(open_to_read(backup), backup, deep=True)
+    if report.problems:
+        shown = "; ".join(report.problems[:PROBLEMS_SHOWN])
+        more = len(report.problems) - PROBLEMS_SHOWN
+        raise BackupError(
+            f"{backup} is damaged: {shown}{f'; and {more} more' if more > 0 else ''}. Use an older"
+            " backup. `holdfast log verify` lists everything; a copy of the directory can be served"
+            " without the damaged records"
+        )
+
+
+def advice(manifest: BackupManifest, target: Path) -> list[str]:
+    """What the operator does next."""
+    if manifest.kind == "pair":
+        return [
+            f"start the nodes of the pair on {target}: holdfast serve --standby --data {target}"
+        ]
+    if manifest.kind == "node":
+        return [f"start the broker: holdfast serve --data {target}"]
+    return [
+        f"this is node {manifest.node_id} of the cluster {manifest.cluster_id}",
+        "if the other nodes run: start it. They reject it as an older copy, and it joins again by"
+        " itself when a majority has agreed",
+        "to put back the whole cluster: stop all nodes, restore each one with the same --until, not"
+        f" later than the earliest backup began ({manifest.began} here), and start all together",
+    ]
