@@ -15,6 +15,7 @@ ROOMS = {
     "topics": ("protocol/topics",),
     "websocket": ("protocol/websocket",),
     "proxy": ("protocol/proxy",),
+    "relay": ("protocol/relay",),
     "storage": ("storage",),
     "session": ("broker/session",),
     "broker": ("broker",),
@@ -52,6 +53,7 @@ BELOW = {
     "topics": set(),
     "websocket": set(),
     "proxy": set(),
+    "relay": set(),
     "sqlite": set(),
     "storage": {"topics"},
     "session": {"mqtt", "topics", "storage"},
@@ -84,8 +86,8 @@ BELOW = {
         "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
     },
     "process": {
-        "api", "server", "sidecar", "federation", "drivers", "cluster", "replication", "broker",
-        "session", "security", "config", "mqtt", "topics", "storage", "lease",
+        "api", "relay", "server", "sidecar", "federation", "drivers", "cluster", "replication",
+        "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
     },
     "cli": {
         "process", "api", "sidecar", "federation", "drivers", "cluster", "replication", "client",
@@ -102,8 +104,8 @@ SIMULATOR_ROOMS = {
     "drivers",
 }  # fmt: skip
 PURE = (
-    "mqtt", "topics", "proxy", "storage", "session", "lease", "replication", "broker", "cluster",
-    "federation",
+    "mqtt", "topics", "proxy", "relay", "storage", "session", "lease", "replication", "broker",
+    "cluster", "federation",
 )  # fmt: skip
 IMPURE_MODULES = {
     "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",

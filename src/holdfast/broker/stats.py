@@ -9,6 +9,8 @@ class Stats:
 
     topics: TopicSamples | None = None
     """Samples of publishes, only while an operator looks at the busiest topics."""
+    io_workers_replaced: int = 0
+    """I/O workers that ended; their clients had to connect again."""
 
     def __init__(self) -> None:
         self.durations = SampledDurations()

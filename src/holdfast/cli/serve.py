@@ -64,6 +64,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="what an acknowledgement waits for (default fsync)",
     )
     parser.add_argument(
+        "--io-workers",
+        metavar="N",
+        help="processes that hold the sockets of clients, or auto (default 0: the broker's own)",
+    )
+    parser.add_argument(
         "--check-config",
         action="store_true",
         help="check the configuration with all its files, and exit",
@@ -86,6 +91,8 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
         overrides["node.standby"] = True
     if args.durability is not None:
         overrides["log.durability"] = args.durability
+    if args.io_workers is not None:
+        overrides["server.io_workers"] = _io_workers(args.io_workers)
     if args.verbose:
         overrides["logging.level"] = "debug"
     if args.admin == "off":
@@ -111,6 +118,15 @@ def _cluster_overrides(args: argparse.Namespace) -> dict[str, object]:
     if args.cluster_secret_file is not None:
         overrides["cluster.secret_file"] = args.cluster_secret_file
     return overrides
+
+
+def _io_workers(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--io-workers {text!r}: give a number, or auto") from None
 
 
 def _address(option: str, text: str, form: str) -> tuple[str, int]:
@@ -208,9 +224,11 @@ async def _serve(
     handle_signals(asyncio.get_running_loop(), server.request_stop, server.request_reload)
     try:
         await server.start()
+        spare_the_collector()
+        return await server.run()
     except StartError as error:
         logging.getLogger("holdfast").critical("start_failed error=%r", str(error))
         await server.stop()
         return EXIT_FAILED
-    spare_the_collector()
-    return await server.run()
+    finally:
+        server.workers.close()

@@ -38,6 +38,14 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     empty: the first listener's address."""
 
 
+class Processes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The processes of one node."""
+
+    io_workers: Annotated[int, Meta(ge=0, le=64)] | Literal["auto"] = 0
+    """The number of processes that hold the sockets of clients, with TLS and WebSocket; 0: the
+    broker's own process does. "auto": one less than the cores, and none on two or fewer."""
+
+
 class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The lease of a shared data directory, with the same values for all its nodes."""
 
@@ -329,6 +337,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """All settings of a broker, one field per section of the file."""
 
     node: Node = field(default_factory=Node)
+    server: Processes = field(default_factory=Processes)
     listeners: list[Listener] = field(default_factory=lambda: [Listener()])
     admin: Admin = field(default_factory=Admin)
     lease: Lease = field(default_factory=Lease)

@@ -22,6 +22,7 @@ from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop.broker import LEVELS, Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
+from holdfast.server.io_workers.pool import IoWorkers
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.node_settings import new_node, node_config
 from holdfast.server.reload import (
@@ -77,12 +78,12 @@ class Server:
         self._clustering: ClusterMembership | None = None
         self.audit = audit_of(self)
         self.listeners: list[OpenListener] = []
+        self.workers = IoWorkers()
         self.admin_port = 0
         self._load = load or (lambda: config)
         self._security = SecurityFiles()
         self.manager = ServiceManager()
         self._stop = asyncio.Event()
-        # A function that makes `run` stop in order.
         self.request_stop = self._stop.set
         self.failure: BaseException | None = None
         self._hands_over = self._starts_anew = False
@@ -94,8 +95,7 @@ class Server:
 
     async def start(self) -> None:
         """Begin to serve or to stand by. Raises `StartError` if that is impossible."""
-        loop = asyncio.get_running_loop()
-        stop_on_unexpected(loop, self.fail)
+        stop_on_unexpected(asyncio.get_running_loop(), self.fail)
         self._watching = watched(Readiness(self).watch())
         config = self.config
         try:
@@ -111,6 +111,7 @@ class Server:
                     self.listeners.append(OpenListener(settings, one, sockets))
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
+        self.workers.start(config.server.io_workers if self.listeners else 0)
         if config.node.standby:
             self.sharing = self._share()
             await self._start_admin()
@@ -197,14 +198,13 @@ class Server:
 
     async def _serve(self, node: Node, storage: Storage) -> None:
         """Serve with a recovered node. Raises `StartError` if a port cannot be used."""
-        config = self.config
         sharing = self.sharing
         broker = Broker(
             node,
             asyncio.get_running_loop(),
             storage,
             self._security.passwords,
-            config.log.memory_flush_ms / 1000,
+            self.config.log.memory_flush_ms / 1000,
             self.fail,
             sharing.confirm if sharing is not None else None,
         )
@@ -214,14 +214,14 @@ class Server:
 
     async def _open(self, broker: Broker, storage: Storage) -> None:
         """Open the listeners and start maintenance. Raises `StartError`."""
-        config = self.config
         if self.maintenance is None:
-            self.maintenance = Maintenance(broker, storage, config)
+            self.maintenance = Maintenance(broker, storage, self.config)
         broker.touch()
         # The node was made before it serves; there may have been a reload since.
-        apply_limits(broker.node.state, node_config(config))
+        apply_limits(broker.node.state, node_config(self.config))
         apply_security(broker, self._security)
         broker.node.start()
+        broker.workers = self.workers if self.workers.count else None
         try:
             for listener in self.listeners:
                 await listener.open(broker)

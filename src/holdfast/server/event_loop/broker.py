@@ -81,6 +81,8 @@ class Broker:
             None
         )
         """Puts the changes by commands into the audit, then calls back. None: there is no audit."""
+        # A ListenerHost (server.sockets.reception); None: clients' sockets are in this process.
+        self.workers: object | None = None
         self.notes = NoteRing()
         self.turn_scheduled = False
         self.has_failed = False

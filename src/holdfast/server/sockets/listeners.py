@@ -6,9 +6,9 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener, kind_of
@@ -19,13 +19,19 @@ from holdfast.server.sockets.acceptor import BACKLOG, AcceptLoop
 from holdfast.server.sockets.driver import ListenerCount
 from holdfast.server.sockets.listener_files import ListenerFiles
 from holdfast.server.sockets.proxy import Proxies
-from holdfast.server.sockets.reception import BrokerReception, Reception
+from holdfast.server.sockets.reception import (
+    BrokerReception,
+    ListenerHost,
+    Reception,
+    RelayedListener,
+)
 from holdfast.server.sockets.unix import identity, remove_unix, reserve_unix, set_mode
 from holdfast.server.sockets.websocket import UpgradeAdmission, WebSocketConnection
 
 logger = logging.getLogger("holdfast")
 
 T = TypeVar("T")
+Listening: TypeAlias = asyncio.Server | AcceptLoop | RelayedListener
 
 PORT_WAIT_S: Final = 5.0
 PORT_PAUSE_S: Final = 0.1
@@ -98,7 +104,7 @@ class OpenListener:
         self._sockets = sockets
         # The file of a Unix socket, which another process may replace.
         self._file = identity(Path(settings.socket)) if settings.socket else (0, 0)
-        self._servers: list[asyncio.Server | AcceptLoop] = []
+        self._servers: list[Listening] = []
         self._count = ListenerCount(ListenerRules(self.name), 0, 0)
 
     @property
@@ -156,11 +162,11 @@ class OpenListener:
         if broker is not None:
             before = self._servers
             await self.open(broker)
-            _stop_accepting(before, keeps_handshakes=True)
+            stop_accepting(before, keeps_handshakes=True)
 
     def close(self) -> None:
         """Refuse new connections and end handshakes. Open connections stay."""
-        _stop_accepting(self._servers, keeps_handshakes=False)
+        stop_accepting(self._servers, keeps_handshakes=False)
         self._servers = []
         if self.settings.socket and self._sockets:
             remove_unix(Path(self.settings.socket), self._file)
@@ -169,11 +175,13 @@ class OpenListener:
         self._sockets = []
 
 
-def _stop_accepting(servers: list[asyncio.Server | AcceptLoop], *, keeps_handshakes: bool) -> None:
+def stop_accepting(servers: Sequence[Listening], *, keeps_handshakes: bool) -> None:
+    """Accept no more connections. `keeps_handshakes`: others do in place of `servers`."""
     for server in servers:
         if isinstance(server, AcceptLoop):
             server.close(keeps_handshakes=keeps_handshakes)
-        else:
+        elif not (keeps_handshakes and isinstance(server, RelayedListener)):
+            # Workers have put the sockets of now in place of those of before.
             server.close()
 
 
@@ -183,14 +191,17 @@ async def _listen(
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
     count: ListenerCount,
-) -> list[asyncio.Server | AcceptLoop]:
+) -> list[Listening]:
     sockets_max = descriptors.for_clients()
     count.connections_max = listener.max_connections
     count.certificate_user = listener.certificate_user
+    if isinstance(broker.workers, ListenerHost):
+        count.sockets_max = sockets_max
+        return [broker.workers.listen(broker, listener, sockets, count)]
     # A connection of an AcceptLoop is already counted when this check runs.
     count.sockets_max = sockets_max + needs_accept_loop(listener, context, broker.loop)
     reception = BrokerReception(broker, count, sockets_max)
-    return await accept_on(reception, listener, context, sockets)
+    return [*await accept_on(reception, listener, context, sockets)]
 
 
 def needs_accept_loop(

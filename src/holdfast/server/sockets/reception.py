@@ -3,7 +3,9 @@ broker itself, or an I/O worker."""
 
 import asyncio
 import logging
+import socket
 
+from holdfast.config.listener import Listener
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.driver import ListenerCount
 from holdfast.server.sockets.tcp import TcpConnection
@@ -56,6 +58,29 @@ class Reception:
 
     def note_failure(self, event: str, remote: str, error: str) -> None:
         """Log what ended a connection below MQTT."""
+        raise NotImplementedError
+
+
+class RelayedListener:
+    """A listener that accepts in other processes."""
+
+    def close(self) -> None:
+        """Accept no more connections, and end handshakes. Open connections stay."""
+        raise NotImplementedError
+
+
+class ListenerHost:
+    """Processes beside the broker's that accept the connections of listeners."""
+
+    def listen(
+        self,
+        broker: Broker,
+        settings: Listener,
+        sockets: list[socket.socket],
+        count: ListenerCount,
+    ) -> RelayedListener:
+        """Accept on these sockets, which the host takes over, in place of those that the listener
+        had before. Raises `OSError`."""
         raise NotImplementedError
 
 

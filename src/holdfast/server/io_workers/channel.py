@@ -1,0 +1,276 @@
+"""The broker's end of the stream to one I/O worker, and the transports of the clients behind it.
+
+Neither class derives from asyncio's, so both compile to native classes.
+"""
+
+import logging
+from asyncio import BaseTransport, Transport
+from collections.abc import Callable
+from typing import cast
+
+from holdfast.protocol.relay.credit import ReceivingCredit, SendingCredit
+from holdfast.protocol.relay.frames import (
+    CLOSE,
+    CREDIT,
+    CUT,
+    DATA,
+    ENDED,
+    NOTE,
+    OPENED,
+    PING,
+    PONG,
+    UPGRADING,
+    RelayError,
+    RelayReader,
+    add_data,
+    count_frame,
+    decode_arrival,
+    frame,
+)
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.sockets.driver import ConnectionDriver, ListenerCount
+
+logger = logging.getLogger("holdfast")
+
+
+class RelayedConnection(ConnectionDriver):
+    """The transport of a client whose socket is in a worker.
+
+    While the node has paused the input, what arrives waits here, the end included: the node must
+    process what the client sent before it closed the connection.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        listener: ListenerCount,
+        remote: str,
+        channel: "WorkerChannel",
+        number: int,
+    ) -> None:
+        super().__init__(broker, listener, remote)
+        self._channel = channel
+        self._number = number
+        self._sending = SendingCredit()
+        self._receiving = ReceivingCredit()
+        self._waiting: list[bytes] = []
+        # Bytes that the node has, but has not processed.
+        self._unconfirmed = 0
+        self._reading_paused = False
+        self._has_ended = False
+        self._is_cut = False
+
+    # The channel
+
+    def receive(self, data: bytes) -> None:
+        """Hand bytes from the client to the node, or keep them while its input is paused."""
+        if self._reading_paused or self._waiting:
+            self._waiting.append(data)
+        elif self.connection is not None:
+            self._pass_on(data)
+
+    def confirm(self, size: int) -> None:
+        """Count bytes that the worker has written to the socket."""
+        if self._sending.restore(size):
+            self.relieve()
+
+    def end(self) -> None:
+        """Report the end, once everything that came before it is processed."""
+        self._has_ended = True
+        connection = self.connection
+        waits = self._reading_paused or bool(self._waiting)
+        is_over = connection is None or connection.closing or self._is_cut
+        if is_over or not waits:
+            self.leave()
+
+    # The node
+
+    def write(self, data: bytes) -> None:
+        self._channel.send_data(self._number, data)
+        if self._sending.spend(len(data)):
+            self.congest()
+
+    def finish(self) -> None:
+        self._channel.send(frame(CLOSE, self._number))
+        self._leave_soon()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._channel.send(frame(CUT, self._number))
+        self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        """Report an end that has waited for the node. The worker will not report it again."""
+        if self._has_ended:
+            self.broker.loop.call_soon(self.leave)
+
+    def has_left(self) -> bool:
+        return self._has_ended or self._is_cut
+
+    def pause_reading(self) -> None:
+        self._reading_paused = True
+
+    def resume_reading(self) -> None:
+        if self._reading_paused:
+            self._reading_paused = False
+            # As from a socket: not within the node's turn.
+            self.broker.loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        """Process what has waited, until the node pauses the input again."""
+        self._confirm_processed()
+        waiting = self._waiting
+        self._waiting = []
+        for index, data in enumerate(waiting):
+            if self._reading_paused:
+                self._waiting = waiting[index:]
+                return
+            if self.connection is None:
+                return
+            self._pass_on(data)
+        if self._has_ended and not self._reading_paused:
+            self.leave()
+
+    def _pass_on(self, data: bytes) -> None:
+        self.take(data)
+        self._unconfirmed += len(data)
+        self._confirm_processed()
+
+    def _confirm_processed(self) -> None:
+        if not self._reading_paused and self._unconfirmed:
+            due = self._receiving.finish(self._unconfirmed)
+            self._unconfirmed = 0
+            if due:
+                self._channel.send(count_frame(CREDIT, self._number, due))
+
+
+class WorkerChannel:
+    """An asyncio protocol for the stream to one worker.
+
+    What one turn writes to all of its clients leaves in one write, after the turn.
+    """
+
+    def __init__(
+        self,
+        listeners: dict[int, ListenerCount],
+        on_note: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`listeners`: by number, shared with the pool. `on_note`: called with the content of each
+        NOTE. `on_lost`: called when the worker is gone, after its clients."""
+        self.broker: Broker | None = None
+        self.listeners = listeners
+        self.connections: dict[int, RelayedConnection] = {}
+        self.pongs = 0
+        self._on_note = on_note
+        self._on_lost = on_lost
+        self._transport: Transport | None = None
+        self._reader = RelayReader()
+        self._out: list[bytes] = []
+        self._flush_scheduled = False
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        self._transport = cast(Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Process frames. Bytes that are none end the worker."""
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while reader.next():
+                if reader.kind == DATA:
+                    connection = self.connections.get(reader.number)
+                    if connection is not None:
+                        connection.receive(reader.content())
+                else:
+                    self._process(reader.kind, reader.number)
+        except RelayError as error:
+            logger.critical("io_worker_error error=%r", str(error))
+            self.abort()
+
+    def _process(self, kind: int, number: int) -> None:
+        reader = self._reader
+        if kind == NOTE:
+            self._on_note(reader.content())
+            return
+        if kind == PONG:
+            self.pongs += 1
+            return
+        if kind == OPENED:
+            self._open(number)
+            return
+        connection = self.connections.get(number)
+        if connection is None:
+            return
+        if kind == CREDIT:
+            connection.confirm(reader.count())
+        elif kind == UPGRADING:
+            connection.buffer_upgrade(reader.count())
+        elif kind == ENDED:
+            del self.connections[number]
+            connection.end()
+        else:
+            raise RelayError(f"a frame of kind {kind} from a worker")
+
+    def _open(self, number: int) -> None:
+        arrival = decode_arrival(self._reader.content())
+        listener = self.listeners.get(arrival.listener)
+        broker = self.broker
+        if broker is None or listener is None or number in self.connections:
+            raise RelayError(f"connection {number} of listener {arrival.listener}")
+        connection = RelayedConnection(broker, listener, arrival.remote, self, number)
+        self.connections[number] = connection
+        if not connection.admit(arrival.certificate_name):
+            connection.cut()
+
+    def send_data(self, number: int, data: bytes) -> None:
+        """Send bytes for a client, with what else this turn sends."""
+        add_data(self._out, number, data)
+        self._schedule()
+
+    def send(self, one: bytes) -> None:
+        """Send a frame, with what else this turn sends."""
+        self._out.append(one)
+        self._schedule()
+
+    def ping(self) -> None:
+        """Ask whether the worker runs; `pongs` counts its answers."""
+        self.send(frame(PING, 0))
+
+    def _schedule(self) -> None:
+        broker = self.broker
+        if broker is None:
+            self._flush()
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            broker.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        out = self._out
+        self._out = []
+        if self._transport is not None and out:
+            self._transport.write(b"".join(out))
+
+    def abort(self) -> None:
+        """End the stream, and so the worker."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """Do nothing: the credit of each connection bounds what is written."""
+
+    def resume_writing(self) -> None:
+        pass
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Report the end of all clients of the worker, whatever waits of them."""
+        self._transport = None
+        connections = list(self.connections.values())
+        self.connections.clear()
+        for connection in connections:
+            connection.leave()
+        self._on_lost()

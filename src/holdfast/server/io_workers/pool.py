@@ -1,0 +1,238 @@
+"""The I/O workers of a broker: their start, their replacement, and the listeners they serve."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final, Literal, cast
+
+import msgspec
+
+from holdfast.config.listener import Listener
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.io_workers.channel import WorkerChannel
+from holdfast.server.io_workers.messages import ListenerChange
+from holdfast.server.sockets.acceptor import BACKLOG
+from holdfast.server.sockets.driver import ListenerCount
+from holdfast.server.sockets.reception import ListenerHost, RelayedListener
+
+logger = logging.getLogger("holdfast")
+
+MODULE: Final = "holdfast.server.io_workers.worker"
+PING_S: Final = 2.0
+HANG_S: Final = 20.0
+"""The time in seconds between two pings, and until a worker that answers none is killed."""
+QUICK_S: Final = 5.0
+DELAY_S_MAX: Final = 30.0
+"""A worker that ended within QUICK_S of its start is replaced after a second, then after twice the
+time, at most DELAY_S_MAX."""
+
+
+class WorkerProcess:
+    """One worker, from its start to its end."""
+
+    def __init__(self, pool: "IoWorkers", index: int, now: float) -> None:
+        self.index = index
+        self.started_at = now
+        self.heard_at = now
+        self.pongs = 0
+        self._pool = pool
+        self.channel = WorkerChannel(pool.counts, self.handle_note, self.handle_lost)
+        self._stream, worker_stream = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stream.setblocking(False)
+        self._control.setblocking(False)
+        with worker_stream, worker_control:
+            files = (worker_stream.fileno(), worker_control.fileno())
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, *map(str, files)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=files,
+                # Ctrl-C in the broker's terminal is for the broker.
+                start_new_session=True,
+            )
+
+    async def connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to exchange frames."""
+        # WorkerChannel has the methods of a protocol, but not the base class.
+        protocol = cast(asyncio.Protocol, self.channel)
+        await loop.create_unix_connection(lambda: protocol, sock=self._stream)
+
+    def tell(self, change: ListenerChange, sockets: Sequence[socket.socket] = ()) -> None:
+        """Pass a change of the listeners on. A worker that does not take it is ended."""
+        try:
+            files = [one.fileno() for one in sockets]
+            socket.send_fds(self._control, [msgspec.json.encode(change)], files)
+        except OSError as error:
+            logger.error("io_worker_not_told worker=%d error=%r", self.index, str(error))
+            self.end()
+
+    def handle_note(self, content: bytes) -> None:
+        note = json.loads(content)
+        self._pool.handle_note(self.index, note["level"], note["event"], note["fields"])
+
+    def handle_lost(self) -> None:
+        self._control.close()
+        self._pool.replace(self)
+
+    def end(self) -> None:
+        """Kill the process. The channel's end follows."""
+        self.process.kill()
+
+
+class WorkerListener(RelayedListener):
+    """A listener whose sockets the workers have."""
+
+    def __init__(self, pool: "IoWorkers", number: int) -> None:
+        self._pool = pool
+        self._number = number
+
+    def close(self) -> None:
+        self._pool.close_listener(self._number)
+
+
+class IoWorkers(ListenerHost):
+    """A fixed number of workers, each of which accepts from all listeners.
+
+    They share the listening sockets, and the broker keeps them open. So the connections that nobody
+    has accepted yet survive a worker, which they would not with a socket of its own for each.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.counts: dict[int, ListenerCount] = {}
+        self._broker: Broker | None = None
+        self._numbers: dict[str, int] = {}
+        self._open: dict[int, tuple[ListenerChange, list[socket.socket]]] = {}
+        self._workers: list[WorkerProcess] = []
+        self._delays: dict[int, float] = {}
+        self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, wanted: int | Literal["auto"]) -> None:
+        """Start the processes, as `server.io_workers` says. They accept nothing before `listen`, so
+        a standby has them ready when it takes over."""
+        self._loop = asyncio.get_running_loop()
+        cores = os.cpu_count() or 1
+        self.count = wanted if wanted != "auto" else cores - 1 if cores > 2 else 0
+        for index in range(self.count):
+            self._start(index)
+        if self.count:
+            self._watch()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [worker.process.pid for worker in self._workers]
+
+    def listen(
+        self,
+        broker: Broker,
+        settings: Listener,
+        sockets: list[socket.socket],
+        count: ListenerCount,
+    ) -> WorkerListener:
+        for one in sockets:
+            one.listen(BACKLOG)
+        self._broker = broker
+        number = self._numbers.setdefault(settings.name, len(self._numbers))
+        self.counts[number] = count
+        change = ListenerChange(number, settings, broker.node.state.config.connect_timeout_s)
+        self._close_sockets(number)
+        self._open[number] = (change, sockets)
+        for worker in self._workers:
+            worker.channel.broker = broker
+            worker.tell(change, sockets)
+        return WorkerListener(self, number)
+
+    def close_listener(self, number: int) -> None:
+        self._close_sockets(number)
+        for worker in self._workers:
+            worker.tell(ListenerChange(number))
+
+    def _close_sockets(self, number: int) -> None:
+        _, sockets = self._open.pop(number, (None, []))
+        for one in sockets:
+            one.close()
+
+    def _start(self, index: int) -> None:
+        worker = WorkerProcess(self, index, self._loop.time())
+        worker.channel.broker = self._broker
+        self._workers.append(worker)
+        logger.info("io_worker_started worker=%d pid=%d", index, worker.process.pid)
+        for change, sockets in self._open.values():
+            worker.tell(change, sockets)
+        task = self._loop.create_task(worker.connect(self._loop))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def replace(self, worker: WorkerProcess) -> None:
+        """Start another worker in place of one that has ended."""
+        self._workers.remove(worker)
+        # It has closed its stream, so it ends, or never will by itself.
+        worker.process.kill()
+        code = worker.process.wait()
+        if self._is_closed:
+            return
+        if self._broker is not None:
+            self._broker.node.state.stats.io_workers_replaced += 1
+        lived_s = self._loop.time() - worker.started_at
+        delay_s = 0.0
+        if lived_s < QUICK_S:
+            delay_s = min(max(1.0, 2 * self._delays.get(worker.index, 0.0)), DELAY_S_MAX)
+        self._delays[worker.index] = delay_s
+        logger.error(
+            "io_worker_lost worker=%d pid=%d code=%d again_in_s=%s text='its clients are"
+            " disconnected, and connect again to other workers'",
+            worker.index,
+            worker.process.pid,
+            code,
+            delay_s,
+        )
+        self._loop.call_later(delay_s, self._start_again, worker.index)
+
+    def _start_again(self, index: int) -> None:
+        if not self._is_closed:
+            self._start(index)
+
+    def _watch(self) -> None:
+        """Kill workers that answer no ping, because their clients wait for nothing."""
+        now = self._loop.time()
+        for worker in list(self._workers):
+            if worker.channel.pongs != worker.pongs:
+                worker.pongs = worker.channel.pongs
+                worker.heard_at = now
+            elif now - worker.heard_at > HANG_S:
+                logger.error("io_worker_hangs worker=%d silent_s=%s", worker.index, HANG_S)
+                worker.end()
+            worker.channel.ping()
+        self._timer = self._loop.call_later(PING_S, self._watch)
+
+    def handle_note(self, index: int, level: int, event: str, fields: dict[str, str]) -> None:
+        """Log a worker's line, or count its event."""
+        if level:
+            text = " ".join([event, *(f"{key}=%r" for key in fields), "worker=%d"])
+            logger.log(level, text, *fields.values(), index)
+        elif self._broker is not None:
+            stats = self._broker.node.state.stats
+            if event == "handshake_failed":
+                stats.handshakes_failed += 1
+            else:
+                stats.connections_displaced += 1
+
+    def close(self) -> None:
+        """End all workers at once, and with them the connections that are still open."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for number in list(self._open):
+            self._close_sockets(number)
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.wait()

@@ -1,0 +1,262 @@
+"""A worker's side: the sockets of its clients, and the stream to the broker."""
+
+import asyncio
+import json
+import logging
+from typing import Final, cast
+
+from holdfast.config.listener import Listener
+from holdfast.protocol.relay.credit import ReceivingCredit, SendingCredit
+from holdfast.protocol.relay.frames import (
+    CLOSE,
+    CREDIT,
+    CUT,
+    DATA,
+    ENDED,
+    NOTE,
+    OPENED,
+    PING,
+    PONG,
+    UPGRADING,
+    ClientArrival,
+    RelayError,
+    RelayReader,
+    add_data,
+    count_frame,
+    frame,
+)
+from holdfast.security.certificates import user_of
+from holdfast.server.sockets.reception import ReceivedConnection, Reception
+from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
+
+WRITE_BUFFER_BYTES: Final = 32_768
+"""The unsent bytes of a socket above which the broker gets no credit for what it sends."""
+NOTE_CHARACTERS_MAX: Final = 2000
+"""The most characters of one value of a log line on its way to the broker."""
+NUMBERS: Final = 1 << 32
+
+
+class Relay(ReceivedConnection):
+    """The socket of one client."""
+
+    def __init__(
+        self, broker: "BrokerChannel", listener: int, settings: Listener, remote: str
+    ) -> None:
+        self._broker = broker
+        self._listener = listener
+        self._settings = settings
+        self.remote = remote
+        self._number = 0
+        self._transport: asyncio.Transport | None = None
+        self._sending = SendingCredit()
+        self._receiving = ReceivingCredit()
+        # Bytes from the broker that the socket may not have taken yet.
+        self._unconfirmed = 0
+        self._is_congested = False
+
+    # The socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if not self.remote:
+            peer = transport.get_extra_info("peername")
+            self.remote = f"{peer[0]}:{peer[1]}" if peer else "?"
+        certificate = transport.get_extra_info("peercert")
+        name = user_of(certificate, self._settings.certificate_user)
+        self._number = self._broker.add(self)
+        arrival = ClientArrival(self._listener, self.remote, name)
+        self._broker.send(frame(OPENED, self._number, arrival.encode()))
+
+    def data_received(self, data: bytes) -> None:
+        self._broker.send_data(self._number, data)
+        if self._sending.spend(len(data)) and self._transport is not None:
+            self._transport.pause_reading()
+
+    def buffer_upgrade(self, size_bytes: int) -> None:
+        self._broker.send(count_frame(UPGRADING, self._number, size_bytes))
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_congested = True
+
+    def resume_writing(self) -> None:
+        self._is_congested = False
+        self._confirm(0)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._broker.remove(self._number)
+        self._broker.send(frame(ENDED, self._number))
+
+    # The broker
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client, and confirm them when the socket has taken them, but for
+        WRITE_BUFFER_BYTES."""
+        if self._transport is not None:
+            self._transport.write(data)
+            self._confirm(len(data))
+
+    def _confirm(self, size: int) -> None:
+        self._unconfirmed += size
+        if not self._is_congested and self._unconfirmed:
+            due = self._receiving.finish(self._unconfirmed)
+            self._unconfirmed = 0
+            if due:
+                self._broker.send(count_frame(CREDIT, self._number, due))
+
+    def credit(self, size: int) -> None:
+        """Count bytes that the broker has processed."""
+        transport = self._transport
+        if self._sending.restore(size) and transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
+    def close(self) -> None:
+        """Close the socket after the bytes written, or soon if the client does not take them."""
+        transport = self._transport
+        if transport is not None:
+            transport.close()
+            if transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
+
+    def cut(self) -> None:
+        """Close the socket at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class BrokerChannel(asyncio.Protocol):
+    """The stream to the broker. Its end is the worker's end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._reader = RelayReader()
+        self._transport: asyncio.Transport | None = None
+        self._relays: dict[int, Relay] = {}
+        self._last_number = 0
+        self._out: list[bytes] = []
+        self._flush_scheduled = False
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._loop.stop()
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        reader.feed(data)
+        while reader.next():
+            relay = self._relays.get(reader.number)
+            kind = reader.kind
+            if kind == PING:
+                self.send(frame(PONG, 0))
+            elif relay is None:
+                # Its socket is closed; the broker does not know yet.
+                continue
+            elif kind == DATA:
+                relay.write(reader.content())
+            elif kind == CREDIT:
+                relay.credit(reader.count())
+            elif kind == CLOSE:
+                relay.close()
+            elif kind == CUT:
+                relay.cut()
+            else:
+                raise RelayError(f"a frame of kind {kind} from the broker")
+
+    def add(self, relay: Relay) -> int:
+        """Give a new connection its number."""
+        number = (self._last_number + 1) % NUMBERS
+        while number in self._relays:
+            number = (number + 1) % NUMBERS
+        self._last_number = number
+        self._relays[number] = relay
+        return number
+
+    def remove(self, number: int) -> None:
+        self._relays.pop(number, None)
+
+    def send(self, one: bytes) -> None:
+        """Send a frame, with what else this iteration of the loop sends."""
+        self._out.append(one)
+        self._schedule()
+
+    def send_data(self, number: int, data: bytes) -> None:
+        """Send bytes from a client, with what else this iteration of the loop sends."""
+        add_data(self._out, number, data)
+        self._schedule()
+
+    def note(self, level: int, event: str, **fields: str) -> None:
+        """Put a line into the broker's log. Level 0: only count the event."""
+        cut = {key: value[:NOTE_CHARACTERS_MAX] for key, value in fields.items()}
+        content = json.dumps({"level": level, "event": event, "fields": cut})
+        self.send(frame(NOTE, 0, content.encode()))
+
+    def _schedule(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        out = self._out
+        self._out = []
+        if self._transport is not None:
+            self._transport.write(b"".join(out))
+
+
+class WorkerReception(Reception):
+    """The reception of one listener in a worker. The broker admits or cuts each connection; here
+    only the process's descriptors are bounded."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect_timeout_s: float,
+        broker: BrokerChannel,
+        number: int,
+        settings: Listener,
+        sockets_max: int,
+    ) -> None:
+        super().__init__(loop, connect_timeout_s)
+        self._broker = broker
+        self._number = number
+        self._settings = settings
+        self._sockets_max = sockets_max
+        self._handshakes = 0
+
+    def new_connection(self, remote: str = "") -> Relay:
+        return Relay(self._broker, self._number, self._settings, remote)
+
+    def is_full(self) -> bool:
+        return len(self._broker) + self._handshakes >= self._sockets_max
+
+    def has_room(self, remote: str) -> bool:
+        if not self.is_full():
+            return True
+        self.note_failure("connections_full", remote, f"{self._sockets_max} in an I/O worker")
+        return False
+
+    def begin_handshake(self) -> None:
+        self._handshakes += 1
+
+    def end_handshake(self) -> None:
+        self._handshakes -= 1
+
+    def note_displaced(self) -> None:
+        self._broker.note(0, "displaced")
+
+    def count_failure(self) -> None:
+        self._broker.note(0, "handshake_failed")
+
+    def note_failure(self, event: str, remote: str, error: str) -> None:
+        self._broker.note(
+            logging.INFO, event, remote=remote, listener=self._settings.name, error=error
+        )
