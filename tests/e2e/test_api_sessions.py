@@ -271,6 +271,36 @@ def test_a_ban_reaches_every_node_of_a_cluster(cluster: ClusterProcesses) -> Non
     assert changes == ["DELETE", "DELETE", "POST", "POST"]
 
 
+def test_the_report_of_a_pipeline_is_seen_at_every_node(cluster: ClusterProcesses) -> None:
+    everywhere = apis(cluster)
+    table = {"name": "records", "layer": "bronze", "source": "the log", "rows": 7, "quarantined": 2}
+    report = {
+        "lake": "/lake", "host": "h", "state": "running", "began_us": 1, "every_s": 60,
+        "tables": [table], "offsets": {},
+    }  # fmt: skip
+    everywhere["n1"].post("pipeline", {**report, "state": "ended"}, name="lake-1")
+    everywhere["n3"].post("pipeline", report, name="lake-1")
+    with Wire(cluster.nodes["n1"].port) as client:
+        client.connect("p")
+        client.publish("t", b"x", qos=1)
+    [found] = everywhere["n2"].get("pipeline")["pipelines"]
+    assert (found["state"], found["node"], found["rows"]) == ("running", "n3", 7)
+    assert found["quarantined"] == 2
+    assert found["lag"] == sum(found["ends"].values()) > 0
+    assert 0 <= found["lag_s"] < 60
+    done = {**report, "offsets": found["ends"]}
+    everywhere["n3"].post("pipeline", done, name="lake-1")
+    [found] = everywhere["n1"].get("pipeline")["pipelines"]
+    assert found["lag"] < 5
+    everywhere["n3"].post("pipeline", {**report, "offsets": {"9": 1}}, name="lake-1")
+    [found] = everywhere["n1"].get("pipeline")["pipelines"]
+    assert (found["lag"], found["lag_s"]) == (None, None)
+    everywhere["n2"].delete("pipeline", name="lake-1")
+    assert everywhere["n1"].get("pipeline")["pipelines"] == []
+    with pytest.raises(Refused, match="404"):
+        everywhere["n1"].delete("pipeline", name="lake-1")
+
+
 def test_a_node_that_does_not_answer_is_named(cluster: ClusterProcesses, tmp_path: Path) -> None:
     api = apis(cluster)["n1"]
     cluster.pause("n3")

@@ -13,6 +13,7 @@ from holdfast.api.log.record_routes import RecordRoutes
 from holdfast.api.log.session_history import SessionHistoryRoutes
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.pipeline.routes import PipelineRoutes
 from holdfast.api.routes.event_feed import EventFeed
 from holdfast.api.routes.figure_routes import FigureRoutes
 from holdfast.api.routes.group_routes import GroupRoutes
@@ -38,6 +39,7 @@ def resource_endpoints(
         *TopicRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
         *GroupRoutes(node).endpoints(),
+        *PipelineRoutes(node, everywhere).endpoints(),
         *OneRecordRoutes(node).endpoints(),
         *RecordCountRoutes(node).endpoints(),
         *NodeFigureRoutes(node, everywhere).endpoints(),
