@@ -1,20 +1,23 @@
 """The pictures of docs/images: `make screenshots`.
 
 Starts the cluster of the demo with its traffic, kills the leader of a busy partition with SIGKILL,
-and takes pictures of the console's screens; then the same with a federation of five brokers. Needs
-Chromium and Playwright.
+and takes pictures of the console's screens, each in light and dark; then the same with one broker
+for the screens of administration, and with a federation of five. Needs Chromium and Playwright;
+with Pillow the files are a third as large.
 
     python tools/screenshots.py [DIR]
 """
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT)]
@@ -24,20 +27,39 @@ from demo import Cluster, Demo, client  # noqa: E402
 
 from holdfast.client.blocking import Client  # noqa: E402
 from tests.e2e.federated import Member, running  # noqa: E402
+from tests.e2e.listeners_broker import ListenersBroker  # noqa: E402
+from tests.e2e.test_admin_access import ask, made_token  # noqa: E402
+from tests.e2e.wire import DISCONNECT, Closed, Wire  # noqa: E402
+from tests.support.ports import free_port  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
-WIDE: Final = 620
+SHORT: Final = 700
 """Pixels of height of screens that have little below."""
 CLUSTER: Final = (
     Picture("timeline", "timeline?seconds=15", ".story li:nth-child(4)", height=1000),
-    Picture("timeline-dark", "timeline?seconds=15", ".story li:nth-child(4)", "dark", 1000),
-    Picture("overview", "", ".health", height=WIDE + 80),
+    Picture("overview", "", ".health:not(:has-text('Loading'))", height=900,
+            settle_ms=10_000),
     Picture("cluster", "cluster", ".seat.leader", height=760),
-    Picture("cluster-dark", "cluster", ".seat.leader", "dark", 760),
-    Picture("log", "log?filter=telemetry/%23", "tbody tr", height=WIDE),
-    Picture("sessions", "sessions", "tbody tr", height=760, selected="tbody tr:has-text('slow')"),
+    Picture("log", "log?filter=telemetry/%23", "tbody tr", selected="tbody tr:nth-child(2)"),
+    Picture(
+        "topics",
+        'topics?open=["telemetry","telemetry/memory"]',
+        ".tree .value",
+        height=SHORT,
+        selected=".tree ul ul ul a >> nth=1",
+    ),
+    Picture("sessions", "sessions", "tbody tr", selected="tbody tr:has-text('slow')", height=900),
+    Picture("trace", "trace?topic=TOPIC&client=slow-archive", "tbody tr", height=SHORT),
+    Picture("drops", "drops", "tbody tr", height=900),
 )
-FEDERATION: Final = Picture("federation", "federation?topic=plant/line-1", ".web circle")
+BROKER: Final = (
+    Picture("access", "access", "tbody tr", height=SHORT),
+    Picture("bans", "bans", "tbody tr", height=SHORT),
+    Picture("settings", "settings", "tbody tr", height=SHORT),
+    Picture("audit", "audit", "tbody tr", height=SHORT, selected="tbody tr:nth-child(2)"),
+    Picture("client", "client", "form, .card", height=SHORT, selected="button:has-text('Connect')"),
+)
+FEDERATION: Final = (Picture("federation", "federation?topic=plant/line-1", ".web circle"),)
 NAMES: Final = ("berlin", "lyon", "madrid", "oslo", "turin")
 LINKS: Final = ((0, 1), (1, 2), (1, 4), (0, 3), (0, 4), (2, 4))
 WAIT_S: Final = 60.0
@@ -71,12 +93,28 @@ def of_a_cluster(camera: Camera, directory: Path, images: Path) -> None:
         demo.kill_a_leader()
         published = len(demo.acknowledged())
         until(lambda: len(demo.acknowledged()) > published + 600, "traffic after the kill")
-        take(camera, demo.survivors()[0].admin, cluster.token, CLUSTER, images)
+        refused(demo.survivors()[0].port)
+        topic = quote(next(name for name, _ in demo.acknowledged() if "memory" in name), safe="")
+        pictures = (
+            dataclasses.replace(each, screen=each.screen.replace("TOPIC", topic))
+            for each in CLUSTER
+        )
+        take(camera, demo.survivors()[0].admin, cluster.token, pictures, images)
         for device in demo.devices:
             device.stop()
         demo.subscriber.go_away()
     finally:
         cluster.stop()
+
+
+def refused(port: int) -> None:
+    """Send packets that break the protocol, for the screen of drops."""
+    for number in range(3):
+        with Wire(port) as client:
+            client.connect(f"broken-{number}")
+            client.send(b"\x00\x00")
+            with contextlib.suppress(Closed):
+                client.expect(DISCONNECT)
 
 
 @contextlib.contextmanager
@@ -103,13 +141,41 @@ def of_a_federation(camera: Camera, directory: Path, images: Path) -> None:
         wanting = [members[0], members[2], members[4]]
         with subscribers(wanting, "plant/line-1"):
             members[0].await_interest("plant/line-1", len(wanting))
-            take(camera, f"127.0.0.1:{members[0].admin_port}", "", (FEDERATION,), images)
+            take(camera, f"127.0.0.1:{members[0].admin_port}", "", FEDERATION, images)
 
 
-def take(
-    camera: Camera, admin: str, token: str, pictures: tuple[Picture, ...], images: Path
-) -> None:
-    for file in camera.take(admin, token, pictures, images):
+def of_a_broker(camera: Camera, directory: Path, images: Path) -> None:
+    """With users and tokens, a ban, and a WebSocket listener."""
+    broker = ListenersBroker(directory, [{"port": free_port(), "transport": "websocket"}])
+    broker.start()
+    try:
+        token = made_token(broker.data, "admin")
+        admin = f"127.0.0.1:{broker.admin_port}"
+        until(lambda: ask(broker.admin_port, "GET", "/api/v1/log").status == 401, "the token")
+        for path, body in (
+            ("users", {"name": "ada", "password": "a long password", "role": "operator"}),
+            ("users", {"name": "grace", "password": "a long password", "role": "admin"}),
+            ("tokens", {"role": "reader", "note": "Spark", "valid_s": 90 * 86400}),
+            ("ban", {"address": "192.0.2.0/24", "duration_s": 86400, "reason": "scans ports"}),
+            ("ban", {"client": "meter-17", "reason": "repeats its messages"}),
+        ):
+            done = ask(broker.admin_port, "POST", f"/api/v1/{path}", token, body)
+            if done.status != 200:
+                raise SystemExit(f"{path}: {done.status}")
+        take(camera, admin, token, BROKER, images)
+    finally:
+        broker.stop()
+
+
+def both(pictures: Iterable[Picture]) -> Iterator[Picture]:
+    """Each picture in light, and in dark with a name that says so."""
+    for each in pictures:
+        yield each
+        yield dataclasses.replace(each, name=f"{each.name}-dark", scheme="dark")
+
+
+def take(camera: Camera, admin: str, token: str, pictures: Iterable[Picture], images: Path) -> None:
+    for file in camera.take(admin, token, both(pictures), images):
         print(f"{file}  {file.stat().st_size / 1000:.0f} kB", flush=True)
 
 
@@ -120,6 +186,7 @@ def main() -> int:
     try:
         with camera() as one, tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as found:
             of_a_cluster(one, Path(found), images)
+            of_a_broker(one, Path(found) / "broker", images)
             of_a_federation(one, Path(found), images)
     except Unavailable as missing:
         print(f"screenshots: {missing}", file=sys.stderr)

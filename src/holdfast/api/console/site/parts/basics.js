@@ -33,11 +33,12 @@ export const Facts = ({ rows }) => html`<dl class="facts">${rows
   .map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 /** What a request has come to: waiting, refused, or nodes that did not reply. Shown above old data.
- * @param {{of: import("../load.js").Loaded<any>}} props */
-export function State({ of: { data, error, loading } }) {
+ * `second`: another part of the screen names the nodes already.
+ * @param {{of: import("../load.js").Loaded<any>, second?: boolean}} props */
+export function State({ of: { data, error, loading }, second }) {
   if (error) return html`<p class="notice bad" role="alert">${error.message}</p>`;
   if (loading && !data) return html`<p class="notice faint">${text.loading}</p>`;
-  const missing = data?.missing?.map((/** @type {any} */ each) => `${each.node}: ${each.reason}`).join("; ");
+  const missing = !second && data?.missing?.map((/** @type {any} */ each) => `${each.node}: ${each.reason}`).join("; ");
   return missing ? html`<p class="notice warn">${text.missing(missing)}</p>` : null;
 }
 

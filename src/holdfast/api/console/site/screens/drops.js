@@ -41,10 +41,10 @@ export function component() {
     { key: "count", title: own.count, align: right, cell: (/** @type {any} */ row) => count(row[1]) }]} /><//>`;
   return html`<${Head} title=${title} note=${own.note} /><${State} of=${drops} /><div class="grid">${part("dropped")}${part("refused")}</div>
     <${Card} title=${own.cases}><${Table} label=${own.cases} columns=${eventColumns} rows=${cases} rowKey=${(/** @type {any} */ row) => `${row.node}${row.at_us}${row.event}${fields(row)}`} empty=${own.noCases} /><//>
-    <${State} of=${behind} /><${Card} title=${own.slow}><${Table} label=${own.slow} rows=${[...slow.values()]} rowKey=${(/** @type {any} */ row) => row.client} empty=${own.noneSlow} columns=${[
+    <${State} of=${behind} second /><${Card} title=${own.slow}><${Table} label=${own.slow} rows=${[...slow.values()]} rowKey=${(/** @type {any} */ row) => row.client} empty=${own.noneSlow} columns=${[
       { key: "client", title: text.sessions.client, cell: (/** @type {any} */ row) => html`<a href=${link("sessions", { client: row.client })}><${Raw} value=${row.client} max=${50} /></a>` },
       ...["log_lag", "queued", "inflight", "dropped"].map((key) => ({ key, title: text.sessions.numbers[/** @type {"queued"} */ (key)], align: right, minor: key === "inflight" || key === "queued", cell: (/** @type {any} */ row) => count(row[key]) }))]} /><//>
-    <${State} of=${limits} /><${Card} title=${own.limits}><${Table} label=${own.limits} rows=${rowsOf(limits.data, "limits")} rowKey=${(/** @type {any} */ row) => row.node + row.name} columns=${[
+    <${State} of=${limits} second /><${Card} title=${own.limits}><${Table} label=${own.limits} rows=${rowsOf(limits.data, "limits")} rowKey=${(/** @type {any} */ row) => row.node + row.name} columns=${[
       { key: "node", title: text.overview.node, cell: (/** @type {any} */ row) => row.node },
       { key: "name", title: own.limit, class: "mono", cell: (/** @type {any} */ row) => row.name },
       { key: "used", title: own.used, align: right, cell: (/** @type {any} */ row) => amount(row.name, row.used) },

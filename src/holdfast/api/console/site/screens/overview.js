@@ -75,10 +75,10 @@ export function component() {
       <${Chart} label=${own.ratesTitle} height=${180} x=${rates.value.map(([at]) => at)} series=${[
         { label: own.in, values: rates.value.map(([, each]) => each.publish_received || 0), fill: true },
         { label: own.out, values: rates.value.map(([, each]) => each.publish_sent || 0) }]} /><//>
-    <${Card} title=${own.slowest}><${State} of=${behind} /><${Table} label=${own.slowest} rows=${rows} rowKey=${(/** @type {any} */ row) => row.client} empty=${own.noneBehind} columns=${[
+    <${Card} title=${own.slowest}><${State} of=${behind} second /><${Table} label=${own.slowest} rows=${rows} rowKey=${(/** @type {any} */ row) => row.client} empty=${own.noneBehind} columns=${[
       { key: "client", title: own.client, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.client} max=${40} />` },
       { key: "lag", title: own.lag, align: "right", cell: (/** @type {any} */ row) => count(row.log_lag) }]} /><//></div>
     <${Card} title=${own.disk}><${State} of=${disks} /><${Table} label=${own.disk} rows=${disks.data?.nodes || []} rowKey=${(/** @type {any} */ row) => row.node} columns=${diskColumns} /><//>
-    <${Card} title=${own.events}><${State} of=${earlier} /><${Table} label=${own.events} columns=${eventColumns} rows=${events.slice(0, 12)}
+    <${Card} title=${own.events}><${State} of=${earlier} second /><${Table} label=${own.events} columns=${eventColumns} rows=${events.slice(0, 12)}
       rowKey=${keyOf} empty=${own.noEvents} /><//>`;
 }
