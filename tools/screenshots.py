@@ -37,8 +37,7 @@ SHORT: Final = 700
 """Pixels of height of screens that have little below."""
 CLUSTER: Final = (
     Picture("timeline", "timeline?seconds=15", ".story li:nth-child(4)", height=1000),
-    Picture("overview", "", ".health:not(:has-text('Loading'))", height=900,
-            settle_ms=10_000),
+    Picture("overview", "", ".health:not(:has-text('Loading'))", height=900, settle_ms=10_000),
     Picture("cluster", "cluster", ".seat.leader", height=760),
     Picture("log", "log?filter=telemetry/%23", "tbody tr", selected="tbody tr:nth-child(2)"),
     Picture(

@@ -6,7 +6,16 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Error, Request, expect
 
 WAIT_MS: Final = 15_000
-EXPECTED: Final = ("401", "403", "404", "409", "503", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED")
+EXPECTED: Final = (
+    "401",
+    "403",
+    "404",
+    "409",
+    "410",
+    "503",
+    "ERR_CONNECTION",
+    "ERR_INCOMPLETE_CHUNKED",
+)
 """Refusals and lost connections are shown to the user, and reported by the browser as well."""
 expect.set_options(timeout=WAIT_MS)
 

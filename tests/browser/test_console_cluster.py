@@ -36,6 +36,13 @@ def test_a_kill_is_seen_on_the_timeline_while_it_happens(
         expect(story).to_contain_text(re.compile(rf"leads .* in place of {victim}"))
         expect(page.page.get_by_text(f"{victim} was lost at")).to_be_visible()
         expect(page.page.locator(".state.down")).not_to_have_count(0)
+        # Other screens name the node whose part is missing, and show the rest.
+        port = cluster.nodes[watched].admin_port
+        page.open(port, "#/drops")
+        missing = page.page.get_by_text(f"Without the nodes that did not reply: {victim}")
+        expect(missing).to_be_visible()
+        expect(page.page.get_by_role("region", name="Limits")).to_contain_text(watched)
+        page.open(port, "#/timeline?seconds=60")
         cluster.restart(victim)
         expect(story).to_contain_text(f"{victim} is up again.", timeout=STORY_MS)
         cluster.wait_healthy()

@@ -1,5 +1,5 @@
 /** The one stream of events of the page (`GET /api/v1/events`), and what it has told so far. */
-import { isReached, urlOf, who } from "./api.js";
+import { identify, isReached, urlOf, who } from "./api.js";
 import { batch, effect, signal, useEffect } from "./lib.js";
 import { text } from "./text.js";
 import { toast } from "./toasts.js";
@@ -79,7 +79,7 @@ function addRates(found) {
 }
 
 function open() {
-  if (source || !who.value?.role || document.hidden) return;
+  if (source || !who.value?.role || !isReached.value || document.hidden) return;
   const stream = new EventSource(urlOf("events"));
   source = stream;
   stream.onopen = () => {
@@ -90,6 +90,8 @@ function open() {
   stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
     close();
+    // The stream does not say why it ended. A request does: the broker is away, or the login ended.
+    identify();
     setTimeout(open, AGAIN_MS);
   };
 }
@@ -103,7 +105,7 @@ function close() {
 /** Keep the stream open while somebody is logged in and looks. A hidden page costs nothing. */
 export function follow() {
   effect(() => {
-    if (who.value?.role) open();
+    if (who.value?.role && isReached.value) open();
     else close();
   });
   document.addEventListener("visibilitychange", () => {
