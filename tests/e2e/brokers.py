@@ -47,6 +47,8 @@ class Broker:
         self.port = free_port()
         self.log = directory / "broker.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.source = SOURCE
+        """The folder with the package that it runs."""
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -61,7 +63,9 @@ class Broker:
 
     def launch(self) -> None:
         assert self.process is None, "already running"
-        path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("HOLDFAST_TEST_PATH"))))
+        path = os.pathsep.join(
+            filter(None, (str(self.source), os.environ.get("HOLDFAST_TEST_PATH")))
+        )
         environment = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
