@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.client import FOREVER, Client
 from tests.sim.teams import Member, Team, TeamPublisher
-from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber
+from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber, Scheduler
 from tests.sim.travellers import Traveller
 from tests.sim.whispers import Listener, Whisperer, WhisperTeam
 from tests.sim.workload import (
@@ -38,7 +38,9 @@ TRAVELLERS: Final = "travellers"
 QUEUES: Final = "queues"
 """Shared subscriptions that outlive their members: each member's session ends with its connection.
 They play only when asked for."""
-ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES)
+SCHEDULED: Final = "scheduled"
+"""Delayed messages. They play only when asked for."""
+ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED)
 
 
 def parties(world: "World") -> list[Party]:
@@ -50,6 +52,7 @@ def parties(world: "World") -> list[Party]:
         MOVERS: _movers,
         TRAVELLERS: _travellers,
         QUEUES: _queues,
+        SCHEDULED: _scheduled,
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 
@@ -127,6 +130,15 @@ def _queues(world: "World") -> list[Party]:
         Member(world, two, "queues4", 4, clean=True),
         TeamPublisher(world, Client(world, "queuers5", 5)),
         TeamPublisher(world, Client(world, "queuers4", 4)),
+    ]
+
+
+def _scheduled(world: "World") -> list[Party]:
+    return [
+        Scheduler(world, Client(world, "scheduler5", 5)),
+        Scheduler(world, Client(world, "scheduler4", 4)),
+        Subscriber(world, Client(world, "subd5", 5, filters=(("d/#", 2),)), ("d/",)),
+        Subscriber(world, Client(world, "subd4", 4, filters=(("d/+", 1),)), ("d/",)),
     ]
 
 

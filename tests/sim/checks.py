@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.sim.whispers import Whisper
     from tests.sim.world import World
 
+EARLY_US = 2_500_000
+"""How much two right clocks may differ, and the cluster's from the true time."""
 IMPOSSIBLE = frozenset({"replica_diverged", "record_not_understood"})
 """Notes of a node that tell of damage."""
 
@@ -41,6 +43,8 @@ class Message:
         self.qos = qos
         # At most once in the log, however often it is sent.
         self.once = qos == 2
+        # Seconds, for one that is published to `$delayed`; 0: it is not.
+        self.delay_s = 0
         # Never behind a later one of its publisher.
         self.is_ordered = True
         # -1: never.
@@ -71,6 +75,10 @@ class Checks:
         self.whispers: dict[str, Whisper] = {}
         self.quiet_whispers: list[Whisper] = []
         self.wills: dict[str, int] = {}
+        # Delayed messages that wait: by partition and offset, the text and when it is due.
+        self.delayed: dict[tuple[int, int], tuple[str, int]] = {}
+        # All of them so far.
+        self.waited: set[str] = set()
         self.retained: dict[str, str] = {}
         self.records = 0
         self._newest: dict[tuple[str, str], int] = {}
@@ -179,12 +187,41 @@ class Checks:
         for record in batch.records():
             self._take(record)
 
+    def _take_delayed(self, record: Record, topic: str, text: str) -> None:
+        message = self.messages.get(text)
+        if message is None or topic != f"$delayed/{message.delay_s}/{message.topic}":
+            self.fail(f"nobody has published {text!r} to {topic}")
+        due_us = record.timestamp_us + message.delay_s * 1_000_000
+        self.delayed[record.partition, record.offset] = (text, due_us)
+        if message.is_refused:
+            self.fail(f"{text} is committed though it was refused")
+        if message.once and text in self.waited:
+            self.fail(f"{text} is in the log twice")
+        self.waited.add(text)
+
+    def _take_due(self, record: Record, text: str) -> None:
+        place = (record.partition, record.sequence)
+        waiting, due_us = self.delayed.pop(place, ("", 0))
+        if waiting != text:
+            self.fail(f"{text} is published for {place}, where {waiting!r} waits")
+        early_s = (due_us - record.timestamp_us) / 1e6
+        if early_s > 0:
+            self.fail(f"{text} is published {early_s:.2f} s before its time")
+        true_us = self._world.data_hosts[0].true_us()
+        if due_us - true_us > self._world.skew_s * 1e6 + EARLY_US:
+            self.fail(f"{text} is published {(due_us - true_us) / 1e6:.2f} s too early")
+
     def _take(self, record: Record) -> None:
         """A record is committed."""
         self.records += 1
         topic = record.topic.decode()
         text = record.payload.decode("utf-8", "replace")
         is_about_topic = record.kind in (log_record.MESSAGE, log_record.RETAINED)
+        if record.flags & log_record.FLAG_DELAYED and is_about_topic:
+            if topic.startswith("$delayed/"):
+                self._take_delayed(record, topic, text)
+                return
+            self._take_due(record, text)
         if is_about_topic and record.flags & log_record.FLAG_RETAIN:
             self.retained[topic] = text
         self.sessions.take(record)
@@ -251,7 +288,7 @@ class Checks:
 
     def promised(self, message: Message, node: str) -> None:
         """The client has its PUBACK, or PUBREC."""
-        if not self.stored.get(message.text):
+        if not self.stored.get(message.text) and message.text not in self.waited:
             self.fail(f"{node} has acknowledged {message.text}, which is not committed")
         if not message.is_acknowledged:
             self.acknowledged += 1

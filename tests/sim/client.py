@@ -218,8 +218,9 @@ class Client:
         if not message.times_sent:
             message.sent_at = outgoing.since
         message.times_sent += 1
+        delayed = f"$delayed/{message.delay_s}/" if message.delay_s else ""
         packet = Publish(
-            message.topic.encode(),
+            (delayed + message.topic).encode(),
             message.text.encode(),
             message.qos,
             outgoing.retain,

@@ -208,3 +208,22 @@ class PerishableSubscriber(Subscriber):
     def missing(self) -> list[str]:
         messages = self.world.checks.messages
         return [text for text in super().missing() if messages[text].expiry_s == LONG_S]
+
+
+class Scheduler(Publisher):
+    """Publishes delayed messages."""
+
+    topics = ("d/0", "d/1")
+    is_plain = False
+    is_ordered = False
+
+    def publish(self) -> None:
+        message = self.message(self.chance.choice(self.topics), self.chance.choice((1, 2)))
+        message.delay_s = self.chance.choice((1, 2, 3))
+        self.client.publish(message)
+
+    def unsettled(self) -> str:
+        waiting = [text for text, _ in self.world.checks.delayed.values()]
+        if waiting:
+            return f"{waiting[:5]} ({len(waiting)}) wait for their time"
+        return super().unsettled()

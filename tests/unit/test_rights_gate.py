@@ -75,6 +75,8 @@ INFLIGHT = "test_what_is_inflight_is_asked_for_again"
 ASIDE = "test_a_member_that_may_not_read_takes_nothing_from_those_that_are_away"
 WRITE = "test_a_client_publishes_only_where_it_may"
 WILL = "test_a_will_is_asked_for_again_when_it_is_published"
+DELAYED: Final = "test_a_delayed_message_is_refused_when_it_is_published"
+DELAYED_LATER: Final = "test_a_delayed_message_is_dropped_when_it_is_due"
 REPLAY = "test_a_replay_brings_only_what_the_client_may_read"
 FEDERATED = "test_what_the_federation_brings_under_sys_is_refused"
 NODES = "test_qos_0_of_a_group_goes_on_to_a_node_with_a_member_that_may_read_it"
@@ -96,6 +98,7 @@ READ_WAYS: Final = {
     "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/sys_topics.py:publish_own": LIVE,
     "broker/connections/wills.py:_publish_qos0": LIVE,
+    "broker/publish/delayed.py:_publish_qos0": LIVE,
     "broker/federation_session.py:publish": LIVE,
     "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
     "cluster/qos0_routing.py:Qos0Routing.handle_qos0": PLAIN_CLUSTER,
@@ -129,6 +132,8 @@ WRITE_WAYS: Final = {
     "broker/publish/inbound.py:handle_publish": WRITE,
     "broker/publish/inbound.py:log_qos0": WRITE,
     "broker/connections/wills.py:publish_will": WILL,
+    "broker/publish/delayed.py:delayed_record": DELAYED,
+    "broker/publish/delayed.py:_publish": DELAYED_LATER,
     "broker/federation_session.py:publish": FEDERATED,
     "broker/federation_session.py:retain": FEDERATED,
 }
@@ -136,6 +141,8 @@ COPIES: Final = {
     # Records between nodes or in snapshots, of messages that were asked for before.
     "broker/recovery/recovery.py:Recovery._apply",
     "broker/recovery/state_records.py:retained_entry",
+    # They read the kind.
+    "broker/publish/delayed_table.py:",
     "cluster/qos0_routing.py:Qos0Routing._send",
     "cluster/shared_groups/codec.py:encode_assign",
     "cluster/publish/admission.py:",

@@ -25,6 +25,10 @@ class NodeConfig:
     replay_bytes_per_s: int = 0
     replay_pin_bytes: int = 0
     queues_max: int = 1000
+    delay_s_max: int = 4_294_967
+    delayed_messages_max: int = 10_000
+    delayed_messages_per_client: int = 1000
+    delayed_bytes_max: int = 67_108_864
     packet_bytes_max: int = 2_097_152
     keep_alive_s_max: int = 65535
     session_expiry_s_max: int = 0xFFFFFFFF

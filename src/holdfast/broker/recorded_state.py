@@ -16,6 +16,7 @@ from holdfast.broker.admission.bans import BanTable
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.repeats import Repeats
 from holdfast.broker.effects import Effect, Note
+from holdfast.broker.publish.delayed_table import DelayedTable
 from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import Group, GroupMember, Session, Subscription
@@ -35,6 +36,7 @@ WORK: Final = 7
 THROTTLE: Final = 8
 IDENTITY_ENDS: Final = 9
 REPLAY: Final = 10
+DELAYED: Final = 11
 
 
 class Timer:
@@ -64,6 +66,7 @@ class RecordedState:
         # The keepers of queues by key, see `broker.queues.keeper`.
         self.queues: dict[str, Session] = {}
         self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
+        self.delayed = DelayedTable()
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         self.bans = BanTable()
         # Per partition, the first offset not yet handed to the tailing readers.

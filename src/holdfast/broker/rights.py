@@ -25,7 +25,7 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
-from holdfast.protocol.topics.names import is_queue
+from holdfast.protocol.topics.names import is_delayed_filter, is_queue
 from holdfast.security.acl import ClientRules, RuleSource
 
 READABLE_MAX: Final = 1000
@@ -37,11 +37,11 @@ LOG_PREFIX: Final = "$log/"
 
 
 def is_reserved(topic: str) -> bool:
-    """Whether no client's message to the topic enters the log. `$SYS` and `LOG_PREFIX` are the
-    broker's. A message to `$CONTROL` is a command, and may contain a password."""
+    """Whether no client's message to the topic is published. `$SYS` and `LOG_PREFIX` are the
+    broker's, `$delayed` waits. A message to `$CONTROL` is a command, maybe with a password."""
     if topic.startswith(("$SYS/", "$CONTROL/")) or topic in ("$SYS", "$CONTROL"):
         return True
-    return topic.startswith(LOG_PREFIX)
+    return topic.startswith((LOG_PREFIX, "$delayed/"))
 
 
 def is_bridge_notice(topic: str) -> bool:
@@ -55,8 +55,10 @@ def is_bridge_notice(topic: str) -> bool:
 
 def may_subscribe(session: Session, filter: str) -> bool:
     """Whether the session's client may subscribe to a filter. Most rules allow any filter, and
-    restrict the messages (`may_read`)."""
+    restrict the messages (`may_read`). Nobody reads messages before they are due."""
     rights = session.rights
+    if is_delayed_filter(filter):
+        return False
     return not isinstance(rights, Rights) or rights.acl is None or rights.acl.can_subscribe(filter)
 
 
@@ -126,6 +128,18 @@ def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
     else:
         listener = None if rights is None else rights.listener
         rules = _rules_for(state, listener, session.username, session.client_id)
+    return not is_reserved(topic) and (rules is None or rules.can_write(topic))
+
+
+def has_passing_rules(connection: Connection) -> bool:
+    """Whether the client's rules came with its proof of identity, or are those of its listener, so
+    that they cannot be asked for later."""
+    return _given_rules(connection) is not None or connection.listener.acl is not None
+
+
+def may_publish_later(state: NodeState, username: str | None, client_id: str, topic: str) -> bool:
+    """Whether a delayed message of a client may be published now, by the node's rules."""
+    rules = _rules_for(state, None, username, client_id)
     return not is_reserved(topic) and (rules is None or rules.can_write(topic))
 
 

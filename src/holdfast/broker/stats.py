@@ -12,6 +12,10 @@ class Stats:
     io_workers_replaced: int = 0
     """I/O workers that ended; their clients had to connect again."""
 
+    delayed_published: int = 0
+    delayed_denied: int = 0
+    """Delayed messages that their client may not publish any more."""
+
     def __init__(self) -> None:
         self.durations = SampledDurations()
         self.bytes_received = 0

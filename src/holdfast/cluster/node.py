@@ -12,8 +12,7 @@ from typing import Final
 
 from holdfast.broker.connections.close import close_connection
 from holdfast.broker.node import Node
-from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
-from holdfast.broker.session.session import Session
+from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
@@ -414,8 +413,7 @@ class ClusterNode(Parts):
         self.acquisition.handle_timers()
         self.interest.release()
         for kind, subject in self.replicated.state.pop_due(now):
-            if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
-                self.session_coordinator.endings.due(subject, kind)
+            self.session_coordinator.endings.timer_due(kind, subject)
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             self.context.has_majority(now)

@@ -134,6 +134,7 @@ class Parts:
         self.state.producers = recorded.producers
         recorded.bans.watch = self.state.bans.watch
         self.state.bans = recorded.bans
+        self.state.delayed = recorded.delayed
         recorded.stats = self.state.stats
         recorded.repeats = self.state.repeats
         recorded.delivered = self.state.delivered

@@ -248,6 +248,14 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     queues: Annotated[int, Meta(ge=0, le=100_000)] = 1000
     """The most queues (`$queue/FILTER`) of the broker. A SUBSCRIBE that would begin one more is
     refused with 0x97. 0: none."""
+    delay_s: Annotated[int, Meta(ge=1, le=4_294_967)] = 4_294_967
+    """The longest delay of a message to `$delayed/SECONDS/TOPIC`."""
+    delayed_messages: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
+    """The most delayed messages that wait. Further ones are refused with 0x97."""
+    delayed_messages_per_client: Annotated[int, Meta(ge=0, le=10_000_000)] = 1000
+    """The most delayed messages of one client."""
+    delayed_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 67_108_864
+    """The memory for delayed messages, in bytes."""
 
 
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]

@@ -92,17 +92,8 @@ PRODUCER: Final = 8
 BAN: Final = 9
 """A ban (client id: scope and name; payload: JSON); without a payload: it is lifted."""
 
-KIND_NAMES: Final = {
-    MESSAGE: "message",
-    RETAINED: "retained",
-    SESSION: "session",
-    CURSOR: "cursor",
-    RELEASE: "release",
-    WILL: "will",
-    CONTROL: "control",
-    PRODUCER: "producer",
-    BAN: "ban",
-}
+DELAYED: Final = 10
+"""The delayed message at offset `sequence` of the partition is over without a publication."""
 
 FLAG_QOS_MASK: Final = 0x03
 FLAG_RETAIN: Final = 0x04
@@ -116,7 +107,11 @@ FLAG_AUDIENCE: Final = 0x40
 """The message is not for all subscribers; `audience` defines for which, see session.audience.
 Readers that know no audiences treat it as a message for all."""
 
-STATE_FLAGS: Final = FLAG_RETAIN | FLAG_PACKET_ID | FLAG_PRODUCER | FLAG_WILL
+FLAG_DELAYED: Final = 0x80
+"""The message waits for its time, or with another topic than `$delayed/...` is the publication of
+the one at offset `sequence`: see broker.publish.delayed_table."""
+
+STATE_FLAGS: Final = FLAG_RETAIN | FLAG_PACKET_ID | FLAG_PRODUCER | FLAG_WILL | FLAG_DELAYED
 """The flags of messages that recovery must apply."""
 
 DELTA_US_MAX: Final = (1 << 32) - 1

@@ -144,6 +144,8 @@ class NodeCollector(Collector):
             ("shared_groups", len(state.groups)),
             ("retained_messages", len(state.retained) - broker.node.sys_topics.retained_count()),
             ("retained_bytes", state.retained.size_bytes),
+            ("delayed_messages", len(state.delayed)),
+            ("delayed_bytes", state.delayed.size_bytes),
             ("producers", len(state.producers)),
             ("producer_places", state.producers.position_count),
             ("log_bytes", size_bytes(journal.segments)),

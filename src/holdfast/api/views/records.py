@@ -17,13 +17,13 @@ from holdfast.api.views.pages import BadCursor
 from holdfast.api.views.payloads import Content, content_of
 from holdfast.broker.session.state import decode_cursor
 from holdfast.protocol.topics.names import matches
+from holdfast.storage.kinds import KIND_NAMES
 from holdfast.storage.reading.cursor import LogReader
 from holdfast.storage.record import (
     CURSOR,
     FLAG_PRODUCER,
     FLAG_QOS_MASK,
     FLAG_RETAIN,
-    KIND_NAMES,
     MESSAGE,
     RETAINED,
     Batch,

@@ -17,8 +17,10 @@ from holdfast.broker.connections.connect import handle_identity_end
 from holdfast.broker.connections.keep_alive import check_keep_alive
 from holdfast.broker.delivery.log_replay import continue_reading
 from holdfast.broker.delivery.replay_pace import next_reader
+from holdfast.broker.publish.delayed import every_partition, publish_due
 from holdfast.broker.recorded_state import (
     CONNECT_TIMEOUT,
+    DELAYED,
     IDENTITY_ENDS,
     KEEP_ALIVE,
     PROGRESS,
@@ -55,6 +57,8 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
         handle_expiry(state, subject)
     elif kind == WORK:
         state.run_work()
+    elif kind == DELAYED:
+        publish_due(state, state, every_partition)
     elif kind == REPLAY:
         session = next_reader(state)
         if session is not None:

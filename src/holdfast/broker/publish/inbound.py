@@ -6,37 +6,34 @@ is committed.
 
 from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.admission.throttle import charge_publish, refusal_of
-from holdfast.broker.connections.client_notes import note_publish_denied
 from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.publish.acceptance import (
+    identify,
+    is_repeated,
+    is_replied,
+    note_inbound,
+    refuse,
+)
+from holdfast.broker.publish.aliases import resolve_alias
 from holdfast.broker.publish.completion import (
     PublishPromise,
-    RefusalPromise,
     ReplyPromise,
     TracedPromise,
-    acknowledgement,
-    encode_refusal,
     retain_at_once,
 )
 from holdfast.broker.publish.control import take_command
-from holdfast.broker.publish.producer_dedup import (
-    REPLY,
-    STORE,
-    Sequencer,
-    admit,
-    read_sequence,
-    sequencer_of,
-)
-from holdfast.broker.publish.producers import PROPERTY_HEAD
+from holdfast.broker.publish.delayed_inbound import publish_delayed
+from holdfast.broker.publish.delayed_table import DELAYED_PREFIX, mounted
 from holdfast.broker.rights import may_write
 from holdfast.broker.routing import look_up, resolved
-from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
+from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
-from holdfast.protocol.mqtt.errors import MalformedPacket, MessageRefused, ProtocolViolation
-from holdfast.protocol.mqtt.packets import PUBCOMP, PUBREC
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBCOMP
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import InvalidTopic
 from holdfast.storage import record as log_record
@@ -57,8 +54,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     if state.stats.topics is not None:
         state.stats.topics.add(route.raw, len(publish.payload))
     if not may_write(connection, route):
-        if not take_command(state, connection, session, publish, route):
-            _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        _handle_special(state, connection, session, publish, route)
         return
     if route.version != state.route_version:
         resolved(state, route)
@@ -93,26 +89,37 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     )
     if qos == 2:
         state.stats.publish_qos2_received += 1
-        if _is_repeated(state, connection, session, publish.packet_id):
+        if is_repeated(state, connection, session, publish.packet_id):
             return
-        if connection.numbers_qos2 and _is_replied(state, connection, session, publish, record):
+        if connection.numbers_qos2 and is_replied(state, connection, session, publish, record):
             return
         if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
-            _identify(session, publish.packet_id, record)
+            identify(session, publish.packet_id, record)
     else:
         state.stats.publish_qos1_received += 1
-        if publish.properties and _is_replied(state, connection, session, publish, record):
+        if publish.properties and is_replied(state, connection, session, publish, record):
             return
     _store(state, connection, session, publish, record, route)
+
+
+def _handle_special(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
+) -> None:
+    """Handle a PUBLISH to a topic that the client may not write: a delayed message and a command
+    have such topics, and any other is refused."""
+    if route.reserved and publish.topic.startswith(DELAYED_PREFIX):
+        publish_delayed(state, connection, session, publish)
+    elif not take_command(state, connection, session, publish, route):
+        refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
 
 
 def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
     """The route of a PUBLISH, after the checks that need no rights. A violation closes the
     connection."""
     if publish.topic_alias or not publish.topic:
-        _resolve_alias(state, connection, publish)
+        resolve_alias(state, connection, publish)
     if connection.mount:
-        publish.topic = connection.mount + publish.topic
+        publish.topic = mounted(connection.mount, publish.topic)
     route = state.routes.get(publish.topic)
     if route is None:
         try:
@@ -132,53 +139,6 @@ def _checked_route(state: NodeState, connection: Connection, publish: Publish) -
     return route
 
 
-def _is_repeated(
-    state: NodeState, connection: Connection, session: Session, packet_id: int
-) -> bool:
-    """Whether a QoS 2 message was received and not released yet. It is then acknowledged again, and
-    not published again. [MQTT-4.3.3-10]"""
-    if session.inbound is None or packet_id not in session.inbound:
-        return False
-    state.stats.duplicates_received += 1
-    connection.unacknowledged -= 1
-    reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
-    state.promise(ReplyPromise(connection, reply, False))
-    return True
-
-
-def _identify(session: Session, packet_id: int, record: Record) -> None:
-    record.flags |= log_record.FLAG_PACKET_ID
-    record.sequence = packet_id
-    # The batches of a write group are not in the order of their records. Without the epoch,
-    # recovery could take the message of an ended session for one of the next session. That
-    # session's new message with the same packet id would be acknowledged and not stored.
-    record.producer_epoch = session.epoch
-
-
-def _is_replied(
-    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
-) -> bool:
-    """Whether the producer's number of the message says that it must not be stored. It is then
-    answered here. Otherwise the record gets the number."""
-    at = publish.properties.find(PROPERTY_HEAD)
-    if at < 0:
-        return False
-    sequencer = sequencer_of(connection)
-    if state.cluster.is_single:
-        outcome = admit(state, connection, sequencer, record.partition, publish, at)
-    else:
-        outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
-    if outcome == REPLY:
-        _reply_sequenced(state, connection, session, publish, record.partition, sequencer)
-        return True
-    if outcome == STORE:
-        record.flags |= log_record.FLAG_PRODUCER
-        record.producer = sequencer.producer_id
-        record.producer_epoch = sequencer.epoch
-        record.sequence = sequencer.sequence
-    return False
-
-
 def _store(
     state: NodeState,
     connection: Connection,
@@ -193,12 +153,12 @@ def _store(
     if not text:
         text = state.cluster.refusal(connection, record)
     if text:
-        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
         return
     is_repeated = False
     if publish.qos == 2:
         # Before the record is committed: a repetition that arrives meanwhile must not be stored.
-        _note_inbound(session, publish.packet_id, record.partition)
+        note_inbound(session, publish.packet_id, record.partition)
         is_repeated = publish.dup
     here = route if state.cluster.is_single else None
     promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
@@ -217,13 +177,6 @@ def _observe(
 ) -> None:
     if observer.observes_messages:
         observer.published(connection, route.topic, publish.payload, publish.qos, publish.retain)
-
-
-def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
-    """Note the packet id of a QoS 2 message until its PUBREL."""
-    if session.inbound is None:
-        session.inbound = {}
-    session.inbound[packet_id] = partition
 
 
 def _publish_qos0(
@@ -275,98 +228,6 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
         retain_at_once(state, route, message, record)
     else:
         message.offset = state.append(record)
-
-
-def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
-    """Replace a topic alias by its topic, or set it. An alias lasts as long as its connection."""
-    alias = publish.topic_alias
-    if not alias:
-        if connection.version >= 5:
-            # [MQTT-3.3.2-8] a topic or an alias
-            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "empty topic name without topic alias")
-        raise MalformedPacket("empty topic name")
-    # [MQTT-3.3.2-8] [MQTT-3.3.2-9] [MQTT-3.2.2-17]
-    if alias > state.config.topic_alias_max:
-        raise ProtocolViolation(
-            reasons.TOPIC_ALIAS_INVALID,
-            f"topic alias {alias}, the maximum here is {state.config.topic_alias_max}",
-        )
-    aliases = connection.aliases_in
-    if aliases is None:
-        aliases = AliasesIn()
-        connection.aliases_in = aliases
-    if publish.topic:
-        if not aliases.set(alias, publish.topic):
-            raise ProtocolViolation(
-                reasons.QUOTA_EXCEEDED,
-                f"topic aliases for more than {ALIASES_IN_BYTES_MAX} bytes of topics",
-            )
-        return
-    topic = aliases.topics.get(alias)
-    if topic is None:
-        raise ProtocolViolation(
-            reasons.PROTOCOL_ERROR, f"topic alias {alias} was not set on this connection"
-        )
-    publish.topic = topic
-
-
-def _refuse(
-    state: NodeState,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    reason: int,
-    text: str = "",
-) -> None:
-    """Refuse a message; `text` is the reason.
-
-    MQTT 5 has a reason code for that. MQTT 3 has no negative acknowledgement: an unauthorised
-    message is acknowledged and dropped [MQTT3-3.3.5-2]. One that could not be stored closes the
-    connection, so that the client keeps it.
-    """
-    if reason == reasons.NOT_AUTHORIZED:
-        state.stats.authorizations_denied += 1
-        note_publish_denied(state, connection, publish.topic, text)
-    if publish.qos == 0:
-        return
-    is_repeated = not state.cluster.is_single and publish.qos == 2 and publish.dup
-    if is_repeated and reason == reasons.QUOTA_EXCEEDED:
-        # See PublishPromise.
-        raise MessageRefused(reason, f"the message could not be stored: {text}")
-    if connection.version < 5:
-        if reason != reasons.NOT_AUTHORIZED:
-            raise MessageRefused(reason, f"the message could not be stored: {text}")
-        reason = reasons.SUCCESS
-    counted = reason == reasons.QUOTA_EXCEEDED
-    packet_type = acknowledgement(publish.qos)
-    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
-    # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
-    if counted:
-        state.promise(RefusalPromise(connection, reply))
-    else:
-        state.promise(ReplyPromise(connection, reply, False))
-
-
-def _reply_sequenced(
-    state: NodeState,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    partition: int,
-    sequencer: Sequencer,
-) -> None:
-    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
-    promise: the record may still be on its way to the disk, so it waits for all records."""
-    reason = sequencer.reason
-    if reason == reasons.NOT_AUTHORIZED:
-        note_publish_denied(state, connection, publish.topic, sequencer.text)
-    packet_type = acknowledgement(publish.qos)
-    is_open = publish.qos == 2 and reason < 0x80
-    if is_open:
-        # The PUBREL of the message is still to come.
-        _note_inbound(session, publish.packet_id, partition)
-    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
-    state.promise(ReplyPromise(connection, reply, not is_open))
 
 
 def handle_pubrel(

@@ -1,4 +1,10 @@
-"""The creation of a queue by SUBSCRIBE, and its deletion by an operator."""
+"""The creation of a queue by SUBSCRIBE, and its deletion by an operator.
+
+The record of a queue says where it begins, and counts only if there is none with its key. So two
+nodes may begin the same queue at once: the first record in its home partition counts everywhere.
+On a single node the CURSOR record of the group goes before it, into the same write group. With the
+queue alone in the log, the group would begin at the log's end after a crash.
+"""
 
 from holdfast.broker.connections.close import drop_session
 from holdfast.broker.connections.operations import Outcome, OutcomePromise

@@ -2,6 +2,7 @@
 
 from holdfast.broker.connections.close import drop_session, end_session
 from holdfast.broker.delivery.subscriptions import add_subscription, remove_subscription
+from holdfast.broker.publish.delayed_timer import arm_delayed
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import SessionEntry
@@ -91,6 +92,9 @@ class NodeRecovery(Recovery):
                 _note_inflight(group, group.positions)
         self.group_positions = {}
         self.group_assigned = {}
+        # A standby followed with the clock of another time.
+        state.delayed.armed_at = 0.0
+        arm_delayed(state)
 
     def _complete_session(self, session: Session) -> None:
         state = self.state

@@ -10,10 +10,13 @@ import struct
 from msgspec import UNSET
 
 from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.publish.delayed_table import is_waiting
+from holdfast.broker.publish.delayed_timer import arm_delayed
 from holdfast.broker.publish.producers import ID_BYTES_MAX
 from holdfast.broker.queues.keeper import check_queue, keeper_subscription, make_keeper
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.ban_records import apply_ban, restore_ban
+from holdfast.broker.recovery.inbound_ids import SenderPacketIds
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
@@ -33,6 +36,7 @@ from holdfast.broker.recovery.session_records import (
 from holdfast.broker.recovery.session_timers import rearm
 from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_BAN,
+    SNAPSHOT_DELAYED,
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
@@ -44,13 +48,11 @@ from holdfast.broker.session.state import CursorState, decode_cursor, in_sending
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_queue, is_shared
 from holdfast.storage import record as log_record
+from holdfast.storage.kinds import KIND_NAMES
 from holdfast.storage.record import Batch, Record
 
-EARLY_MAX = 10_000
-"""The most clients with packet ids of sessions not opened yet: more than a write group has."""
 
-
-class Recovery:
+class Recovery(SenderPacketIds):
     """The rebuilding of a `RecordedState` from snapshot entries and records.
 
     `NodeRecovery` rebuilds the state of a node; `cluster.state.replicated` is the recovery of the
@@ -58,18 +60,13 @@ class Recovery:
     """
 
     def __init__(self, state: RecordedState) -> None:
-        self.state = state
+        super().__init__(state)
         self.group_positions: dict[str, list[int]] = {}
         self.group_assigned: dict[str, set[tuple[int, int]]] = {}
         # Sessions changed since their timers were armed.
         self.touched: set[Session] = set()
         # Sessions that had a connection when the log ended.
         self.open: set[Session] = set()
-        # Per client id, the lowest epoch whose packet ids belong to its session. For a session of a
-        # snapshot it is the snapshot's: earlier ids are in the snapshot, or were released.
-        self._first_epochs: dict[str, int] = {}
-        # Per client id, the packet ids (partition, epoch) of a session that a later batch opens.
-        self._early_ids: dict[str, dict[int, tuple[int, int]]] = {}
         # The newest epoch of sessions with the name of a shared group, by that name.
         self._misnamed: dict[str, int] = {}
         self.damaged = 0
@@ -89,6 +86,8 @@ class Recovery:
             self.group_positions[group.key] = group.positions
             if group.given:
                 self.group_assigned[group.key] = set(group.given)
+        elif kind == SNAPSHOT_DELAYED:
+            self._apply_delayed(Batch(data).record(0))
         elif kind == SNAPSHOT_PRODUCER:
             self.state.producers.restore(data)
         elif kind == SNAPSHOT_BAN:
@@ -103,7 +102,7 @@ class Recovery:
             fields: dict[str, object] = {
                 "partition": record.partition,
                 "offset": record.offset,
-                "kind": log_record.KIND_NAMES.get(record.kind, str(record.kind)),
+                "kind": KIND_NAMES.get(record.kind, str(record.kind)),
             }
             self.state.note("error", "record_not_understood", fields)
 
@@ -112,7 +111,9 @@ class Recovery:
         if len(record.producer) > ID_BYTES_MAX:
             raise ValueError("no snapshot has room for the producer id")
         if kind == log_record.MESSAGE:
-            if record.flags & log_record.FLAG_RETAIN:
+            if record.flags & log_record.FLAG_DELAYED:
+                self._apply_delayed(record)
+            if record.flags & log_record.FLAG_RETAIN and not is_waiting(record):
                 self._set_retained(record)
             if record.flags & log_record.FLAG_WILL:
                 self._will_done(record.client_id.decode(), record.sequence)
@@ -127,6 +128,8 @@ class Recovery:
                     record.timestamp_us,
                     record.client_id,
                 )
+        elif kind == log_record.DELAYED:
+            self._apply_delayed(record)
         elif kind == log_record.RETAINED:
             self._set_retained(record)
         elif kind == log_record.RELEASE:
@@ -158,40 +161,9 @@ class Recovery:
             self.state.note("warning", "session_with_the_name_of_a_group", {"client": client_id})
         return True
 
-    def _note_inbound(self, record: Record) -> None:
-        """Record the packet id of a QoS 2 message. Records without an epoch (0, older versions)
-        count."""
-        client_id = record.client_id.decode()
-        epoch = record.producer_epoch
-        session = self.state.sessions.get(client_id)
-        if epoch and (session is None or epoch > session.epoch):
-            if client_id not in self._early_ids and len(self._early_ids) >= EARLY_MAX:
-                del self._early_ids[next(iter(self._early_ids))]
-            ids = self._early_ids.setdefault(client_id, {})
-            ids[record.sequence] = (record.partition, epoch)
-        elif session is not None and not 0 < epoch < self._first_epochs.get(client_id, 0):
-            if session.inbound is None:
-                session.inbound = {}
-            session.inbound[record.sequence] = record.partition
-
-    def _apply_early_ids(self, session: Session) -> None:
-        """Give a session that was just opened the packet ids that were used since."""
-        for packet_id, (partition, epoch) in self._early_ids.pop(session.client_id, {}).items():
-            if epoch >= session.epoch:
-                if session.inbound is None:
-                    session.inbound = {}
-                session.inbound[packet_id] = partition
-
-    def _release_inbound(self, record: Record) -> None:
-        client_id = record.client_id.decode()
-        session = self.state.sessions.get(client_id)
-        if session is None or session.inbound is None:
-            return
-        if 0 < record.producer_epoch < self._first_epochs.get(client_id, 0):
-            return
-        # The id may have been used again since, for a message of another partition.
-        if session.inbound.get(record.sequence) == record.partition:
-            del session.inbound[record.sequence]
+    def _apply_delayed(self, record: Record) -> None:
+        self.state.delayed.apply(record)
+        arm_delayed(self.state)
 
     def _set_retained(self, record: Record) -> None:
         try:

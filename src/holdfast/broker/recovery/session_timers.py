@@ -1,4 +1,8 @@
-"""The timers of recovered sessions."""
+"""The timers of recovered sessions.
+
+The interval of a session or will began when its connection was lost, by the clock of the log. What
+is left of it goes on from now.
+"""
 
 from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
 from holdfast.broker.session.session import NEVER_EXPIRES, Session

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
+from holdfast.broker.publish.delayed_table import Delayed
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.ban_records import ban_entry, present_bans
 from holdfast.broker.recovery.session_records import (
@@ -25,6 +26,7 @@ from holdfast.broker.recovery.state_records import (
 )
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
+from holdfast.storage.record import BatchBuilder
 
 SNAPSHOT_SESSION = 1
 """The kind of an entry with one complete session, as JSON."""
@@ -37,6 +39,9 @@ SNAPSHOT_PRODUCER = 4
 broker.publish.producers.encode_producer."""
 SNAPSHOT_BAN = 8
 """The kind of an entry with one ban, as JSON."""
+
+SNAPSHOT_DELAYED = 9
+"""The kind of an entry with a batch of the first record of a delayed message."""
 
 
 def first_starts(state: RecordedState, session: Session) -> list[int]:
@@ -61,6 +66,9 @@ def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
             given = sorted(group.assigned or ())
             place = GroupEntry(group.key, group_positions(state, group), given)
             yield SNAPSHOT_GROUP, encode_session(place)
+    for message in list(state.delayed.by_place.values()):
+        if message.place in state.delayed.by_place:
+            yield SNAPSHOT_DELAYED, delayed_entry(message)
     for entry in state.producers.snapshot(state.wall_us):
         yield SNAPSHOT_PRODUCER, entry
     for ban in present_bans(state):
@@ -68,9 +76,16 @@ def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
             yield SNAPSHOT_BAN, ban_entry(ban)
     scan = state.retained.scan_all()
     while not scan.done:
-        for topic, message in scan.next(100):
-            if message.partition >= 0 and state.retained.get(topic) is message:
-                yield SNAPSHOT_RETAINED, retained_entry(message)
+        for topic, retained in scan.next(100):
+            if retained.partition >= 0 and state.retained.get(topic) is retained:
+                yield SNAPSHOT_RETAINED, retained_entry(retained)
+
+
+def delayed_entry(message: Delayed) -> bytes:
+    """The content of a SNAPSHOT_DELAYED entry."""
+    builder = BatchBuilder(*message.place)
+    builder.add(message.record)
+    return builder.build(0)
 
 
 def session_entry(state: RecordedState, session: Session) -> SessionEntry:

@@ -15,6 +15,7 @@ from typing import Final
 from holdfast.broker.session.audience import Audience, decode_audience
 from holdfast.broker.session.state import decode_cursor
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
+from holdfast.storage.kinds import KIND_NAMES
 from holdfast.storage.record import (
     CURSOR,
     FLAG_AUDIENCE,
@@ -23,7 +24,6 @@ from holdfast.storage.record import (
     FLAG_QOS_MASK,
     FLAG_RETAIN,
     FLAG_WILL,
-    KIND_NAMES,
     MESSAGE,
     RELEASE,
     RETAINED,

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD_RESULT
@@ -54,6 +55,8 @@ class UncommittedState:
         self.producers: dict[bytes, tuple[int, int, int]] = {}
         # client id -> (session epoch, offset)
         self.wills: dict[bytes, tuple[int, int]] = {}
+        # Offset of a delayed message -> offset of the record that ends it.
+        self.delayed: dict[int, int] = {}
         # (offset, record kind or flag, key) in order.
         self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
         # producer id -> (epoch, sequence) that was refused for lack of replicas or space. No later
@@ -73,7 +76,10 @@ class UncommittedState:
         client_id = record.client_id
         epoch = record.producer_epoch
         sequence = record.sequence
-        if kind == log_record.RELEASE:
+        if kind == log_record.DELAYED or is_due(record):
+            self.delayed[sequence] = offset
+            self._entries.append((offset, log_record.FLAG_DELAYED, (b"", sequence)))
+        elif kind == log_record.RELEASE:
             key = (client_id, sequence)
             self.inbound[key] = (False, offset)
             self.sessions[client_id] = (epoch, offset)
@@ -102,6 +108,9 @@ class UncommittedState:
                     del self.inbound[key]
                 if self.sessions.get(key[0], (0, -1))[1] == at:
                     del self.sessions[key[0]]
+            elif flag == log_record.FLAG_DELAYED:
+                if self.delayed.get(key[1], -1) == at:
+                    del self.delayed[key[1]]
             elif flag == log_record.FLAG_WILL:
                 if self.wills.get(key[0], (0, -1))[1] == at:
                     del self.wills[key[0]]
@@ -262,6 +271,8 @@ class Admission(Appender):
                 return REPEATED
             # A refused will would be lost, because no client sends it again.
             return STORE
+        elif is_due(record):
+            return self._admit_due(tail, record)
         text = self._refusal(tail, record.partition)
         if text:
             if flags & log_record.FLAG_PRODUCER:
@@ -269,6 +280,16 @@ class Admission(Appender):
             if self._attempt >= 0:
                 tail.refused[self._origin] = self._attempt
             return self._refuse(reasons.QUOTA_EXCEEDED, text)
+        return STORE
+
+    def _admit_due(self, tail: UncommittedState, record: Record) -> int:
+        """Publishes a delayed message once, whichever node that led the partition publishes it."""
+        place = (record.partition, record.sequence)
+        if record.sequence in tail.delayed:
+            return REPEATED
+        is_applied = record.sequence < self._state.delivered[record.partition]
+        if is_applied and place not in self._replicated.state.delayed.by_place:
+            return REPEATED
         return STORE
 
     def _refusal(self, tail: UncommittedState, partition: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.publish.delayed_table import is_waiting
 from holdfast.broker.routing import find_route
 from holdfast.broker.state import NodeState
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -140,6 +141,9 @@ class Applier:
             record: Record | None = None
             if not is_message or flags & log_record.STATE_FLAGS:
                 record = batch.record(index)
+                if flags & log_record.FLAG_DELAYED and is_waiting(record):
+                    # Neither delivered nor retained before its time.
+                    flags &= ~(log_record.FLAG_QOS_MASK | log_record.FLAG_RETAIN)
                 if record.offset >= start:
                     self._replicated.apply(record)
                     if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:

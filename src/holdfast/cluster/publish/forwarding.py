@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.promise import Promise
+from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.recovery.session_records import LEADER_DECIDED
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
@@ -56,8 +57,6 @@ _RESULT: Final = struct.Struct("<IBH")
 
 
 _GROUP: Final = SHARE_PREFIX.encode()
-"""The prefix of the keys of shared groups."""
-
 RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_record.FLAG_WILL
 """The flags of messages that a leader recognises as repetitions, whichever node sends them."""
 
@@ -130,7 +129,7 @@ def _is_group_progress(record: Record) -> bool:
 
 
 def is_will(record: Record) -> bool:
-    return record.flags & log_record.FLAG_WILL != 0
+    return record.flags & log_record.FLAG_WILL != 0 or is_due(record)
 
 
 class Appender:
@@ -432,7 +431,7 @@ class RecordForwarder:
         for pending in list(self._queues[partition].values()):
             record = pending.record
             is_plain = record.kind == log_record.MESSAGE and not record.flags & RECOGNISED
-            if pending.in_doubt and is_plain:
+            if pending.in_doubt and is_plain and not is_due(record):
                 self.refuse(pending.ticket, reasons.SERVER_BUSY, "this node was away for too long")
 
     def refuse_overdue(self, now: float) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from holdfast.broker.connections.close import log_end
 from holdfast.broker.connections.wills import publish_will
-from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, Timer
+from holdfast.broker.publish.delayed import publish_due
+from holdfast.broker.recorded_state import DELAYED, SESSION_EXPIRY, WILL_DUE, Timer
 from holdfast.broker.session.session import Session, Will
 from holdfast.broker.state import NodeState
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -52,6 +53,17 @@ class Endings:
 
     def _home(self, client_id: str) -> int:
         return partition_of(client_id.encode(), self._state.config.partitions)
+
+    def timer_due(self, kind: int, subject: object) -> None:
+        """Acts on a timer of the replicated state that has fired, also that of delayed messages.
+
+        The time of a delayed message is compared with the cluster clock, which this node knows once
+        it decides for a partition.
+        """
+        if kind == DELAYED:
+            publish_due(self._state, self._replicated.state, self._decides)
+        elif isinstance(subject, Session):
+            self.due(subject, kind)
 
     def due(self, session: Session, kind: int) -> None:
         """Acts on a timer of the replicated state that has fired: publishes the will or ends the

@@ -2,7 +2,7 @@
 
 Each part of the state belongs to one partition:
 - a session with its subscriptions, cursor and will, to its home partition;
-- a retained message, to the partition of its record;
+- a retained or delayed message, to the partition of its record;
 - the position of a producer, and a QoS 2 packet id of a client, to the partition it counts in;
 - the positions of a shared group, to the home of its key;
 - a ban, to the home of its scope and name.
@@ -30,10 +30,12 @@ from holdfast.broker.recovery.ban_records import ban_entry, ban_key, present_ban
 from holdfast.broker.recovery.session_records import decode_entry, decode_json, encode_session
 from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_BAN,
+    SNAPSHOT_DELAYED,
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
     SNAPSHOT_SESSION,
+    delayed_entry,
 )
 from holdfast.broker.recovery.state_records import retained_entry
 from holdfast.cluster.state.fields import CLIENT_EPOCHS, PACKET_IDS
@@ -70,6 +72,7 @@ def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator
     yield from _producers(replicated, partitions)
     yield from _retained(replicated, partitions)
     yield from _bans(replicated, partitions)
+    yield from _delayed(replicated, partitions)
     yield from _epochs(replicated, partitions, ENDED, replicated.ended)
 
 
@@ -145,6 +148,16 @@ def _retained(replicated: ReplicatedState, partitions: Container[int]) -> Iterat
                 yield message.partition, SNAPSHOT_RETAINED, retained_entry(message)
 
 
+def _delayed(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    waiting = replicated.state.delayed.by_place
+    for number, message in enumerate(list(waiting.values())):
+        if number % LOOKED_AT == 0:
+            yield None
+        partition = message.place[0]
+        if partition in partitions and message.place in waiting:
+            yield partition, SNAPSHOT_DELAYED, delayed_entry(message)
+
+
 def _epochs(
     replicated: ReplicatedState,
     partitions: Container[int],
@@ -201,6 +214,9 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
             yield
         if _home_of_ban(replicated, scope, name) in partitions:
             state.bans.lift(scope, name)
+    for partition in range(state.config.partitions):
+        if partition in partitions:
+            state.delayed.drop_partition(partition)
     for client_id in list(replicated.ended):
         if _home(replicated, client_id) in partitions:
             del replicated.ended[client_id]
@@ -216,7 +232,7 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
     elif kind == SNAPSHOT_PRODUCER:
         producer_id, producer = decode_producer(data)
         _take_place(replicated, producer_id, producer.owner, producer.first)
-    elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP, SNAPSHOT_BAN):
+    elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP, SNAPSHOT_BAN, SNAPSHOT_DELAYED):
         replicated.apply_snapshot_entry(kind, data)
     elif kind == INBOUND:
         entry = decode_json(PACKET_IDS, data, "packet ids")

@@ -103,6 +103,14 @@ def is_shared(filter: str) -> bool:
     return filter.startswith(SHARE_PREFIX)
 
 
+def is_delayed_filter(filter: str) -> bool:
+    """Whether a filter, shared or not, is about `$delayed`, whose messages wait for their time."""
+    if "$delayed" not in filter:
+        return False
+    plain = filter.split("/", 2)[2] if is_shared(filter) and filter.count("/") > 1 else filter
+    return plain.split("/", 1)[0] == "$delayed"
+
+
 def is_queue(filter: str) -> bool:
     """Whether the filter, or key of a group, is that of a queue."""
     return filter.startswith(QUEUE_SHARE)

@@ -1,0 +1,141 @@
+"""The steps that every inbound message of QoS 1 or 2 takes, whatever becomes of it: repetitions are
+recognised by packet id or by the producer's number, and a refusal has the form for its client."""
+
+from holdfast.broker.connections.client_notes import note_publish_denied
+from holdfast.broker.publish.completion import (
+    RefusalPromise,
+    ReplyPromise,
+    acknowledgement,
+    encode_refusal,
+)
+from holdfast.broker.publish.producer_dedup import (
+    REPLY,
+    STORE,
+    Sequencer,
+    admit,
+    read_sequence,
+    sequencer_of,
+)
+from holdfast.broker.publish.producers import PROPERTY_HEAD
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.errors import MessageRefused
+from holdfast.protocol.mqtt.packets import PUBREC
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
+
+
+def is_repeated(state: NodeState, connection: Connection, session: Session, packet_id: int) -> bool:
+    """Whether a QoS 2 message was received and not released yet. It is then acknowledged again, and
+    not published again. [MQTT-4.3.3-10]"""
+    if session.inbound is None or packet_id not in session.inbound:
+        return False
+    state.stats.duplicates_received += 1
+    connection.unacknowledged -= 1
+    reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
+    state.promise(ReplyPromise(connection, reply, False))
+    return True
+
+
+def identify(session: Session, packet_id: int, record: Record) -> None:
+    record.flags |= log_record.FLAG_PACKET_ID
+    record.sequence = packet_id
+    # The batches of a write group are not in the order of their records. Without the epoch,
+    # recovery could take the message of an ended session for one of the next session. That
+    # session's new message with the same packet id would be acknowledged and not stored.
+    record.producer_epoch = session.epoch
+
+
+def is_replied(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
+) -> bool:
+    """Whether the producer's number of the message says that it must not be stored. It is then
+    answered here. Otherwise the record gets the number."""
+    at = publish.properties.find(PROPERTY_HEAD)
+    if at < 0:
+        return False
+    sequencer = sequencer_of(connection)
+    if state.cluster.is_single:
+        outcome = admit(state, connection, sequencer, record.partition, publish, at)
+    else:
+        outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
+    if outcome == REPLY:
+        reply_sequenced(state, connection, session, publish, record.partition, sequencer)
+        return True
+    if outcome == STORE:
+        record.flags |= log_record.FLAG_PRODUCER
+        record.producer = sequencer.producer_id
+        record.producer_epoch = sequencer.epoch
+        record.sequence = sequencer.sequence
+    return False
+
+
+def note_inbound(session: Session, packet_id: int, partition: int) -> None:
+    """Note the packet id of a QoS 2 message until its PUBREL."""
+    if session.inbound is None:
+        session.inbound = {}
+    session.inbound[packet_id] = partition
+
+
+def refuse(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    reason: int,
+    text: str = "",
+) -> None:
+    """Refuse a message; `text` is the reason.
+
+    MQTT 5 has a reason code for that. MQTT 3 has no negative acknowledgement: an unauthorised
+    message is acknowledged and dropped [MQTT3-3.3.5-2]. One that could not be stored closes the
+    connection, so that the client keeps it.
+    """
+    if reason == reasons.NOT_AUTHORIZED:
+        state.stats.authorizations_denied += 1
+    if reason != reasons.QUOTA_EXCEEDED:
+        note_publish_denied(state, connection, publish.topic, text)
+    if publish.qos == 0:
+        return
+    is_repeated = not state.cluster.is_single and publish.qos == 2 and publish.dup
+    if is_repeated and reason == reasons.QUOTA_EXCEEDED:
+        # See PublishPromise.
+        raise MessageRefused(reason, f"the message could not be stored: {text}")
+    if connection.version < 5:
+        if reason == reasons.QUOTA_EXCEEDED:
+            raise MessageRefused(reason, f"the message could not be stored: {text}")
+        reason = reasons.SUCCESS
+    counted = reason == reasons.QUOTA_EXCEEDED
+    packet_type = acknowledgement(publish.qos)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
+    # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
+    if counted:
+        state.promise(RefusalPromise(connection, reply))
+    else:
+        state.promise(ReplyPromise(connection, reply, False))
+
+
+def reply_sequenced(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    partition: int,
+    sequencer: Sequencer,
+) -> None:
+    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
+    promise: the record may still be on its way to the disk, so it waits for all records."""
+    reason = sequencer.reason
+    if reason == reasons.NOT_AUTHORIZED:
+        note_publish_denied(state, connection, publish.topic, sequencer.text)
+    packet_type = acknowledgement(publish.qos)
+    is_open = publish.qos == 2 and reason < 0x80
+    if is_open:
+        # The PUBREL of the message is still to come.
+        note_inbound(session, publish.packet_id, partition)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
+    state.promise(ReplyPromise(connection, reply, not is_open))

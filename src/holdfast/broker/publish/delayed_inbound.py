@@ -1,0 +1,93 @@
+"""Inbound delayed messages: the checks of a PUBLISH to `$delayed/SECONDS/TOPIC`, and its record.
+
+The client's packet id, or its number as a producer, is in the record as in that of any message. So
+a repetition is recognised in the same way, across restarts and nodes, before and after the message
+is due.
+"""
+
+from holdfast.broker.publish.acceptance import (
+    identify,
+    is_repeated,
+    is_replied,
+    note_inbound,
+    refuse,
+)
+from holdfast.broker.publish.delayed import (
+    DelayedPromise,
+    WaitingPromise,
+    delayed_record,
+    delayed_refusal,
+    delayed_route,
+)
+from holdfast.broker.publish.delayed_table import InvalidDelay
+from holdfast.broker.rights import may_write
+from holdfast.broker.routing import look_up
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.protocol.topics.names import InvalidTopic
+from holdfast.storage.record import Record
+
+
+def publish_delayed(
+    state: NodeState, connection: Connection, session: Session, publish: Publish
+) -> None:
+    """Store a message to `$delayed/SECONDS/TOPIC`, or refuse it. PUBACK follows when it is durable,
+    not when it is due."""
+    try:
+        route = delayed_route(state, publish)
+    except (InvalidDelay, InvalidTopic) as error:
+        refuse(state, connection, session, publish, reasons.TOPIC_NAME_INVALID, str(error))
+        return
+    if not may_write(connection, route):
+        refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        return
+    record = delayed_record(state, connection, session, publish, route)
+    if publish.qos == 0:
+        state.stats.publish_qos0_received += 1
+        if delayed_refusal(state, record) or state.disk_full:
+            state.stats.refused_quota += 1
+        elif state.cluster.is_single:
+            state.publish(record, WaitingPromise(record))
+        else:
+            state.append(record)
+        return
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
+        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
+        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
+    if publish.qos == 2:
+        state.stats.publish_qos2_received += 1
+        if is_repeated(state, connection, session, publish.packet_id):
+            return
+        if session.expiry_s > 0:
+            identify(session, publish.packet_id, record)
+    else:
+        state.stats.publish_qos1_received += 1
+        if publish.properties and is_replied(state, connection, session, publish, record):
+            return
+    _store_delayed(state, connection, session, publish, record)
+
+
+def _store_delayed(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
+) -> None:
+    text = delayed_refusal(state, record)
+    if text:
+        state.stats.refused_quota += 1
+    else:
+        text = state.cluster.refusal(connection, record)
+    if text:
+        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+        return
+    may_be_known = False
+    if publish.qos == 2:
+        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
+        note_inbound(session, publish.packet_id, record.partition)
+        may_be_known = publish.dup
+    here = look_up(state, record.topic) if state.cluster.is_single else None
+    promise = DelayedPromise(record, here, connection, publish.packet_id, may_be_known)
+    state.publish(record, promise)

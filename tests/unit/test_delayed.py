@@ -1,0 +1,274 @@
+"""Delayed messages on one node without sockets and files."""
+
+import random
+
+import pytest
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.publish.delayed import end_delayed
+from holdfast.broker.publish.delayed_table import (
+    DELAYED_PREFIX,
+    InvalidDelay,
+    mounted,
+    split_delayed,
+    split_publisher,
+    with_publisher,
+)
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.security.acl import AclFile
+from tests.support.node_bench import NodeBench, Peer
+from tests.unit.test_node_replay import drain, publish, subscribe
+
+REASON_STRING = 0x1F
+
+
+@pytest.fixture
+def bench() -> NodeBench:
+    return NodeBench()
+
+
+def delay(
+    peer: Peer, topic: str, payload: str, qos: int = 1, packet_id: int = 1, *, retain: bool = False
+) -> list[object]:
+    packet_id = packet_id if qos else 0
+    peer.take()
+    peer.send(Publish(topic.encode(), payload.encode(), qos, retain, False, packet_id, b"", 0, -1))
+    return peer.take()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_it_comes_in_its_time_and_once(bench: NodeBench, qos: int) -> None:
+    publisher, reader = bench.connect("p"), bench.connect("r", expiry_s=1000)
+    subscribe(reader, "#", qos=2)
+    answers = delay(publisher, "$delayed/60/a/b", "x", qos)
+    assert [each.reason for each in answers] == ([0] if qos else [])
+    bench.advance(59)
+    assert drain(reader) == []
+    bench.advance(1)
+    assert drain(reader) == ["x"]
+    bench.advance(1000)
+    assert drain(reader) == []
+    assert len(bench.node.state.delayed) == 0
+    assert bench.node.state.delayed.size_bytes == 0
+    assert bench.node.state.stats.delayed_published == 1
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("with_snapshot", [False, True])
+def test_it_survives_crashes_before_and_after(
+    bench: NodeBench, qos: int, with_snapshot: bool
+) -> None:
+    def crash() -> None:
+        snapshot = bench.snapshot() if with_snapshot else None
+        # With a snapshot, the log before it is gone.
+        offsets = list(bench.journal.high_watermark) if with_snapshot else None
+        bench.crash(snapshot=snapshot, offsets=offsets)
+
+    reader = bench.connect("r", expiry_s=10_000)
+    subscribe(reader, "a/#", qos=2)
+    delay(bench.connect("p"), "$delayed/60/a/b", "x", qos)
+    for _ in range(3):
+        crash()
+        bench.advance(10)
+    assert len(bench.node.state.delayed) == 1
+    bench.crash(snapshot=bench.snapshot(), offsets=list(bench.journal.high_watermark))
+    bench.advance(29)
+    reader = bench.connect("r", clean=False, expiry_s=10_000)
+    assert drain(reader) == []
+    bench.advance(1)
+    assert drain(reader) == ["x"]
+    # Its position is in the log.
+    bench.advance(1)
+    crash()
+    reader = bench.connect("r", clean=False, expiry_s=10_000)
+    bench.advance(100)
+    assert drain(reader) == []
+    assert [each.topic for each in bench.messages()][-1] == b"a/b"
+
+
+def test_a_crash_while_its_record_is_written(bench: NodeBench) -> None:
+    """A snapshot has it until the record that publishes it is committed."""
+    reader = bench.connect("r", expiry_s=10_000)
+    subscribe(reader, "a/#", qos=2)
+    delay(bench.connect("p"), "$delayed/5/a/b", "x", 2)
+    for keep in (False, True):
+        bench.auto_commit = False
+        bench.advance(5)
+        snapshot = bench.snapshot()
+        bench.crash(snapshot=snapshot, keep_uncommitted=keep)
+        bench.auto_commit = True
+        bench.settle()
+    reader = bench.connect("r", clean=False, expiry_s=10_000)
+    bench.advance(1)
+    assert drain(reader) == ["x"]
+
+
+def test_retained_and_other_topics(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    delay(publisher, "$delayed/5/a/b", "x", retain=True)
+    delay(publisher, "$delayed/5/a/c", "y", retain=True, packet_id=2)
+    bench.crash()
+    assert len(bench.node.state.retained) == 0
+    bench.advance(5)
+    reader = bench.connect("r")
+    subscribe(reader, "a/#")
+    assert sorted(drain(reader)) == ["x", "y"]
+
+
+def test_a_repetition_is_stored_once(bench: NodeBench) -> None:
+    publisher, reader = bench.connect("p", expiry_s=1000), bench.connect("r")
+    subscribe(reader, "a")
+    delay(publisher, "$delayed/5/a", "x", 2)
+    bench.crash()
+    publisher, reader = bench.connect("p", clean=False, expiry_s=1000), bench.connect("r")
+    subscribe(reader, "a")
+    publisher.send(Publish(b"$delayed/5/a", b"x", 2, False, True, 1, b"", 0, -1))
+    publisher.send(m.Ack(m.PUBREL, 1))
+    bench.advance(5)
+    assert drain(reader) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason", "text"),
+    [
+        ("$delayed/x/a", 0x90, "found 'x'"),
+        ("$delayed/-1/a", 0x90, "found '-1'"),
+        ("$delayed/0/a", 0x90, "from 1 to 100 seconds"),
+        ("$delayed/101/a", 0x90, "found '101'"),
+        ("$delayed/99999999999999999999/a", 0x90, "from 1 to 100 seconds"),
+        ("$delayed/5", 0x90, "the topic '$delayed/SECONDS/TOPIC'"),
+        ("$delayed/5/", 0x90, "the topic '$delayed/SECONDS/TOPIC'"),
+        ("$delayed/", 0x90, "the topic '$delayed/SECONDS/TOPIC'"),
+        ("$delayed/5/$SYS/x", 0x87, ""),
+        ("$delayed/5/$delayed/5/x", 0x87, ""),
+        ("$delayed/5/secret", 0x87, ""),
+    ],
+)
+@pytest.mark.parametrize("version", [4, 5])
+def test_bad_input(topic: str, reason: int, text: str, version: int) -> None:
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, delay_s_max=100))
+    bench.node.state.acl = AclFile.parse("topic readwrite a/#\ntopic a\n", "acl")
+    peer = bench.connect("p", version=version)
+    [answer] = delay(peer, topic, "x")
+    assert isinstance(answer, m.Ack)
+    assert answer.reason == (reason if version == 5 else 0)
+    if version == 5 and text:
+        assert text in str(answer.properties[REASON_STRING])
+    assert len(bench.node.state.delayed) == 0
+    assert not bench.messages()
+    assert any(each.event == "publish_denied" for each in bench.notes)
+
+
+def test_bounds() -> None:
+    config = NodeConfig(
+        partitions=4,
+        sys_interval_s=0,
+        delayed_messages_max=3,
+        delayed_messages_per_client=2,
+        delayed_bytes_max=5000,
+    )
+    bench = NodeBench(config)
+    one, two = bench.connect("1"), bench.connect("2")
+
+    def reasons(peer: Peer, payload: str = "x") -> tuple[int, str]:
+        [answer] = delay(peer, "$delayed/5/a", payload)
+        assert isinstance(answer, m.Ack)
+        return answer.reason, str((answer.properties or {}).get(REASON_STRING, ""))
+
+    assert reasons(one, "x" * 5000)[1] == "the delayed messages need more than 5000 bytes"
+    assert [reasons(one)[0], reasons(one)[0]] == [0, 0]
+    assert reasons(one) == (0x97, "2 delayed messages of this client wait, which is the limit")
+    assert reasons(two)[0] == 0
+    assert reasons(two) == (0x97, "3 delayed messages wait, which is the limit")
+    bench.advance(5)
+    assert reasons(two)[0] == 0
+
+
+def test_nobody_reads_it_before(bench: NodeBench) -> None:
+    reader = bench.connect("r")
+    for filter in ("$delayed/#", "$delayed", "$share/g/$delayed/+/a", "$stream/@-1h/$delayed/#",
+                   "$queue/$delayed/#"):  # fmt: skip
+        assert subscribe(reader, filter).reasons == [0x87], filter
+    assert subscribe(reader, "$delayedx/#").reasons == [1]
+
+
+def test_it_is_cancelled(bench: NodeBench) -> None:
+    delay(bench.connect("p"), "$delayed/5/a", "x")
+    [place] = bench.node.state.delayed.by_place
+    end_delayed(bench.node.state, place)
+    bench.settle()
+    assert len(bench.node.state.delayed) == 0
+    bench.crash()
+    bench.advance(5)
+    assert [each.topic for each in bench.messages()] == [b"$delayed/5/a"]
+
+
+def test_the_wall_clock_decides(bench: NodeBench) -> None:
+    """A clock that jumps moves the time within a minute."""
+    delay(bench.connect("p"), "$delayed/3600/a", "x")
+    bench.advance(30)
+    bench.wall_us -= 3_600_000_000
+    for _ in range(119):
+        bench.advance(60)
+    assert len(bench.node.state.delayed) == 1
+    bench.advance(60)
+    assert len(bench.node.state.delayed) == 0
+    delay(bench.connect("q"), "$delayed/3600/a", "x")
+    bench.advance(1)
+    bench.wall_us += 3_600_000_000
+    bench.advance(60)
+    assert len(bench.node.state.delayed) == 0
+
+
+def test_many_at_once_come_in_slices(bench: NodeBench) -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=10_000)
+    bench = NodeBench(config)
+    peer = bench.connect("p")
+    for number in range(900):
+        delay(peer, "$delayed/5/a", str(number), packet_id=number + 1)
+    reader = bench.connect("r")
+    subscribe(reader, "a")
+    bench.advance(5)
+    for _ in range(10):
+        bench.advance(0.01)
+    assert drain(reader) == [str(number) for number in range(900)]
+
+
+def test_a_mount_is_in_front_of_the_real_topic() -> None:
+    assert mounted(b"m/", b"$delayed/5/a/b") == b"$delayed/5/m/a/b"
+    assert mounted(b"m/", b"a/b") == b"m/a/b"
+    assert mounted(b"m/", b"$delayed/5") == b"$delayed/5"
+
+
+def test_hostile_topics_and_properties() -> None:
+    """Any bytes are a delayed message or the one error."""
+    dice = random.Random(7)
+    alphabet = b"$delayed/0123456789/a\x00\xff+#"
+    for _ in range(20_000):
+        raw = DELAYED_PREFIX * dice.randint(0, 1)
+        raw += bytes(dice.choice(alphabet) for _ in range(dice.randint(0, 20)))
+        try:
+            seconds, topic = split_delayed(raw)
+        except InvalidDelay:
+            continue
+        assert 1 <= seconds <= 4_294_967
+        assert topic
+        assert raw.endswith(b"/" + topic)
+    for name in (None, "u", "ü" * 300):
+        for is_given in (False, True):
+            for rest in (b"", b"\x02\0\0\0\x05"):
+                properties = with_publisher(rest, name, is_given)
+                assert split_publisher(properties) == (name, is_given, rest)
+                assert split_publisher(properties[:-1]) is not None
+    assert split_publisher(b"\x26\0\x0chf-publisher") is not None
+
+
+def test_order_of_equal_times(bench: NodeBench) -> None:
+    publisher, reader = bench.connect("p"), bench.connect("r")
+    subscribe(reader, "a")
+    publish(bench, publisher, "a", "0")
+    delay(publisher, "$delayed/10/a", "2")
+    delay(publisher, "$delayed/5/a", "1", packet_id=2)
+    bench.advance(20)
+    assert drain(reader) == ["0", "1", "2"]
