@@ -154,6 +154,18 @@ def test_one_run_alone(tmp_path: Path) -> None:
         report(tmp_path, CATALOG, "three")
 
 
+def test_some_devices_alone(tmp_path: Path) -> None:
+    write_devices(tmp_path, 30)
+    html = report(tmp_path, CATALOG, None, ["pump [12]", "pump 3"])
+    titles = {trace["name"] for figure in figures(html) for trace in figure["data"]}
+    assert {each for each in titles if each.startswith("pump")} == {"pump 1", "pump 2", "pump 3"}
+    text = Reader(html).text
+    assert ", only pump [12], pump 3" in text
+    assert "Topics, busiest first" not in text
+    with pytest.raises(LakeError, match=r"no device matches press-\*; there are .*pump 0, pump 1"):
+        report(tmp_path, CATALOG, None, ["press-*"])
+
+
 def test_a_lake_without_anything(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="no gold tables yet"):
         report(tmp_path, CATALOG)

@@ -1,6 +1,7 @@
 """Messages read together and messages read one by one give the same rows."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -224,6 +225,20 @@ def test_messages_with_many_fields_are_read_alone() -> None:
     names = ", ".join(f'"n{number}": 1' for number in range(NAMES_MAX + 1))
     log = alike(20, "{" + names + ', "seq": %d}')
     assert rows(log.read()) == rows(log.read(together=False))
+
+
+@pytest.mark.parametrize("name", ["$online", "$sequence", "$repeated"])
+def test_a_payload_cannot_make_a_reserved_metric(name: str) -> None:
+    """Else any payload could say that a device is down, or lose a value as a repetition."""
+    log = alike(20, f'{{"{name}": false, "v": 1, "seq": %d}}')
+    found = log.read()
+    assert rows(found) == rows(log.read(together=False))
+    assert Counter(metric for _, metric, _ in found.values()) == {f"${name}": 20, "v": 20}
+    log = Log(Rule("csv", decode="csv", time=None))
+    log.add("csv", f"{name},v\nfalse,2\n".encode())
+    log.add("list", f'[{{"{name}": false, "ts": 1790000000}}]'.encode())
+    assert {metric for _, metric, _ in log.read().values()} >= {f"${name}", "v"}
+    assert name not in {metric for _, metric, _ in log.read().values()}
 
 
 def test_what_is_far_back_begins_a_run() -> None:

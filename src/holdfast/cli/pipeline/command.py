@@ -70,7 +70,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     rebuild.add_argument("names", nargs="+", metavar="TABLE", help="silver or gold table")
     options.add_what(compact, "TABLE", "bronze, silver, all (default), or names of tables")
     options.add_output(package, PACKAGE_DIRECTORY, "DIR", "where to")
-    report.add_argument("--run", dest="run_id", metavar="ID", help="only this test run, of the lab")
+    options.add_selection(report)
     options.add_output(report, REPORT, "FILE", "where to write it")
     parser.set_defaults(run=run)
 

@@ -206,7 +206,7 @@ def write_report(args: argparse.Namespace) -> int:
     output: Path = args.output
     try:
         lake = open_lake(args)
-        write_report(lake.path, lake.catalog, output, args.run_id)
+        write_report(lake.path, lake.catalog, output, args.run_id, args.device)
     except OSError as error:
         if isinstance(error, ObjectStoreError):
             raise

@@ -83,6 +83,23 @@ def add_output(parser: argparse.ArgumentParser, default: Path, metavar: str, wha
     )
 
 
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run",
+        dest="run_id",
+        metavar="ID",
+        help="only this test run (with --tables holdfast_lab)",
+    )
+    parser.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this device, or those that match a pattern such as 'press-*'; may be given "
+        "again",
+    )
+
+
 def add_watching(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prometheus", action="store_true", help="print metrics for Prometheus")
     parser.add_argument(

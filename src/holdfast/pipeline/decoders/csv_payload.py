@@ -7,7 +7,7 @@ import csv
 import io
 from typing import Final
 
-from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, utf8
+from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, own_name, utf8
 from holdfast.pipeline.decoders.json_payload import Fields, extract_fields
 from holdfast.pipeline.decoders.text_payload import boolean, number
 
@@ -64,7 +64,7 @@ def decode_csv(
         for reason in of_line.errors or ():
             decoded.refuse(f"line {at}: {reason}")
         for name, value in row.items():
-            decoded.add(name, value)
+            decoded.add(own_name(name), value)
         times.extend([of_line.time_us] * (len(decoded.names) - len(times)))
     if not decoded.names and decoded.errors:
         raise DecodeError(decoded.reason() or "")

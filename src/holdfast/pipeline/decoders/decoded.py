@@ -26,6 +26,16 @@ class DecodeError(ValueError):
     """A payload cannot be decoded. The text says what is wrong and where."""
 
 
+RESERVED: Final = frozenset({"$online", "$sequence", "$repeated"})
+"""The metrics that the pipeline itself makes. A payload cannot make one: a device that sends
+`{"$online": false}` would be down in `outages`."""
+
+
+def own_name(name: str) -> str:
+    """Return the metric of a name in a payload: a reserved name gets another `$`."""
+    return f"${name}" if name in RESERVED else name
+
+
 class Decoded:
     """The readings of one message, as columns of equal length, with the values that all of them
     share.

@@ -19,8 +19,10 @@ from holdfast.pipeline.decoders.decoded import (
     INTEGER_MIN,
     NAME_LENGTH_MAX,
     READINGS_MAX,
+    RESERVED,
     Decoded,
     DecodeError,
+    own_name,
     utf8,
 )
 from holdfast.pipeline.decoders.times import parse_time
@@ -209,7 +211,12 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
     names, values = decoded.names, decoded.values
     if len(value) > READINGS_MAX:
         _check_values(value.values() if type(value) is dict else value)
-    items = value.items() if type(value) is dict else enumerate(value)
+    if type(value) is not dict:
+        items: Iterable[tuple[Any, Any]] = enumerate(value)
+    elif prefix or RESERVED.isdisjoint(value):
+        items = value.items()
+    else:
+        items = [(own_name(key), item) for key, item in value.items()]
     for key, item in items:
         name = f"{prefix}{key}" if prefix else str(key)
         kind = type(item)

@@ -12,7 +12,13 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.pipeline.decoders.decoded import DEPTH_MAX, READINGS_MAX, Decoded, DecodeError
+from holdfast.pipeline.decoders.decoded import (
+    DEPTH_MAX,
+    READINGS_MAX,
+    Decoded,
+    DecodeError,
+    own_name,
+)
 from holdfast.pipeline.decoders.protobuf import (
     BYTES,
     FIXED32,
@@ -117,6 +123,7 @@ def _parse_metric(data: bytes, base: int) -> Metric:
 
 def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth: int = 1) -> None:
     """Add the readings of one metric, several for a template. Raises DecodeError."""
+    name = own_name(name)
     if metric.is_null or metric.kind == 0:
         decoded.add(name, None)
     elif metric.kind == TEMPLATE_VALUE:

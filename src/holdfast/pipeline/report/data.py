@@ -2,6 +2,7 @@
 shows."""
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import pyarrow
@@ -19,6 +20,8 @@ ROWS_MAX: Final = 2_000_000
 more."""
 QUARANTINE_ROWS_MAX: Final = 200_000
 """The most rows of the quarantine that the report counts."""
+DEVICES_SHOWN: Final = 10
+"""The devices that an error names."""
 POINTS_MAX: Final = 600
 """The most points of one line in a chart."""
 
@@ -34,8 +37,27 @@ class Stored:
             raise LakeError(f"there is no lake in {lake}: run the pipeline first")
         self.lake = lake
         self.tables = {table.name: table for table in tables}
+        self.devices: pyarrow.Array | None = None
+        """The only devices that are read. None: all."""
         self.cut: dict[str, int] = {}
         """The number of rows that were left out, per table that was too large."""
+
+    def choose_devices(self, patterns: Sequence[str]) -> None:
+        """Read only the devices whose names match one of some patterns, such as `press-*`.
+
+        Raises LakeError if there is none.
+        """
+        known: set[str] = set()
+        for name, table in self.tables.items():
+            if any(column.name == "device" for column in table.columns) and table.layer == "gold":
+                known.update(self.read(name, ["device"])["device"].unique().to_pylist())
+        chosen = sorted(each for each in known if any(fnmatchcase(each, p) for p in patterns))
+        if not chosen:
+            shown = ", ".join(sorted(known)[:DEVICES_SHOWN]) or "none"
+            more = f" and {len(known) - DEVICES_SHOWN:,} more" if len(known) > DEVICES_SHOWN else ""
+            raise LakeError(f"no device matches {', '.join(patterns)}; there are {shown}{more}")
+        self.devices = pyarrow.array(chosen, pyarrow.string())
+        self.cut.clear()
 
     def has(self, name: str) -> bool:
         """Return whether a table has been written."""
@@ -58,13 +80,21 @@ class Stored:
             if rows + file.rows > ROWS_MAX and rows:
                 self.cut[name] = self.cut.get(name, 0) + file.rows
                 continue
-            rows += file.rows
-            parts.append(self._read_file(file, schema))
+            found = self._of_devices(file, schema)
+            rows += found.num_rows
+            parts.append(found)
         if not parts:
             return schema.empty_table()
         keys = [(key, "ascending") for key in table.keys if key in schema.names]
         joined = pyarrow.concat_tables(parts)
         return joined.sort_by(keys) if keys else joined
+
+    def _of_devices(self, file: File, schema: pyarrow.Schema) -> pyarrow.Table:
+        """Return the rows of a file of the chosen devices."""
+        if self.devices is None or "device" not in schema.names:
+            return self._read_file(file, schema)
+        found = self._read_file(file, schema)
+        return found.filter(pc.is_in(found["device"], self.devices))
 
     def read_quarantine(self) -> pyarrow.Table:
         """Return the newest rows of the quarantine without the payloads. Raises LakeError."""

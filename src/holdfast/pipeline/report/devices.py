@@ -23,7 +23,7 @@ OTHERS_MAX: Final = 20
 
 def add_devices(page: Page, stored: Stored) -> None:
     """Add the parts of the device tables that exist."""
-    if stored.has("topics"):
+    if stored.has("topics") and stored.devices is None:  # a topic is no device
         _topics(page, stored)
     if stored.has("device_minutes"):
         _readings(page, stored)

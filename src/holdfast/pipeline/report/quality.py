@@ -31,7 +31,8 @@ def add_quality(page: Page, stored: Stored) -> None:
         _quality(page, stored)
     if stored.has("outages"):
         _outages(page, stored)
-    _quarantine(page, stored)
+    if stored.devices is None:  # what could not be read has no device
+        _quarantine(page, stored)
 
 
 def _quality(page: Page, stored: Stored) -> None:

@@ -3,6 +3,7 @@
 The file needs no network. The report reads the tables itself and starts no Spark.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,15 +16,24 @@ from holdfast.pipeline.report.page import Page
 from holdfast.pipeline.report.quality import add_quality
 
 
-def write_report(lake: LakePath, catalog: Catalog, output: Path, run: str | None = None) -> None:
-    """Write the report to a file. With `run` it is only about that test run.
+def write_report(
+    lake: LakePath,
+    catalog: Catalog,
+    output: Path,
+    run: str | None = None,
+    devices: Sequence[str] = (),
+) -> None:
+    """Write the report to a file. With `run` it is only about that test run, with `devices` only
+    about the devices that match one of these patterns.
 
     Raises LakeError if there is nothing to show, and OSError.
     """
-    write_atomically(output.absolute(), report(lake, catalog, run).encode())
+    write_atomically(output.absolute(), report(lake, catalog, run, devices).encode())
 
 
-def report(lake: LakePath, catalog: Catalog, run: str | None = None) -> str:
+def report(
+    lake: LakePath, catalog: Catalog, run: str | None = None, devices: Sequence[str] = ()
+) -> str:
     """Return the HTML of the report. Raises LakeError if there is nothing to show."""
     stored = Stored(lake, catalog.tables.values())
     if not any(catalog.is_gold(name) and stored.has(name) for name in catalog.tables):
@@ -31,7 +41,10 @@ def report(lake: LakePath, catalog: Catalog, run: str | None = None) -> str:
     if run is not None and not catalog.report_parts:
         raise LakeError("only the tables of test runs have a run: give --tables holdfast_lab")
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    page = Page("Holdfast report", f"{lake.name}, {made}")
+    if devices:
+        stored.choose_devices(devices)
+    about = f"{lake.name}, {made}" + (f", only {', '.join(devices)}" if devices else "")
+    page = Page("Holdfast report", about)
     for add_to_report in catalog.report_parts:
         add_to_report(page, stored, run)
     if run is None:
