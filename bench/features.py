@@ -25,6 +25,8 @@ def settings(feature: str, directory: Path) -> str:
         "    def authenticate(self, request):\n        return None\n\n"
         "    def authorise(self, client):\n        return None\n\n"
         "    def on_connect(self, client):\n        pass\n\n"
-        "    def on_disconnect(self, client, reason):\n        pass\n"
+        "    def on_disconnect(self, client, reason):\n        pass\n\n"
+        "    publish_filters = ['no/such/topic']\n\n"
+        "    def on_publish(self, message):\n        pass\n"
     )
     return '[hooks]\nenabled = ["idle"]\n'

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.effects import AskRights, AskSources
 from holdfast.broker.session.connection import AUTHENTICATING, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
@@ -26,6 +27,8 @@ from holdfast.security.acl import AclError
 from holdfast.server.event_loop import hook_runner
 from holdfast.server.event_loop.hook_runner import THREADS, HookEvents, HookSource
 from holdfast.server.event_loop.identity_checks import IdentityChecks
+from tests.support.node_bench import NodeBench
+from tests.unit.test_node_publish import publish
 
 REQUEST = LoginRequest("c", "u", b"p", "", "127.0.0.1:1", "l")
 CLIENT = HookClient("c", "u", "127.0.0.1:1", "l")
@@ -248,3 +251,47 @@ def test_a_client_whose_hook_fails_is_refused(call: Callable[[], object]) -> Non
     for answer in node.answers:
         assert isinstance(answer, LoginRefusal)
         assert answer.reason == 0x88
+
+
+class TopicObserver(ClientObserver):
+    """Observes the messages of one topic, and notes what it was asked."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__()
+        self.observes_messages = True
+        self.topic = topic
+        self.asked: list[str] = []
+        self.payloads: list[bytes] = []
+
+    def connected(self, connection: Connection) -> None:
+        pass
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        pass
+
+    def published(
+        self, connection: Connection, topic: str, payload: bytes, qos: int, retain: bool
+    ) -> bool:
+        self.asked.append(topic)
+        if topic == self.topic:
+            self.payloads.append(payload)
+        return topic == self.topic
+
+
+def test_an_observer_is_not_asked_again_about_a_topic_that_it_does_not_observe() -> None:
+    world = NodeBench()
+    peer = world.connect("c")
+
+    def send(observer: TopicObserver) -> None:
+        world.node.state.admission.observer = observer
+        for number in (1, 2):
+            peer.send(publish("a", b"a%d" % number), publish("b", b"b%d" % number, 1, number))
+
+    first, second = TopicObserver("a"), TopicObserver("b")
+    for observer, asked, payloads in (
+        (first, ["a", "b", "a"], [b"a1", b"a2"]),
+        (second, ["a", "b", "b"], [b"b1", b"b2"]),
+    ):
+        send(observer)
+        assert observer.asked == asked
+        assert observer.payloads == payloads

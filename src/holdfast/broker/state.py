@@ -77,6 +77,8 @@ class Route:
         self.logged = False
         # Clients may not publish here ($SYS).
         self.reserved = False
+        # The ClientObserver that observes no messages of this topic.
+        self.unobserved_by: object | None = None
 
 
 class NodeState(RecordedState):

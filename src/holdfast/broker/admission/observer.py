@@ -20,6 +20,7 @@ class ClientObserver:
 
     def published(
         self, connection: Connection, topic: str, payload: bytes, qos: int, retain: bool
-    ) -> None:
-        """A message was accepted."""
+    ) -> bool:
+        """A message was accepted. False: no message of its topic is observed, so this need not be
+        called for them."""
         raise NotImplementedError

@@ -168,15 +168,19 @@ def _store(
             record, here, connection, publish.packet_id, is_repeated, tracer.span
         )
     state.publish(record, promise)
-    if state.admission.observer is not None:
-        _observe(state.admission.observer, connection, publish, route)
+    observer = state.admission.observer
+    if observer is not None and route.unobserved_by is not observer:
+        _observe(observer, connection, publish, route)
 
 
 def _observe(
     observer: ClientObserver, connection: Connection, publish: Publish, route: Route
 ) -> None:
-    if observer.observes_messages:
-        observer.published(connection, route.topic, publish.payload, publish.qos, publish.retain)
+    is_observed = observer.observes_messages and observer.published(
+        connection, route.topic, publish.payload, publish.qos, publish.retain
+    )
+    if not is_observed:
+        route.unobserved_by = observer
 
 
 def _publish_qos0(
@@ -201,8 +205,9 @@ def _publish_qos0(
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
     state.cluster.spread(message, route.topic)
-    if state.admission.observer is not None:
-        _observe(state.admission.observer, connection, publish, route)
+    observer = state.admission.observer
+    if observer is not None and route.unobserved_by is not observer:
+        _observe(observer, connection, publish, route)
     if route.logged or publish.retain:
         if not state.disk_full:
             log_qos0(state, message, route)

@@ -186,13 +186,14 @@ class HookEvents(ClientObserver):
 
     def published(
         self, connection: Connection, topic: str, payload: bytes, qos: int, retain: bool
-    ) -> None:
+    ) -> bool:
         hooks = self._filters.match(topic)
         if hooks:
             message = HookMessage(connection.client_id, topic, payload, qos, retain)
             for hook in dict.fromkeys(hooks):
                 assert isinstance(hook, Hooks)
                 self._add(partial(hook.on_publish, message))
+        return bool(hooks)
 
     def _add(self, event: Event) -> None:
         if self._waiting >= EVENTS_MAX:
