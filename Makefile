@@ -38,7 +38,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
   unit/test_websocket_client*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
@@ -58,6 +58,7 @@ help:
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make docs      the documentation site, in build/site"
 	@echo "make wheel     wheels, compiled and pure, and the sdist; then make deb, make image; make test-packages installs them"
+	@echo "make release   all tests, all packages and their tests, then the tag; before: tools/release.py prepare X.Y.Z"
 	@echo "make setup     only the set-up the others share"
 
 setup: $(VENV)/.installed compile
@@ -188,6 +189,14 @@ image: $(VENV)/.installed
 # Installs what is in dist/ on bare Debian roots, as root.
 test-packages: $(VENV)/.installed
 	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/unit/test_deploy_compose.py
+
+# The tag is the last step: it names a commit that was tested and built as a whole.
+release: setup
+	$(BIN)/python tools/release.py check
+	$(BIN)/python tools/formats.py
+	$(MAKE) lint tidy test
+	$(MAKE) wheel deb image test-packages docs
+	$(BIN)/python tools/release.py tag
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py
