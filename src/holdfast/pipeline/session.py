@@ -26,6 +26,12 @@ JAVA_TIMEOUT_S: Final = 20.0
 """The most seconds that `java -version` may take."""
 ARROW_ROWS: Final = 32_768
 """The most rows in one Arrow batch between Spark and Python."""
+ARROW_CHECKS: Final = {
+    "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true",
+    "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false",
+}
+"""Variables with which Java reads Arrow data without checking each index. Spark's own code reads
+it, and this saves a fifth of Java's processor time."""
 
 _LAUNCHER: Final = """\
 #!/bin/sh
@@ -56,6 +62,8 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _let_workers_import()
+    for name, value in ARROW_CHECKS.items():
+        os.environ.setdefault(name, value)
     settings: dict[str, Any] = {
         # Over TCP each Python task takes 40 ms more.
         "spark.python.unix.domain.socket.enabled": "true",
@@ -81,7 +89,22 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    if master.startswith("local"):
+        _write_no_checksum_files(session)
+    return session
+
+
+def _write_no_checksum_files(session: SparkSession) -> None:
+    """Let Hadoop write local files without a checksum file beside each.
+
+    Without its native library Hadoop starts a process per new file to set the mode. A trigger of a
+    stream writes two files to its checkpoint, and two checksum files.
+    """
+    context = session.sparkContext
+    java: Any = context._jvm
+    files = java.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)
 
 
 def java_home() -> Path:

@@ -35,6 +35,7 @@ from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, name
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import SourceOptions, parse
 from holdfast.pipeline.source.source import LogAccess, ReadWork, read_work
+from holdfast.pipeline.workers import exclude_modules_from_collection
 from holdfast.storage.columns.decode import SCHEMA
 
 RECORDS_PER_STEP: Final = 2_000_000
@@ -248,6 +249,7 @@ class Bronze:
         def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
 
+            exclude_modules_from_collection()
             context = TaskContext.get()
             assert context is not None
             numbers = [number for batch in batches for number in batch.column(0).to_pylist()]

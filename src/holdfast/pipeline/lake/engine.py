@@ -51,6 +51,7 @@ from holdfast.pipeline.lake.objects.paths import LakePath, ListedObject, ObjectP
 from holdfast.pipeline.lake.objects.scan import object_frame
 from holdfast.pipeline.lake.schema import struct_type
 from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, paths_of
+from holdfast.pipeline.workers import exclude_modules_from_collection
 
 EXCHANGE: Final = "exchange"
 LOCAL_TASK: Final = "00000-0"
@@ -158,6 +159,7 @@ class Step:
             """Write the batches of one Spark task, and yield the files that they are in."""
             from pyspark import TaskContext
 
+            exclude_modules_from_collection()
             context = TaskContext.get()
             assert context is not None
             prefix = f"{context.partitionId():05}-{context.taskAttemptId()}"

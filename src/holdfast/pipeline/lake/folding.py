@@ -30,6 +30,7 @@ from holdfast.pipeline.lake.fold_tasks import (
 from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.schema import Names, arrow_schema, names_of
 from holdfast.pipeline.lake.table import StreamFold, Table
+from holdfast.pipeline.workers import exclude_modules_from_collection
 
 ROWS_PER_BUCKET: Final = 250_000
 """The most source rows that a task folds, if there are enough streams."""
@@ -132,6 +133,7 @@ def _run(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
+        exclude_modules_from_collection()
         context = TaskContext.get()
         assert context is not None
         name = f"{context.partitionId():05}-{context.taskAttemptId()}"

@@ -56,6 +56,7 @@ from holdfast.pipeline.source.options import (
     parse,
 )
 from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
+from holdfast.pipeline.workers import exclude_modules_from_collection
 from holdfast.storage.columns.decode import SCHEMA, decode_rows
 from holdfast.storage.reading.topic_filter import TopicFilter
 from holdfast.storage.reading.topic_postings import TopicChoice
@@ -65,14 +66,12 @@ logger = logging.getLogger("holdfast")
 LOST_SHOWN: Final = 20
 """The most lost ranges that one warning lists."""
 TASK_RECORDS: Final = 20_000
-"""The offsets of a micro-batch for which a stream plans one more task. For fewer, the start of the
-task costs more than it saves."""
+"""The offsets of a micro-batch for one more task. For fewer, its start costs more than it saves."""
 
 
 @dataclass
 class ReadWork(InputPartition):
-    """The input of one task: ranges of some partitions, and the files or servers to read them
-    from."""
+    """The input of one task: ranges, and the files or servers to read them from."""
 
     ranges: list[OffsetRange]
     pieces: list[Piece]
@@ -82,8 +81,7 @@ class ReadWork(InputPartition):
 
 
 class LogAccess:
-    """The driver's access to the log, through files or servers. It opens them when they are first
-    used."""
+    """The driver's access to the log, through files or servers. It opens them on first use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -306,6 +304,7 @@ class HoldfastReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read the rows of one task."""
+        exclude_modules_from_collection()
         return read_work(self.options, partition, self.schema)
 
 
@@ -383,6 +382,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read the rows of one task."""
+        exclude_modules_from_collection()
         return read_work(self.options, partition, self.schema)
 
     def commit(self, end: Mapping[str, int]) -> None:
