@@ -1,7 +1,7 @@
 """The lake's protocol in an object store: no rename, no lock, a store that fails and drivers that
 die at any request."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("obstore")
 
+from holdfast.pipeline.lake.engine import Engine, Step, do_nothing
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, CommitLog
 from holdfast.pipeline.lake.files.errors import (
     CredentialsError,
@@ -20,7 +21,7 @@ from holdfast.pipeline.lake.files.errors import (
     RaceError,
 )
 from holdfast.pipeline.lake.files.settings import LakeSettings, read_settings, write_settings
-from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec
+from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, write_files
 from holdfast.pipeline.lake.objects import paths as objects
 from holdfast.pipeline.lake.objects.paths import ObjectPath, location
 from holdfast.pipeline.lake.objects.probe import check_object_store
@@ -177,6 +178,30 @@ def test_another_driver_s_late_apply_changes_nothing(s3: SmallS3) -> None:
     two.commit(second)
     one.store.apply(first, None)
     assert committed(s3) == listed(s3) == [2]
+
+
+def test_a_step_applies_the_version_of_a_driver_that_died(s3: SmallS3) -> None:
+    """The other driver was running all the time, so it recovers nothing at a start."""
+
+    def step(store: ParquetStore, number: int, reached: Callable[[str], None]) -> None:
+        step = Step(Engine(None, store.lake, store, reached), TABLE)  # type: ignore[arg-type]
+        spec = WriteSpec(step.stage_directory(ROWS), ("d",))
+        batch = pa.RecordBatch.from_pydict({"n": [number], "d": ["x"]})
+        (found,) = write_files([batch], spec, "0")
+        step.staged(ROWS, found.column(0).to_pylist(), replaced=False)
+        step.commit(revision=1, columns=[], partition_by=[], rows_total=step.version)
+
+    def die(point: str) -> None:
+        if point == f"{TABLE} recorded":
+            raise ObjectStoreError("dead")
+
+    one, two = ParquetStore(location(LAKE)), ParquetStore(location(LAKE))
+    step(one, 1, do_nothing)
+    step(two, 2, do_nothing)
+    with pytest.raises(ObjectStoreError):
+        step(one, 3, die)
+    step(two, 4, do_nothing)
+    assert committed(s3) == listed(s3) == [1, 2, 3, 4]
 
 
 def test_a_forgotten_table_begins_again_under_other_names(s3: SmallS3) -> None:

@@ -50,7 +50,13 @@ from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_fi
 from holdfast.pipeline.lake.objects.paths import LakePath, ListedObject, ObjectPath
 from holdfast.pipeline.lake.objects.scan import object_frame
 from holdfast.pipeline.lake.schema import struct_type
-from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, paths_of
+from holdfast.pipeline.lake.stores.store import (
+    WORK,
+    TableStore,
+    is_applied,
+    newest_applied,
+    paths_of,
+)
 from holdfast.pipeline.workers import exclude_modules_from_collection
 
 EXCHANGE: Final = "exchange"
@@ -115,7 +121,8 @@ class Step:
     def __init__(self, engine: Engine, table: str) -> None:
         self.engine = engine
         self.table = table
-        self.last = engine.log(table).last()
+        newest = newest_applied(engine.store, engine.log(table))
+        self.last = None if newest is None or newest.forgotten else newest
         self.version = engine.log(table).next_version()
         self.began_s = time.monotonic()
         self._directory = f"{WORK}/{table}/{self.version:08}-{secrets.token_hex(4)}"

@@ -31,7 +31,7 @@ from holdfast.pipeline.lake.files.files import LakeError, readable, remove_tree,
 from holdfast.pipeline.lake.files.readers import exclusively
 from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
 from holdfast.pipeline.lake.objects.paths import LakePath
-from holdfast.pipeline.lake.stores.store import WORK, TableStore
+from holdfast.pipeline.lake.stores.store import WORK, TableStore, newest_applied
 
 TARGET_BYTES: Final = 128 << 20
 """The approximate size of a merged file in bytes."""
@@ -156,8 +156,9 @@ class Compaction:
         """Make one commit. Returns None if a new table has begun to read this one from before these
         commits."""
         began_s = time.monotonic()
-        last = self.log.last()
-        assert last is not None
+        last = newest_applied(self.store, self.log)
+        if last is None or last.forgotten:
+            return None
         version = last.version + 1
         staged = f"{WORK}/{last.table}/{version:08}-merged"
         remove_tree(self.lake / staged)

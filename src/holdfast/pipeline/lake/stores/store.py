@@ -57,6 +57,8 @@ class TableStore:
 
     def __init__(self, lake: LakePath) -> None:
         self.lake = lake
+        self.applied: dict[str, int] = {}
+        """The version of each table that this process has applied last."""
 
     def check(self) -> None:
         """Check that the store can write here. Raises LakeError, which says what is missing."""
@@ -79,6 +81,7 @@ class TableStore:
         if commit.forgotten:
             remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
+        self.applied[commit.table] = commit.version
 
     def publish(self, part: "StorePart", commit: Commit) -> None:
         """Add one part of a commit to its table, unless the table has it already."""
@@ -123,6 +126,7 @@ class ParquetStore(TableStore):
         if commit.forgotten:
             remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
+        self.applied[commit.table] = commit.version
 
     def _exchange(self, lake: Path, commit: Commit) -> None:
         """Replace merged or replaced files, atomically in each directory, if the file system can.
@@ -144,6 +148,21 @@ class ParquetStore(TableStore):
             if not replace_in(place, added, gone, scratch):
                 return
             remove_all(added.values())
+
+
+def newest_applied(store: TableStore, log: CommitLog) -> Commit | None:
+    """Return the newest commit of a table, and apply it if another driver has recorded it.
+
+    A step calls this before it makes the next version. The other driver may have died between the
+    two. Counter-example: version 5 is recorded and not applied, and this process makes version 6.
+    Nothing would ever apply version 5, and a Delta table marked with 6 refuses it.
+    """
+    newest = log.newest()
+    # A lock keeps other drivers away from a directory, and its first step follows `finish`.
+    is_shared = isinstance(store.lake, ObjectPath)
+    if newest is not None and is_shared and store.applied.get(log.table) != newest.version:
+        store.apply(newest, log.read(newest.version - 1) if newest.version > 1 else None)
+    return newest
 
 
 class StorePart(NamedTuple):
