@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
 import holdfast
 from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.objects.paths import LakePath
 
 WAIT_S = 300.0
 POLL_S = 0.1
@@ -22,7 +23,13 @@ SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 class PipelineProcess:
     """In a process group of its own: its Java and its Python workers end with it."""
 
-    def __init__(self, lake: Path, log: Path, words: Iterable[str]) -> None:
+    def __init__(
+        self,
+        lake: LakePath,
+        log: Path,
+        words: Iterable[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.lake = lake
         self.log = log
         conf = ["--conf", f"spark.driver.extraJavaOptions={SMALL_JAVA}"]
@@ -32,7 +39,7 @@ class PipelineProcess:
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*command, "--lake", str(lake), *conf],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -61,7 +68,7 @@ class PipelineProcess:
         return self.log.read_text(errors="replace")[-6000:]
 
 
-def rows_total(lake: Path, table: str) -> int:
+def rows_total(lake: LakePath, table: str) -> int:
     last = CommitLog(lake, table).last()
     return 0 if last is None else last.rows_total
 
