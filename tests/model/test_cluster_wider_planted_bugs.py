@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from holdfast.broker.queues import changes
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
@@ -15,6 +16,7 @@ from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.metadata import commands, voters
 from holdfast.cluster.metadata.commands import Applied, PutNode
 from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeInfo
+from holdfast.cluster.publish.admission import STORE, Admission
 from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
@@ -22,8 +24,8 @@ from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.record import Batch
-from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, TIMED
+from holdfast.storage.record import Batch, Record
+from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, QUEUES, SCHEDULED, TIMED
 from tests.sim.schedule import Violation
 from tests.sim.storing import RaftDisk
 from tests.sim.teams import Receipt
@@ -251,6 +253,17 @@ def whom_it_hears_does_not_matter() -> AbstractContextManager[object]:
     return patch.object(OwnershipLease, "_heard_until", lambda *_: FOREVER)
 
 
+def a_due_message_is_stored_each_time() -> AbstractContextManager[object]:
+    def store(core: Admission, tail: object, record: Record) -> int:
+        return STORE
+
+    return patch.object(Admission, "_admit_due", store)
+
+
+def a_queue_has_no_keeper() -> AbstractContextManager[object]:
+    return patch.object(changes, "create_queue", lambda *arguments: None)
+
+
 def settings(cast: str, *faults: str, mean_s: float = 0.4, **other: Any) -> Settings:
     return Settings(
         casts=(cast,),
@@ -309,6 +322,12 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings(LOG, "kill"),
         0,
     ),
+    "a due message is stored each time": (
+        a_due_message_is_stored_each_time,
+        settings(SCHEDULED, "isolate", mean_s=0.3),
+        0,
+    ),
+    "a queue has no keeper": (a_queue_has_no_keeper, settings(QUEUES, "kill"), 0),
     "a witness does not vote": (a_witness_does_not_vote, settings(LOG, has_witness=True), 0),
     "a removed name is not taken again": (
         a_removed_name_is_not_taken_again,

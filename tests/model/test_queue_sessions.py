@@ -8,10 +8,6 @@ with it. [MQTT-4.8.2-5]
 
 import pytest
 
-from holdfast.broker.queues import changes
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery import snapshot_entries as entries
-from holdfast.broker.session.session import Group
 from tests.model.test_sessions import Subscriber, World
 
 SEEDS = 12
@@ -84,15 +80,6 @@ def run(seed: int) -> None:
     world.check()
 
 
-def _fails(seeds: int = 40) -> bool:
-    for seed in range(seeds):
-        try:
-            run(seed)
-        except AssertionError:
-            return True
-    return False
-
-
 @pytest.mark.parametrize("block", range(2))
 def test_a_queue_loses_nothing(block: int) -> None:
     for seed in range(block, SEEDS, 2):
@@ -100,37 +87,3 @@ def test_a_queue_loses_nothing(block: int) -> None:
             run(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-
-
-def test_planted_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue has no keeper: its group ends with its last member."""
-    monkeypatch.setattr(changes, "create_queue", lambda *arguments: None)
-    assert _fails()
-
-
-def test_planted_snapshot_without_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot leaves out the groups whose members have no durable session."""
-
-    def planted(group: Group) -> bool:
-        return any(
-            session.expiry_s > 0 and not session.client_id.startswith("$")
-            for session in group.members
-        )
-
-    monkeypatch.setattr(entries, "is_durable_group", planted)
-    assert _fails()
-
-
-def test_planted_keeper_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot leaves out the keepers."""
-    real = entries.snapshot_entries
-
-    def planted(state: RecordedState) -> object:
-        for key in state.queues:
-            state.sessions[key].recorded = False
-        return real(state)
-
-    from tests.support import node_bench
-
-    monkeypatch.setattr(node_bench, "snapshot_entries", planted)
-    assert _fails()

@@ -112,10 +112,10 @@ class Delayed:
 class DelayedTable:
     """The delayed messages that wait, by place, by client and by time.
 
-    A message stays in the table while its second record is under way to the log. So a snapshot
-    that is made meanwhile has it, and a crash before the commit loses nothing. Smallest
-    counter-example of a table that forgets it at the append: the snapshot is written without the
-    message, the node crashes before the commit, and neither has it.
+    A message stays in the table while its second record is under way to the log, so the table is a
+    function of the records. Smallest counter-example of a table that forgets it at the append: a
+    leader appends the record, another node leads before it is committed, and the record is
+    truncated. Later the first node leads again and does not know the message any more.
     """
 
     def __init__(self) -> None:

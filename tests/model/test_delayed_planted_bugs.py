@@ -1,0 +1,79 @@
+"""Bugs in delayed messages, planted: the model of `test_delayed_messages` finds each."""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.broker.publish import delayed
+from holdfast.broker.publish.delayed_table import DelayedTable, is_waiting
+from holdfast.broker.recovery import snapshot_entries as entries
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage.record import Record
+from tests.model.test_delayed_messages import run
+from tests.support import node_bench
+from tests.support.node_bench import NodeBench
+
+PLANTED_SEEDS = 60
+
+
+def _fails() -> bool:
+    for seed in range(PLANTED_SEEDS):
+        try:
+            run(seed)
+        except (AssertionError, KeyError):
+            return True
+    return False
+
+
+def test_planted_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single node takes a message again whose record is under way."""
+    real = DelayedTable.take_due
+
+    def planted(
+        table: DelayedTable, wall_us: int, is_ours: object, count_max: int, again_us: int
+    ) -> object:
+        return real(table, wall_us, is_ours, count_max, 100_000)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DelayedTable, "take_due", planted)
+    assert _fails()
+
+
+def test_planted_published_again_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery does not see that a message was published."""
+
+    def planted(recovery: Recovery, record: Record) -> None:
+        if is_waiting(record):
+            recovery.state.delayed.apply(record)
+
+    monkeypatch.setattr(Recovery, "_apply_delayed", planted)
+    assert _fails()
+
+
+def test_planted_snapshot_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot leaves them out."""
+
+    def planted(state: object) -> list[tuple[int, bytes]]:
+        real: Callable[[object], object] = entries.snapshot_entries  # type: ignore[assignment]
+        return [each for each in real(state) if each[0] != entries.SNAPSHOT_DELAYED]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(node_bench, "snapshot_entries", planted)
+    assert _fails()
+
+
+def test_planted_timer_is_not_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is due before all others does not move the timer."""
+
+    def planted(state: object) -> None:
+        if not state.delayed.armed_at:  # type: ignore[attr-defined]
+            real(state)  # type: ignore[arg-type]
+
+    real = delayed.arm_delayed
+    monkeypatch.setattr(delayed, "arm_delayed", planted)
+    bench = NodeBench()
+    peer = bench.connect("p")
+    for number, delay_s in enumerate((50, 1), 1):
+        topic = f"$delayed/{delay_s}/t".encode()
+        peer.send(Publish(topic, b"x", 1, False, False, number, b"", 0, -1))
+    bench.advance(1.1)
+    assert len(bench.node.state.delayed) == 2

@@ -1,0 +1,51 @@
+"""Bugs in queues, planted: the model of `test_queue_sessions` finds each."""
+
+import pytest
+
+from holdfast.broker.queues import changes
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery import snapshot_entries as entries
+from holdfast.broker.session.session import Group
+from tests.model.test_queue_sessions import run
+from tests.support import node_bench
+
+
+def _fails(seeds: int = 40) -> bool:
+    for seed in range(seeds):
+        try:
+            run(seed)
+        except AssertionError:
+            return True
+    return False
+
+
+def test_planted_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue has no keeper: its group ends with its last member."""
+    monkeypatch.setattr(changes, "create_queue", lambda *arguments: None)
+    assert _fails()
+
+
+def test_planted_snapshot_without_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot leaves out the groups whose members have no durable session."""
+
+    def planted(group: Group) -> bool:
+        return any(
+            session.expiry_s > 0 and not session.client_id.startswith("$")
+            for session in group.members
+        )
+
+    monkeypatch.setattr(entries, "is_durable_group", planted)
+    assert _fails()
+
+
+def test_planted_keeper_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot leaves out the keepers."""
+    real = entries.snapshot_entries
+
+    def planted(state: RecordedState) -> object:
+        for key in state.queues:
+            state.sessions[key].recorded = False
+        return real(state)
+
+    monkeypatch.setattr(node_bench, "snapshot_entries", planted)
+    assert _fails()
