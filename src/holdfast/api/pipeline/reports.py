@@ -22,9 +22,11 @@ PIPELINES_MAX: Final = 32
 """The most pipelines whose reports a node keeps. One more replaces the one with the oldest."""
 REPORT_BYTES_MAX: Final = 65_536
 TABLES_MAX: Final = 500
+"""The most tables of a report. Those with an error come first."""
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 Name = Annotated[str, Meta(max_length=200)]
+ReportState = Literal["running", "ended", "failed"]
 Address = Annotated[str, Meta(max_length=4096)]
 
 
@@ -58,7 +60,7 @@ class PipelineReport(Struct):
     lake: Address
     host: Name
     """The machine of the job."""
-    state: Literal["running", "ended", "failed"]
+    state: ReportState
     began_us: int
     """When the job began, in microseconds since 1970."""
     every_s: Annotated[float, Meta(gt=0, le=86_400)]

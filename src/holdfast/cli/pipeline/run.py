@@ -7,16 +7,19 @@ once. Exit code 1 means that a table failed.
 import argparse
 import signal
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from holdfast.cli.pipeline import options
 from holdfast.cli.pipeline.commands import spark_of
 from holdfast.cli.pipeline.metrics import serving
+from holdfast.cli.pipeline.status_reports import StatusReporter
 
 if TYPE_CHECKING:
     from holdfast.pipeline.lake.lake import Lake
+    from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import Runner
 
 
@@ -93,11 +96,15 @@ def run(args: argparse.Namespace) -> int:
     check_source(chosen, source)
     lake.check_tables()
     source |= options.access_options(args) | dict(args.option)
+    progress = RunProgress(quiet=args.quiet)
+    reporter = _reporter(args, lake, source, progress)
     if args.max_records_per_trigger is not None:
         source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
     backlog = None if args.continuous else lake.backlog(args.what, source)
     if backlog == 0:
         lake.remember(source)
+        with reporter:
+            reporter.is_ok = True
         if not args.quiet:
             print("nothing new", file=sys.stderr)
         return 0
@@ -107,13 +114,14 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.metrics is not None:
             stack.enter_context(_metrics(args.metrics, lake))
-        progress = RunProgress(quiet=args.quiet)
+        stack.enter_context(reporter)
         log = stack.enter_context(spark_of(lake, args, backlog))
         runner = lake.runner(
             args.what, source=source or None, listener=progress, compact_at=args.compact_at
         )
         stop_on_signals(runner)
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
+        reporter.is_ok = report.ok
         progress.finished(report)
         if not args.quiet and MISSING in report.commits:
             for hint in hints(lake.path, lake.catalog):
@@ -121,6 +129,21 @@ def run(args: argparse.Namespace) -> int:
         if not report.ok:
             print(f"holdfast: Spark's own output is in {log.keep()}", file=sys.stderr)
     return 0 if report.ok else 1
+
+
+def _reporter(
+    args: argparse.Namespace, lake: "Lake", source: Mapping[str, str], progress: "RunProgress"
+) -> StatusReporter:
+    """The reports of the run to the servers of its log; none for a data directory."""
+    from holdfast.client.log.reading.offsets import OffsetError
+    from holdfast.pipeline.source.options import OptionError, parse
+
+    found = None
+    # The run itself refuses wrong options.
+    with suppress(OptionError, OffsetError):
+        found = parse(source) if source else None
+    trigger_s = args.trigger if args.continuous else 0.0
+    return StatusReporter(lake, found, progress.errors, trigger_s=trigger_s)
 
 
 def _metrics(address: tuple[str, int], lake: "Lake") -> AbstractContextManager[int]:

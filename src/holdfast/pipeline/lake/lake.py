@@ -310,10 +310,12 @@ class Lake:
         place, source = directory_of(self.path), self.source()
         return list(register_in_spark(self.spark, place, self.catalog, source, database, names))
 
-    def status(self, *, ask_servers: bool = True) -> LakeStatus:
+    def status(self, *, ask_servers: bool = True, with_hints: bool = True) -> LakeStatus:
         """Return the state of each table. With `ask_servers` it includes the end of the log, which
         takes a request."""
-        return lake_status(self.path, self.catalog, self.source(), ask_servers=ask_servers)
+        return lake_status(
+            self.path, self.catalog, self.source(), ask_servers=ask_servers, with_hints=with_hints
+        )
 
     def backlog(self, what: Sequence[str], source: Mapping[str, str]) -> int | None:
         """Return how many offsets and rows the chosen tables lack; 0 if a run has nothing to do.

@@ -41,6 +41,8 @@ class RunProgress(RunListener):
         self.clock = clock
         self.terminal = self.stream.isatty()
         self.began = clock()
+        self.errors: dict[str, str] = {}
+        """The present error of each table that fails."""
         self._rows: dict[str, int] = {}
         self._recent: deque[tuple[float, str, int]] = deque()
         self._lag: int | None = None
@@ -61,6 +63,7 @@ class RunProgress(RunListener):
         with self._lock:
             now = self.clock()
             name = commit.table
+            self.errors.pop(name, None)
             self._rows[name] = self._rows.get(name, 0) + commit.rows
             self._recent.append((now, name, commit.rows))
             if name == RECORDS:
@@ -77,6 +80,7 @@ class RunProgress(RunListener):
         """Print the failure of a table."""
         then = "given up" if retry_s is None else f"tried again in {retry_s:.0f} s"
         with self._lock:
+            self.errors[table] = error_text(error)
             what = table if table.startswith("catalog ") else f"table {table}"
             self._print(f"{what} failed ({then}): {error_text(error)}", over=False)
 

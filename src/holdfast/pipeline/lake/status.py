@@ -90,10 +90,15 @@ class LakeStatus:
 
 
 def lake_status(
-    lake: LakePath, catalog: Catalog, source: Mapping[str, str], *, ask_servers: bool = True
+    lake: LakePath,
+    catalog: Catalog,
+    source: Mapping[str, str],
+    *,
+    ask_servers: bool = True,
+    with_hints: bool = True,
 ) -> LakeStatus:
     """Read the state of a lake from its commits, and the end of the log from `source` unless it is
-    empty."""
+    empty. Hints cost the read of a table."""
     logs = {name: CommitLog(lake, name) for name in catalog.names()}
     last = {name: log.last() for name, log in logs.items()}
     records = last[RECORDS]
@@ -120,7 +125,7 @@ def lake_status(
         problem=found.problem,
         skipped_total=records.skipped_total if records is not None else 0,
         skipped=list(records.skipped) if records is not None else [],
-        hints=hints(lake, catalog),
+        hints=hints(lake, catalog) if with_hints else [],
         undeclared=sorted(_stored(lake) - set(last)),
     )
 
