@@ -10,6 +10,12 @@ import time
 from typing import Final
 
 from holdfast.client import ClientError
+from holdfast_lab.experiments.failover_pictures import (
+    PlayedFault,
+    latency_of,
+    seconds_of,
+    timeline_of,
+)
 from holdfast_lab.experiments.paper import ACTIVEMQ_DOWNTIMES_S
 from holdfast_lab.experiments.traffic import Observed, Traffic
 from holdfast_lab.experiments.trial import Trial
@@ -46,6 +52,7 @@ async def run(target: Target, trial: Trial) -> Result:
     path = trial.directory / f"{trial.run}.jsonl"
     result.events = path.name
     downtimes: dict[Fault, list[float]] = {fault: [] for fault in target.faults}
+    played: list[PlayedFault] = []
     parameters = {
         "name": "availability", "clients": "2", "qos": "1", "rate_per_s": str(1 / INTERVAL_S),
         "software": result.version[:100], "fault_plan": ", ".join(plan),
@@ -53,11 +60,11 @@ async def run(target: Target, trial: Trial) -> Result:
     with ExperimentLog(trial.run, path, parameters=parameters) as log:
         try:
             async with Traffic(
-                target.servers, f"lab/{trial.run}", log, interval_s=INTERVAL_S
+                target.servers, f"lab/{trial.run}", log, level=target.mqtt, interval_s=INTERVAL_S
             ) as traffic:
                 for number, fault in enumerate(plan, 1):
                     trial.progress((number - 1) / len(plan), f"{fault} {number} of {len(plan)}")
-                    silence_s = await _round(target, traffic, log, number, fault)
+                    silence_s = await _round(target, traffic, log, number, fault, played)
                     if silence_s is None:
                         result.problems.append(
                             f"{fault}: no confirmation within {SERVICE_S:g} s; the run ended"
@@ -66,6 +73,7 @@ async def run(target: Target, trial: Trial) -> Result:
                     downtimes[fault].append(silence_s)
                 observed = await traffic.finish()
             _judge(result, observed)
+            _draw(result, observed, played)
         except (ClientError, TargetError, OSError) as error:
             result.problems.append(str(error))
     _add_figures(result, downtimes)
@@ -73,13 +81,20 @@ async def run(target: Target, trial: Trial) -> Result:
 
 
 async def _round(
-    target: Target, traffic: Traffic, log: ExperimentLog, number: int, fault: Fault
+    target: Target,
+    traffic: Traffic,
+    log: ExperimentLog,
+    number: int,
+    fault: Fault,
+    played: list[PlayedFault],
 ) -> float | None:
-    """One fault until the target is complete again. Returns the downtime in seconds, or None if the
-    service did not come back."""
+    """One fault until the target is complete again, which is added to `played`.
+
+    Returns the downtime in seconds, or None if the service did not come back.
+    """
     if not await traffic.confirmations(SETTLED, SERVICE_S):
         return None
-    from_s = time.monotonic()
+    from_s, wall_s = time.monotonic(), time.time()
     log.write("fault_injected", fault=number, kind=str(fault))
     await asyncio.to_thread(target.inject, fault, traffic.topic)
     if not target.survives_faults:
@@ -93,7 +108,27 @@ async def _round(
         return None
     # What comes in the half second after the other node is back belongs to the fault.
     await asyncio.sleep(0.5)
+    changes = await asyncio.to_thread(target.changes, wall_s)
+    until_s = time.monotonic()
+    played.append(PlayedFault(str(fault), from_s, until_s, changes))
+    for change in changes:
+        if change.what == "elected":
+            log.write("role_changed", node=change.text.split(":")[0], role="leader")
     return traffic.observed.silence_s(from_s, time.monotonic())
+
+
+def _draw(result: Result, observed: Observed, played: list[PlayedFault]) -> None:
+    """Draw the first fault of each kind, and the whole run."""
+    kinds = {each.kind: each for each in reversed(played)}
+    for kind, fault in kinds.items():
+        result.charts.append(timeline_of(f"Failover, {kind}: {result.title}", fault, observed))
+        for what in ("detected", "elected"):
+            times = [each.at_s for each in fault.changes if each.what == what]
+            if times:
+                delay_s = min(times) + time.monotonic() - time.time() - fault.from_s
+                result.figures[f"{what} after {kind}, first round (s)"] = delay_s
+    result.charts.append(seconds_of(f"Messages by second: {result.title}", observed))
+    result.charts.append(latency_of(f"Latency over time: {result.title}", observed))
 
 
 def _judge(result: Result, observed: Observed) -> None:

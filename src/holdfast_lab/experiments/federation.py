@@ -12,10 +12,10 @@ from typing import Final
 
 from holdfast.client import ClientError
 from holdfast_lab.experiments.paper import FEDERATION_MEANS_MS
-from holdfast_lab.experiments.pictures import distribution_of, quantile
 from holdfast_lab.experiments.traffic import Observed, Traffic
 from holdfast_lab.experiments.trial import Trial
 from holdfast_lab.log import ExperimentLog
+from holdfast_lab.results.distributions import distribution_of, quantile
 from holdfast_lab.results.store import Chart, Result, Series
 from holdfast_lab.targets.federation import FederatedTarget
 from holdfast_lab.targets.target import Fault, Target, TargetError
@@ -55,8 +55,8 @@ async def run(target: Target, trial: Trial) -> Result:
     with ExperimentLog(trial.run, path, parameters=parameters) as log:
         try:
             async with Traffic(
-                target.servers, target.topic, log, interval_s=INTERVAL_S, window=WINDOW,
-                subscribers=subscribers, size_bytes=PAYLOAD_BYTES,
+                target.servers, target.topic, log, level=target.mqtt, interval_s=INTERVAL_S,
+                window=WINDOW, subscribers=subscribers, size_bytes=PAYLOAD_BYTES,
             ) as traffic:  # fmt: skip
                 trial.progress(0.2, f"{count} messages")
                 await _undisturbed(target, traffic, result, count)

@@ -26,7 +26,7 @@ async def play(target: Target, plan: LoadPlan) -> tuple[Outcomes, list[str]]:
         take = receive if callable(receive) else _ignore
         return Client(
             servers=[*servers[first:], *servers[:first]],
-            options=Options(client_id=name),
+            options=Options(client_id=name, level=target.mqtt),
             on_message=take,
         )
 

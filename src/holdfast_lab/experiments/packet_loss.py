@@ -36,7 +36,12 @@ async def run(target: Target, trial: Trial) -> Result:
     with ExperimentLog(trial.run, path, parameters=parameters) as log:
         try:
             async with Traffic(
-                target.servers, f"lab/{trial.run}", log, interval_s=interval_s, count=MESSAGES
+                target.servers,
+                f"lab/{trial.run}",
+                log,
+                level=target.mqtt,
+                interval_s=interval_s,
+                count=MESSAGES,
             ) as traffic:
                 if not await traffic.confirmations(STOP_AFTER, STOP_AFTER * interval_s + 30):
                     result.problems.append("nothing was confirmed although nothing was wrong")

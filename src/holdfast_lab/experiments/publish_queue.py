@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from holdfast.client import Client, ClientError, Options
+from holdfast.client.options import LEVEL_5
 from holdfast.client.pubqueue.queue import PublishQueue
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import MemoryStore
@@ -77,7 +78,8 @@ async def _measure(target: Target, trial: Trial, name: str, count: int) -> float
     options = Options(
         client_id=f"{trial.run}-{name.replace(' ', '-').replace(',', '')}",
         inflight_max=window,
-        session_expiry_s=SESSION_EXPIRY_S,
+        level=target.mqtt,
+        session_expiry_s=SESSION_EXPIRY_S if target.mqtt == LEVEL_5 else 0,
     )
     async with Client(servers=target.servers, options=options) as client:
         if not store:

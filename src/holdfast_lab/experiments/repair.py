@@ -51,8 +51,8 @@ async def run(target: Target, trial: Trial) -> Result:
     with ExperimentLog(trial.run, path, parameters=parameters) as log:
         try:
             async with Traffic(
-                target.servers, target.topic, log, interval_s=INTERVAL_S, window=WINDOW,
-                subscribers=subscribers,
+                target.servers, target.topic, log, level=target.mqtt, interval_s=INTERVAL_S,
+                window=WINDOW, subscribers=subscribers,
             ) as traffic:  # fmt: skip
                 for number, fault in enumerate(plan, 1):
                     trial.progress((number - 1) / len(plan), f"{fault} {number} of {len(plan)}")

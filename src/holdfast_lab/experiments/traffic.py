@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from holdfast.client import Client, ClientError, Options, Reconnect
+from holdfast.client.options import LEVEL_5
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast_lab.log import ExperimentLog
 
@@ -35,20 +36,25 @@ def new_client(
     client_id: str,
     log: ExperimentLog,
     name: str,
-    on_connect: Callable[[], None],
+    on_change: Callable[[bool], None],
     on_trace: Callable[[bool, object], None] | None = None,
+    level: int = 5,
 ) -> Client:
-    """A client with a session of its own, that finds another server within a second. Its
-    connections are events of the log."""
+    """A client with a session of its own, that finds another server within a second.
+
+    Its connections and their ends are events of the log, and `on_change` is called with whether it
+    is connected now.
+    """
 
     def connected(session_present: bool, server: object) -> None:
         """Record a connection."""
         log.write("connected", client=name)
-        on_connect()
+        on_change(True)
 
     def disconnected(error: object) -> None:
         """Record the end of a connection."""
         log.write("disconnected", client=name)
+        on_change(False)
 
     return Client(
         servers=servers,
@@ -57,9 +63,10 @@ def new_client(
         on_connection_lost=disconnected,
         reconnect=Reconnect(first_delay_s=0.02, delay_max_s=0.2),
         options=Options(
+            level=level,
             client_id=client_id,
             clean_start=False,
-            session_expiry_s=SESSION_EXPIRY_S,
+            session_expiry_s=SESSION_EXPIRY_S if level == LEVEL_5 else 0,
             connect_timeout_s=RESPONSE_S,
             response_timeout_s=RESPONSE_S,
             ping_interval_s=RESPONSE_S / 2,
@@ -101,6 +108,8 @@ class Observed:
     published: dict[int, float] = field(default_factory=dict)
     confirmed: dict[int, float] = field(default_factory=dict)
     refused: int = 0
+    links: list[tuple[float, str, bool]] = field(default_factory=list)
+    """Times, clients, and whether the client was connected or disconnected then."""
     arrivals: dict[str, ObservedDeliveries] = field(
         default_factory=lambda: {SUBSCRIBER: ObservedDeliveries()}
     )
@@ -135,22 +144,32 @@ class Observed:
 
     def gap_s(self, subscriber: str, from_s: float, until_s: float) -> float | None:
         """The longest time without a delivery that touches the span; see `silence_s`."""
-        return longest_gap_s(self.arrivals[subscriber].delivered.values(), from_s, until_s)
+        gap = longest_gap(self.arrivals[subscriber].delivered.values(), from_s, until_s)
+        return None if gap is None else length_of(gap)
 
     def silence_s(self, from_s: float, until_s: float) -> float | None:
         """The longest time without a confirmation that touches the span; None if there was no
         confirmation after its beginning."""
-        return longest_gap_s(self.confirmed.values(), from_s, until_s)
+        gap = longest_gap(self.confirmed.values(), from_s, until_s)
+        return None if gap is None else length_of(gap)
 
 
-def longest_gap_s(times_s: Iterable[float], from_s: float, until_s: float) -> float | None:
-    """The longest time between two of these that touches the span; None if none of them ends after
-    its beginning."""
-    longest: float | None = None
+def longest_gap(
+    times_s: Iterable[float], from_s: float, until_s: float
+) -> tuple[float, float] | None:
+    """The longest gap between two of these times that touches the span, by its ends. None if none
+    of them ends after the span's beginning."""
+    found: tuple[float, float] | None = None
     for before_s, after_s in pairwise(sorted(times_s)):
         if after_s >= from_s and before_s <= until_s:
-            longest = max(longest or 0.0, after_s - before_s)
-    return longest
+            gap = (before_s, after_s)
+            found = gap if found is None else max(found, gap, key=length_of)
+    return found
+
+
+def length_of(gap: tuple[float, float]) -> float:
+    """The seconds of a gap."""
+    return gap[1] - gap[0]
 
 
 class Traffic:
@@ -167,6 +186,7 @@ class Traffic:
         subscribers: Mapping[str, list[str]] | None = None,
         window: int = WINDOW,
         size_bytes: int = PAYLOAD_BYTES,
+        level: int = 5,
     ) -> None:
         """`count` messages, one every `interval_s`; 0: until `finish`.
 
@@ -182,15 +202,27 @@ class Traffic:
         self._count = count
         self._size_bytes = size_bytes
         self._is_probing = subscribers is not None
-        self._connections = dict.fromkeys(placed, 0)
+        self._connections = dict.fromkeys((*placed, PUBLISHER), 0)
         self._subscribers = {
             name: new_client(
-                where, f"{log.run}-{name}", log, name, partial(self._subscriber_connected, name)
+                where,
+                f"{log.run}-{name}",
+                log,
+                name,
+                partial(self._changed_link, name),
+                None,
+                level,
             )
             for name, where in placed.items()
         }
         self._publisher = new_client(
-            servers, f"{log.run}-pub", log, PUBLISHER, lambda: None, self._sent
+            servers,
+            f"{log.run}-pub",
+            log,
+            PUBLISHER,
+            partial(self._changed_link, PUBLISHER),
+            self._sent,
+            level,
         )
         self._window = asyncio.Semaphore(window)
         self._is_over = asyncio.Event()
@@ -258,8 +290,9 @@ class Traffic:
             future = await self._publisher.submit(self.topic, payload, qos=1)
             future.add_done_callback(partial(self._settled, sequence))
 
-    def _subscriber_connected(self, name: str) -> None:
-        self._connections[name] += 1
+    def _changed_link(self, name: str, is_connected: bool) -> None:
+        self._connections[name] += is_connected
+        self.observed.links.append((time.monotonic(), name, is_connected))
 
     def _sent(self, is_sent: bool, packet: object) -> None:
         """Record each PUBLISH that leaves the publisher, repetitions too."""

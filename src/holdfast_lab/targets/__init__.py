@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from holdfast_lab.targets.activemq import ActiveMqPair
 from holdfast_lab.targets.cloud import CloudTarget, ManagedCloudTarget
 from holdfast_lab.targets.federation import BridgesTarget, FederationTarget, SidecarsTarget
 from holdfast_lab.targets.holdfast import ClusterTarget, PairTarget, SingleTarget
@@ -21,6 +22,7 @@ TARGETS: Final[dict[str, Callable[[Path], Target]]] = {
     "pair": PairTarget,
     "cluster": ClusterTarget,
     "mosquitto": Mosquitto,
+    "activemq": ActiveMqPair,
     "federation": FederationTarget,
     "sidecars": SidecarsTarget,
     "bridges": BridgesTarget,

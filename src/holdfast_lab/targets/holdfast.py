@@ -1,9 +1,12 @@
 """Holdfast as a target: one broker, a pair on one directory, a cluster of three."""
 
+import contextlib
+import json
 import secrets
 import shutil
 import signal
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +14,7 @@ from holdfast.storage.partition import partition_of
 from holdfast_lab.targets.target import (
     PROGRAM,
     STOP_S,
+    Change,
     Fault,
     Program,
     Target,
@@ -28,6 +32,8 @@ SIGNALS: Final = {
     Fault.PAUSE: signal.SIGSTOP,
 }
 NODES: Final = 3
+LEASE_CHANGES: Final = {"lease_claimed": "detected", "lease_held": "elected"}
+"""What each line of a node's log about the lease means for a failover."""
 
 
 class HoldfastNode(Program):
@@ -150,8 +156,12 @@ class PairTarget(_Holdfast):
     def start(self) -> None:
         """Start it and wait until it serves. Raises `TargetError`."""
         data = self.directory / "data"
+        file = self.directory / "pair.toml"
+        # The log of this form has milliseconds.
+        file.write_text('[logging]\nformat = "json"\n')
         self.nodes = [
-            HoldfastNode(name, self.directory, data, "--standby") for name in ("one", "two")
+            HoldfastNode(name, self.directory, data, "--standby", "-c", str(file))
+            for name in ("one", "two")
         ]
         self.nodes[0].start()
         wait_until(lambda: self.nodes[0].role() == "holder", self.nodes, "a node holds the lease")
@@ -173,6 +183,20 @@ class PairTarget(_Holdfast):
         if done.returncode:
             raise TargetError(f"cluster handover: {done.stderr.strip()}")
 
+    def changes(self, since_s: float) -> list[Change]:
+        """The changes of the lease, from the logs of the nodes."""
+        found: list[Change] = []
+        for node in self.nodes:
+            for line in node.log_lines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    fields = json.loads(line)
+                    what = LEASE_CHANGES[fields["event"]]
+                    at_s = datetime.fromisoformat(fields["time"]).timestamp()
+                    reason = str(fields["reason"])
+                    if at_s >= since_s:
+                        found.append(Change(at_s, what, f"node {node.name}: {reason}"))
+        return found
+
     def _let_end(self, node: HoldfastNode) -> None:
         # The new holder ends a paused one, or that one finds that its lease is over.
         wait_until(
@@ -185,6 +209,24 @@ class PairTarget(_Holdfast):
             self.nodes,
             "a holder and a standby",
         )
+
+
+def _changes_of(step: Any) -> list[Change]:
+    """The changes of one step of a cluster's timeline."""
+    at_s = step["at_us"] / 1e6
+    found = [
+        Change(at_s, "detected", f"{each['node']} is {each['after']}")
+        for each in step["nodes"]
+        if each["before"] == "up"
+    ]
+    moved = [
+        each for each in step["partitions"]
+        if each["leader_before"] and each["leader_after"] not in ("", each["leader_before"])
+    ]  # fmt: skip
+    if moved:
+        names = ", ".join(sorted({each["leader_after"] for each in moved}))
+        found.append(Change(at_s, "elected", f"{names} leads {len(moved)} partitions"))
+    return found
 
 
 class ClusterTarget(_Holdfast):
@@ -231,6 +273,18 @@ class ClusterTarget(_Holdfast):
                 if node.name == leader:
                     return node
         raise TargetError(f"no leader of the partition of {topic}")
+
+    def changes(self, since_s: float) -> list[Change]:
+        """The changes of the metadata, from the timeline of a node that replies."""
+        found: list[Change] = []
+        for node in self.nodes:
+            if steps := admin(
+                node.admin_port, f"/api/v1/timeline?since_us={int(since_s * 1e6)}"
+            ).get("steps"):
+                for step in steps:
+                    found += _changes_of(step)
+                break
+        return found
 
     def _state(self) -> Any:
         for node in self.nodes:

@@ -1,21 +1,36 @@
 """A broker that runs already, at an address."""
 
+from typing import Final
+
 from holdfast_lab.targets.target import Target, TargetError
+
+LEVELS: Final = {"3.1.1": 4, "5": 5}
+"""The protocol level of each version."""
 
 
 class Remote(Target):
-    """Any broker at `HOST:PORT`; `,pid=N` names its process here, for CPU and memory."""
+    """Any broker at `HOST:PORT`.
+
+    `,pid=N` names its process here, for CPU and memory; `,mqtt=3.1.1` is for one without MQTT 5.
+    """
 
     name = "remote"
 
     def __init__(self, text: str) -> None:
         """Raises `TargetError` for a text of another form."""
-        address, _, rest = text.partition(",")
+        address, *rest = text.split(",")
         host, _, port = address.rpartition(":")
-        key, _, pid = rest.partition("=")
-        if not host or not port.isdecimal() or (rest and (key != "pid" or not pid.isdecimal())):
-            raise TargetError(f"target {text!r}: write HOST:PORT or HOST:PORT,pid=N")
+        more = dict(each.partition("=")[::2] for each in rest)
+        pid, level = more.pop("pid", ""), more.pop("mqtt", "5")
+        if (
+            not host or not port.isdecimal() or more or level not in LEVELS
+            or not (pid or "0").isdecimal()
+        ):  # fmt: skip
+            raise TargetError(
+                f"target {text!r}: write HOST:PORT, and after it ,pid=N or ,mqtt=3.1.1"
+            )
         self.title = address
+        self.mqtt = LEVELS[level]
         self._server = address
         self._pids = [int(pid)] if pid else []
 

@@ -15,6 +15,7 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,16 @@ class Fault(StrEnum):
     MANAGER = "kill -9 of the manager"
 
 
+@dataclass(frozen=True)
+class Change:
+    """Something that a broker did about a fault, at a time in seconds since 1970."""
+
+    at_s: float
+    what: str
+    """ "detected": it knows of the fault. "elected": another node leads or holds the lease."""
+    text: str
+
+
 class Target(ABC):
     """A broker of one or several processes. `start` returns when it serves."""
 
@@ -49,6 +60,8 @@ class Target(ABC):
     title = ""
     faults: tuple[Fault, ...] = ()
     """The faults that `inject` can do."""
+    mqtt = 5
+    """The protocol level of the clients: 4 is MQTT 3.1.1, 5 is 5.0."""
     survives_faults = False
     """Whether another node takes over. If not, `heal` starts the broker again."""
 
@@ -80,6 +93,10 @@ class Target(ABC):
     def inject(self, fault: Fault, topic: str) -> str:
         """Inject a fault into the node that serves the topic. Returns its name."""
         raise TargetError(f"{self.name}: {fault} is not possible")
+
+    def changes(self, since_s: float) -> list[Change]:
+        """The changes since a time, as far as the broker reports them."""
+        return []
 
     def heal(self) -> None:
         """Make it complete again after `inject`. Raises `TargetError` if that takes too long."""
@@ -149,11 +166,13 @@ class Program:
             self.signal(signal.SIGKILL)
             self.wait(STOP_S)
 
+    def log_lines(self) -> list[str]:
+        """All lines of its output."""
+        return self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+
     def log_tail(self) -> str:
         """The last lines of its output."""
-        if not self._log.exists():
-            return ""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return "\n".join(self.log_lines()[-LOG_LINES:])
 
 
 def _mortal() -> list[str]:
