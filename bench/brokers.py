@@ -1,26 +1,23 @@
 """Starts the brokers to be measured, each as a process of its own on a free loopback port."""
 
-import contextlib
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
 
 from bench import features
 from bench.scenarios import Figure, Scenario
-
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
-LOG_TAIL_LINES = 12
-SYSTEM_PATHS = "/usr/sbin:/usr/local/sbin:/sbin"
-"""Debian puts mosquitto where an ordinary user's PATH does not look."""
+from holdfast_lab.targets.target import (
+    Program,
+    TargetError,
+    first_line,
+    free_port,
+    program_path,
+    wait_until,
+)
 
 MOSQUITTO_CONF = """\
 listener {port} 127.0.0.1
@@ -40,79 +37,46 @@ MOSQUITTO_SETTINGS = (
 )
 
 
-class BrokerFailed(Exception):
-    """A broker could not be started or ended by itself; the text holds the end of its log."""
+BrokerFailed = TargetError
+"""A broker that could not be started or ended early; the text has the end of its log."""
 
 
-@dataclass
-class Broker:
-    name: str
-    port: int
-    process: subprocess.Popen[bytes]
-    directory: Path
+class Broker(Program):
+    """A broker under measurement, with its directory."""
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def log_tail(self) -> str:
-        lines = (self.directory / "log").read_text(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+    def __init__(self, name: str, port: int, directory: Path, command: list[str]) -> None:
+        super().__init__(name, command, directory, port)
+        self.directory = directory
+        # A package of hooks for the measurement is in the directory.
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(directory))))
+        self.environment = {**os.environ, "PYTHONPATH": path}
 
     def check_running(self) -> None:
-        if self.process.poll() is not None:
+        """Raise `TargetError` if it has ended."""
+        if not self.is_running():
             raise BrokerFailed(
-                f"{self.name} ended with code {self.process.returncode}:\n{self.log_tail()}"
+                f"{self.name} ended with code {self.exit_code()}:\n{self.log_tail()}"
             )
 
-    def wait_until_listening(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            self.check_running()
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port), 1.0).close()
-                return
-            time.sleep(0.02)
-        raise BrokerFailed(
-            f"{self.name} does not listen after {START_TIMEOUT_S:.0f} s:\n{self.log_tail()}"
-        )
-
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        """Stop it and remove its files."""
+        super().stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def mosquitto_path() -> str | None:
-    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATHS}")
+    """The path of Mosquitto, or None if it is not installed."""
+    try:
+        return program_path("mosquitto")
+    except TargetError:
+        return None
 
 
 def _start(name: str, port: int, directory: Path, command: list[str]) -> Broker:
-    # A package of hooks for the measurement is in the directory.
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(directory))))
-    with open(directory / "log", "wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    broker = Broker(name, port, process, directory)
+    broker = Broker(name, port, directory, command)
     try:
-        broker.wait_until_listening()
+        broker.start()
+        wait_until(broker.is_listening, [broker], f"{name} listens")
     except BaseException:
         broker.stop()
         raise
@@ -190,9 +154,5 @@ def start(
 def version(name: str, python: str) -> str:
     """The first line the broker says about itself; of Holdfast it names the form, too."""
     if name == "mosquitto":
-        command = [mosquitto_path() or "mosquitto", "-h"]
-    else:
-        command = [python, "-m", "holdfast.cli.main", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    lines = (done.stdout or done.stderr).strip().splitlines()
-    return lines[0] if lines else f"{name} says nothing about its version"
+        return first_line([mosquitto_path() or "mosquitto", "-h"])
+    return first_line([python, "-m", "holdfast.cli.main", "--version"])

@@ -17,8 +17,9 @@ from bench.ledger import (
     examine_log,
     longest_silence,
 )
-from bench.pair import Fault, Node, Pair, wait_until
+from bench.pair import Fault, Pair, wait_until
 from bench.trace import Event, TraceReader
+from holdfast_lab.targets.holdfast import HoldfastNode
 
 SETTLED_MESSAGES: Final = 50
 """Confirmed in a row before a fault, and after it before the former holder is revived."""
@@ -198,7 +199,7 @@ def play(pair: Pair, traffic: Traffic, fault: Fault, rng: random.Random) -> Roun
     return Round(fault, longest.duration_s, ready_at_s - takeover.from_s)
 
 
-def _wait_for_heir(heir: Node) -> float | None:
+def _wait_for_heir(heir: HoldfastNode) -> float | None:
     """When it said that it holds, as time.monotonic(); None when it did not."""
     if wait_until(lambda: heir.role() == "holder", CONFIRM_TIMEOUT_S):
         return time.monotonic()

@@ -5,6 +5,7 @@ The paper's publisher sent into the void while no broker was there. Confirmed pu
 again: with a pair nothing is lost, with a single broker what comes after its end.
 """
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def _with_mosquitto(interval_s: float, parent: Path) -> Loss:
         plan = _plan("paho", interval_s, DRAIN_S)
         with Traffic(plan, [f"127.0.0.1:{broker.port}"], broker.directory) as traffic:
             _reach_the_kill(traffic, interval_s)
-            broker.process.kill()
+            broker.signal(signal.SIGKILL)
             findings = _finish(traffic, interval_s)
             return Loss("paho", "Mosquitto alone", findings, _silence_s(traffic))
     finally:

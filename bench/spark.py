@@ -27,7 +27,6 @@ from paho.mqtt.enums import CallbackAPIVersion
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
-from bench.brokers import free_port
 from bench.options import new_parser, write_json
 from holdfast.pipeline import spark_session
 from holdfast.storage.files.data_directory import create
@@ -36,6 +35,7 @@ from holdfast.storage.files.layout import Manifest
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import MESSAGE, BatchBuilder, Record
+from holdfast_lab.targets.target import free_port
 
 PARTITIONS: Final = 16
 DEVICES: Final = 500

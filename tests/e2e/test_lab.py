@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.client import ClientError
 from holdfast.testing import Broker
 from holdfast_lab.experiments import traffic
 from holdfast_lab.experiments.traffic import WINDOW, Observed, Traffic
 from holdfast_lab.log import ExperimentLog
 from holdfast_lab.results import pages, store
 from holdfast_lab.targets import wide_network
+from holdfast_lab.targets.remote import Remote
+from holdfast_lab.targets.target import TargetError
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli.main", "lab"]
 
@@ -132,6 +135,42 @@ def test_a_broker_that_never_confirms_again_ends_the_traffic(
 
     observed = asyncio.run(asyncio.wait_for(play(), 20))
     assert observed.not_delivered()
+
+
+@pytest.mark.parametrize("reply", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
+def test_a_server_that_speaks_no_mqtt_ends_the_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes | None
+) -> None:
+    """It is silent, closes, or replies with something else."""
+    monkeypatch.setattr(traffic, "SERVE_S", 1.0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        if reply is None:
+            await reader.read()
+        else:
+            writer.write(reply)
+        writer.close()
+
+    async def play() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            with ExperimentLog("run", tmp_path / "run.jsonl") as log:
+                async with Traffic([f"127.0.0.1:{port}"], "t", log, interval_s=0.01):
+                    raise AssertionError("it serves")
+
+    with pytest.raises(ClientError):
+        asyncio.run(asyncio.wait_for(play(), 15))
+
+
+@pytest.mark.parametrize(
+    "text", ["h:1,pid=x", "h:1,mqtt=4", "h:x", ":1", "h:1,pid", "h:1,other=2", "h:1,"]
+)
+def test_a_wrong_address_is_named(text: str) -> None:
+    with pytest.raises(TargetError, match="write HOST:PORT"):
+        Remote(text)
+    assert Remote("h:1,mqtt=3.1.1").mqtt == 4
 
 
 @pytest.mark.skipif(bool(wide_network.missing()), reason=wide_network.missing())

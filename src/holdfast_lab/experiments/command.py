@@ -46,7 +46,9 @@ def run_list(_: argparse.Namespace) -> int:
     for name, experiment in EXPERIMENTS.items():
         print(f"{name}\n  {experiment.question}\n  from: {experiment.source}")
         print(f"  targets: {', '.join(experiment.targets)}")
-    print(f"\ntargets: {', '.join(TARGETS)}, or HOST:PORT[,pid=N][,mqtt=3.1.1] of a broker that runs")
+    print(
+        f"\ntargets: {', '.join(TARGETS)}, or HOST:PORT[,pid=N][,mqtt=3.1.1] of a broker that runs"
+    )
     return 0
 
 

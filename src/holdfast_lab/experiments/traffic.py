@@ -27,8 +27,8 @@ WINDOW: Final = 32
 DRAIN_S: Final = 15.0
 PUBLISHER: Final = "publisher"
 SUBSCRIBER: Final = "subscriber"
-PROBE_S: Final = 60.0
-"""The longest wait until a message finds all subscribers."""
+SERVE_S: Final = 60.0
+"""The longest wait until all clients are connected and a message finds all subscribers."""
 
 
 def new_client(
@@ -231,7 +231,17 @@ class Traffic:
         self._publishing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Traffic":
-        """Raises `ClientError` if the broker does not serve."""
+        """Raises `ClientError` if the broker does not serve within `SERVE_S`."""
+        try:
+            async with asyncio.timeout(SERVE_S):
+                await self._connect()
+        except TimeoutError:
+            await self.__aexit__()
+            raise ClientError(f"the broker does not serve within {SERVE_S:g} s") from None
+        self._publishing = asyncio.create_task(self._publish())
+        return self
+
+    async def _connect(self) -> None:
         log = self._log
         for name, client in self._subscribers.items():
             log.write("client", client=name)
@@ -246,20 +256,11 @@ class Traffic:
             filters = [{"filter": self.topic, "qos": 1}]
             log.write("subscribing", client=name, filters=filters)
             log.write("subscribed", client=name)
-        self._publishing = asyncio.create_task(self._publish())
-        return self
 
     async def _probe(self) -> None:
-        """Publish messages that do not count until each subscriber has one. Raises `ClientError`
-        when that takes too long."""
-        arrivals = self.observed.arrivals.values()
-        deadline_s = time.monotonic() + PROBE_S
-        while not all(each.probes for each in arrivals):
-            if time.monotonic() > deadline_s:
-                raise ClientError(f"no message came to every subscriber within {PROBE_S:g} s")
-            await asyncio.wait_for(
-                await self._publisher.submit(self.topic, payload_of(0), qos=1), PROBE_S
-            )
+        """Publish messages that do not count until each subscriber has one."""
+        while not all(each.probes for each in self.observed.arrivals.values()):
+            await (await self._publisher.submit(self.topic, payload_of(0), qos=1))
             with contextlib.suppress(TimeoutError):
                 self._changed.clear()
                 await asyncio.wait_for(self._changed.wait(), RESPONSE_S)

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -39,11 +40,14 @@ LEASE_CHANGES: Final = {"lease_claimed": "detected", "lease_held": "elected"}
 class HoldfastNode(Program):
     """One `holdfast serve`."""
 
-    def __init__(self, name: str, directory: Path, data: Path, *options: str) -> None:
+    def __init__(
+        self, name: str, directory: Path, data: Path, *options: str,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:  # fmt: skip
         port = free_port()
         self.admin_port = free_port()
         self.data = data
-        command = [*PROGRAM, "serve", "--node-id", name, "--data", str(data)]
+        command = [*program, "serve", "--node-id", name, "--data", str(data)]
         command += ["--bind", "127.0.0.1", "-p", str(port)]
         command += ["--admin", f"127.0.0.1:{self.admin_port}", *options]
         super().__init__(name, command, directory, port)
@@ -153,20 +157,34 @@ class PairTarget(_Holdfast):
     title = "Holdfast, a pair on one directory"
     survives_faults = True
 
+    def __init__(
+        self, directory: Path, *, program: Sequence[str] = PROGRAM, data: Path | None = None
+    ) -> None:
+        """`data` is a directory that stays; without it there is a new one."""
+        super().__init__(directory)
+        self.data = data or directory / "data"
+        self.program = program
+
     def start(self) -> None:
         """Start it and wait until it serves. Raises `TargetError`."""
-        data = self.directory / "data"
         file = self.directory / "pair.toml"
         # The log of this form has milliseconds.
         file.write_text('[logging]\nformat = "json"\n')
         self.nodes = [
-            HoldfastNode(name, self.directory, data, "--standby", "-c", str(file))
+            HoldfastNode(
+                name, self.directory, self.data, "--standby", "-c", str(file), program=self.program
+            )
             for name in ("one", "two")
         ]
         self.nodes[0].start()
         wait_until(lambda: self.nodes[0].role() == "holder", self.nodes, "a node holds the lease")
         self.nodes[1].start()
         self._wait_complete()
+
+    def stop(self) -> None:
+        """Stop it and remove its files. The standby ends first, or else it would take over."""
+        self.nodes.sort(key=lambda node: node.role() == "holder")
+        super().stop()
 
     def _serving(self, topic: str) -> HoldfastNode:
         wait_until(
@@ -178,7 +196,7 @@ class PairTarget(_Holdfast):
         if fault is not Fault.PLANNED:
             super()._end(node, fault)
             return
-        command = [*PROGRAM, "cluster", "handover", "--data", str(node.data)]
+        command = [*self.program, "cluster", "handover", "--data", str(node.data)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TargetError(f"cluster handover: {done.stderr.strip()}")

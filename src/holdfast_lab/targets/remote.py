@@ -20,7 +20,9 @@ class Remote(Target):
         """Raises `TargetError` for a text of another form."""
         address, *rest = text.split(",")
         host, _, port = address.rpartition(":")
-        more = dict(each.partition("=")[::2] for each in rest)
+        # A word without "=" has a value that is not allowed.
+        more = {name: value if equals else "?" for name, equals, value in
+                (each.partition("=") for each in rest)}  # fmt: skip
         pid, level = more.pop("pid", ""), more.pop("mqtt", "5")
         if (
             not host or not port.isdecimal() or more or level not in LEVELS

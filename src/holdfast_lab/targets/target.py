@@ -20,7 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-START_S: Final = 60.0
+START_S: Final = 120.0
+"""The longest start; a journal of some gigabytes without a snapshot takes a while."""
 STOP_S: Final = 20.0
 ADMIN_S: Final = 1.0
 POLL_S: Final = 0.01
@@ -107,7 +108,12 @@ class Program:
     """One process of a target, with its log file."""
 
     def __init__(self, name: str, command: Sequence[str], directory: Path, port: int = 0) -> None:
-        """`port`: it serves when this local port accepts connections; 0 if it has none."""
+        """`port`: it serves when this local port accepts connections; 0 if it has none.
+
+        The log is `NAME.log` in the directory.
+        """
+        self.environment: dict[str, str] | None = None
+        """Its variables; None: those of this process."""
         self.name = name
         self.command = list(command)
         self.port = port
@@ -129,6 +135,7 @@ class Program:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=self.environment,
                 )
         except OSError as error:
             raise TargetError(f"{self.command[0]}: {error.strerror}") from error
@@ -140,6 +147,10 @@ class Program:
     def is_running(self) -> bool:
         """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
+
+    def exit_code(self) -> int | None:
+        """Its exit code; None if it runs or was never started."""
+        return None if self._process is None else self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; a process that has ended meanwhile gets none."""
