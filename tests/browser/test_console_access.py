@@ -12,9 +12,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.pages import ConsolePage
+from tests.browser.test_console_pipeline import report
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.e2e.federated import Member, running
 from tests.e2e.wire import Wire
+from tests.support.api_client import Api
 
 pytestmark = pytest.mark.long
 AXE: Final = "axe-core@4"
@@ -24,7 +26,8 @@ NARROW: Final = 400
 SCREENS: Final = (
     "", "log", "log?at=0/0", "topics", "topics?at=plant/1", "sessions", "sessions?client=away",
     "trace?topic=plant/1&client=away", "cluster", "timeline?seconds=30", "drops", "client",
-    "access", "bans", "settings?all=on",
+    "access",
+    "access?client=away&topic=plant/1", "pipeline?table=readings", "bans", "settings?all=on",
     "audit",
 )  # fmt: skip
 
@@ -93,6 +96,7 @@ def test_every_screen_is_for_everybody(
         for number in range(20):
             client.publish(f"plant/{number % 5}", b'{"n": %d}' % number, qos=1, retain=True)
         client.publish("plant/<b>/" + "long" * 40, b"\xff\xe2\x80\xae" * 40, qos=1)
+        Api(node.admin_port).post("pipeline", report(), name="plant")
         found: list[str] = []
         for screen in SCREENS:
             page.open(node.admin_port, f"#/{screen}")

@@ -86,9 +86,12 @@ def test_a_viewer_sees_everything_and_no_control(
     expect(page.page.locator(".seat.leader").first).to_be_visible()
     assert page.page.get_by_role("button", name="Drain…").count() == 0
     assert page.page.get_by_role("button", name="Rebalance").count() == 0
-    assert page.page.get_by_role("link", name="Access").count() == 0
-    page.open(node.admin_port, "#/access")
+    assert page.page.get_by_role("link", name="Audit").count() == 0
+    page.open(node.admin_port, "#/audit")
     expect(page.page.get_by_text("This screen needs the role admin.")).to_be_visible()
+    page.open(node.admin_port, "#/access")
+    expect(page.page.get_by_role("heading", name="What may a client do?")).to_be_visible()
+    assert page.page.get_by_role("region", name="Tokens").count() == 0
     for fragment in ("#/cluster", "#/timeline", "#/settings"):
         page.page.set_viewport_size({"width": 400, "height": 800})
         page.open(node.admin_port, fragment)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.api.console.pages import COMMENTS, page_files, policy_for
+from holdfast.api.console.pages import COMMENTS, SPACES, page_files, policy_for
 from holdfast.config.listener import Listener
 
 SITE = Path(holdfast.__file__).parent / "api" / "console" / "site"
@@ -65,7 +65,10 @@ def test_modules_are_sent_without_their_comments_and_otherwise_as_they_are(path:
     assert "*/" not in sent
     for quoted in re.findall(r'"[^"\n]*"', re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)):
         assert "/**" not in quoted
-        assert " => " not in quoted
+        assert not SPACES.search(quoted)
+    # Text of templates: between the end of a tag, which follows no space, and a tag or a value.
+    for shown in re.findall(r"(?<![=>\s])>([^<>`${}\n]*[<`$])", COMMENTS.sub("", text)):
+        assert not SPACES.search(shown)
     assert "".join(COMMENTS.sub("", text).split()) == "".join(sent.split())
 
 

@@ -9,6 +9,7 @@ import * as drops from "./screens/drops.js";
 import * as federation from "./screens/federation.js";
 import * as log from "./screens/log.js";
 import * as overview from "./screens/overview.js";
+import * as pipeline from "./screens/pipeline.js";
 import * as sessions from "./screens/sessions.js";
 import * as settings from "./screens/settings.js";
 import * as timeline from "./screens/timeline.js";
@@ -27,6 +28,7 @@ export const screens = [
   cluster,
   timeline,
   federation,
+  pipeline,
   drops,
   client,
   access,

@@ -131,6 +131,13 @@ export const text = {
     cases: "Last cases", noCases: "No case is in the memory of the nodes.", slow: "Slow sessions", noneSlow: "Every session is at the end of the log, and nothing was dropped.",
     limits: "Limits", limit: "Limit", used: "Used", most: "At most", share: "Share", unlimited: "no limit",
   },
+  pipeline: {
+    title: "Pipeline", note: "The tables that jobs make from the log, as the jobs report them", one: "Pipeline", none: "No pipeline has reported to this log.", noneNote: "A job that follows the log reports its tables here:",
+    states: { running: (/** @type {string} */ age) => `The job runs. It reported ${age} ago.`, ended: (/** @type {string} */ age) => `The job ended ${age} ago, when it had everything.`, failed: (/** @type {string} */ age) => `The job failed ${age} ago.`, silent: (/** @type {string} */ age) => `The job has not reported for ${age}.` },
+    lag: "Lag", lagNote: "records of the log", oldest: "The oldest waits for", unknown: "not known", rows: "Rows", quarantined: "Quarantined", graph: "Tables and their sources", tables: "Tables", table: "Table", layer: "Layer", commit: "Last commit", positions: "Position in each partition",
+    boxed: (/** @type {string} */ rows, /** @type {string} */ lag) => `${rows} rows, lag ${lag}`, job: "Job", lake: "Lake", host: "Machine", began: "Began", trigger: "Every", skipped: "Offsets in no table", report: "Charts as one HTML file", source: "Source", behind: "Behind for", last: "Rows of the last commit", took: "It took", version: "Version",
+    forget: "Forget", forgetNote: "The reports are removed here. The lake stays, and a job that runs reports again.", forgotten: "The reports are removed.",
+  },
   settings: {
     title: "Settings", note: (/** @type {string} */ node) => `As node ${node} reads them now`, search: "Search a setting", all: "Show defaults", none: "Every setting has its default.",
     key: "Setting", value: "Value", origin: "From", standard: "default",
@@ -140,7 +147,8 @@ export const text = {
     node: "Node", refusal: "Refused because", before: "Before", after: "After",
   },
   access: {
-    title: "Access", note: "Who may use this console and the admin API of this node", users: "Users", tokens: "Tokens", name: "Name", role: "Role", password: "Password, at least 8 characters", newPassword: "New password (empty: the old one stays)",
+    title: "Access", may: "What may a client do?", asked: { client: "Client id", topic: "Topic, or filter", user: "User, if not that of its session" }, action: "Action", actions: { publish: "publishes", subscribe: "subscribes", history: "begins in the past" },
+    verdicts: { allowed: "allowed", partly: "partly", denied: "denied" }, rules: "Rules", source: "Source", rule: "Rule", verdict: "Verdict", note: "Who may use this console and the admin API of this node", users: "Users", tokens: "Tokens", name: "Name", role: "Role", password: "Password, at least 8 characters", newPassword: "New password (empty: the old one stays)",
     roles: { viewer: "viewer: the state, no payloads", reader: "reader: also payloads", operator: "operator: also publish, disconnect, drain", admin: "admin: also users, tokens and removals" },
     addUser: "Add a user", addToken: "Make a token", add: "Add", save: "Save", edit: "Change", remove: "Remove", change: (/** @type {string} */ name) => `Change ${name}`,
     added: (/** @type {string} */ name) => `${name} is added.`, changed: (/** @type {string} */ name) => `${name} is changed.`, ended: (/** @type {string} */ name) => `${name} is removed.`,
@@ -153,7 +161,7 @@ export const text = {
     kind: "Kind", ban: "ban", lockout: "lock-out", all: "bans and lock-outs", bansOnly: "bans only", lockoutsOnly: "lock-outs only", until: "Until", by: "By", search: "A part of the name or the reason", none: "No name is banned or locked out.", matched: (/** @type {string} */ many) => `${many} names`,
   },
   client: {
-    title: "Try it", note: "An MQTT client in this page, over WebSocket", none: "No listener of this broker speaks WebSocket. Add one to the configuration:", example: "[[listeners]]\ntransport = \"websocket\"\nport = 8083",
+    title: "Try it", note: "An MQTT client in this page, over WebSocket", none: "No listener of this broker speaks WebSocket. Add one to the configuration:", example: "[[listeners]]\ntransport=\"websocket\"\nport=8083",
     connect: "Connect", disconnect: "Disconnect", listener: "Listener", id: "Client id", user: "User", password: "Password", subscribe: "Subscribe", filter: "Topic filter, for example plant/#", publish: "Publish", topic: "Topic",
     payload: "Payload", retain: "retain", retained: "retained", published: "Published.", messages: "Messages", time: "Time", waiting: "No message yet.", counted: (/** @type {string} */ all, /** @type {number} */ kept) => `${all} received, the last ${kept} are kept`,
     stop: (/** @type {string} */ filter) => `Unsubscribe from ${filter}`, closed: (/** @type {string} */ reason) => `The broker has ended the connection${reason ? `: ${reason}` : ""}.`, refused: (/** @type {string} */ reason) => `The broker refuses: ${reason}.`,

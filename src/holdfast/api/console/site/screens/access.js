@@ -1,18 +1,19 @@
-/** Users and tokens of the admin port. */
-import { post, put, remove } from "../api.js";
+/** The question what a client may do, and the users and tokens of the admin port. */
+import { may, post, put, remove } from "../api.js";
 import { html } from "../lib.js";
 import { useLoad } from "../load.js";
-import { Badge, Card, Command, Head, State, Time } from "../parts/basics.js";
+import { Badge, Card, Choice, Command, Field, Head, State, Time } from "../parts/basics.js";
 import { ask } from "../parts/drawer.js";
 import { Raw } from "../parts/raw.js";
 import { Table } from "../parts/table.js";
+import { change, route } from "../router.js";
 import { text } from "../text.js";
 import { attempt } from "../toasts.js";
 
 const own = text.access;
 export const path = "access";
 export const title = own.title;
-export const scope = "admin";
+export const scope = "viewer";
 export const group = text.groups.admin;
 
 const ROLES = /** @type {[string, string][]} */ (["viewer", "reader", "operator", "admin"].map((role) => [role, own.roles[/** @type {"admin"} */ (role)]]));
@@ -49,9 +50,30 @@ async function end(kind, id, name, reload) {
 }
 
 export function component() {
+  return html`<${Head} title=${title} /><${Rights} />${may("admin") && html`<${Accounts} />`}`;
+}
+
+/** What a client may do, and by which rule. The question is in the URL. */
+function Rights() {
+  const { client, action = "publish", topic, user } = route.value.params;
+  const found = useLoad(client && topic ? "may" : null, { client, action, topic, user });
+  const { data } = found;
+  const set = (/** @type {string} */ name) => (/** @type {string} */ value) => change({ [name]: value });
+  const field = (/** @type {"client" | "topic" | "user"} */ name, /** @type {string | undefined} */ value) => html`<${Field} label=${own.asked[name]} value=${value || ""} onValue=${set(name)} class="wide" search=${name === "client"} />`;
+  return html`<${Card} title=${own.may}><div class="row">${field("client", client)}<${Choice} label=${own.action} value=${action} options=${Object.entries(own.actions)} onValue=${set("action")} />${field("topic", topic)}${field("user", user)}</div>
+    <${State} of=${found} />${data && html`<p class="sentence"><${Badge} kind=${{ allowed: "good", partly: "warn", denied: "bad" }[/** @type {"denied"} */ (data.verdict)]}>${own.verdicts[/** @type {"denied"} */ (data.verdict)]}<//> <${Raw} value=${data.sentence} max=${1000} /></p>
+      ${data.notes.map((/** @type {string} */ each) => html`<p class="note"><${Raw} value=${each} max=${500} /></p>`)}
+      ${data.rules.length > 0 && html`<${Table} label=${own.rules} rows=${data.rules} rowKey=${(/** @type {any} */ row) => row.source + row.line + row.text} columns=${[
+        { key: "s", title: own.source, class: "mono", cell: (/** @type {any} */ row) => html`<${Raw} value=${row.source + (row.line ? `:${row.line}` : "")} max=${120} />` },
+        { key: "r", title: own.rule, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.text} max=${300} />` },
+        { key: "a", title: own.verdict, cell: (/** @type {any} */ row) => html`<${Badge} kind=${row.allows ? "good" : "bad"}>${own.verdicts[row.allows ? "allowed" : "denied"]}<//>` }]} />`}`}<//>`;
+}
+
+/** Users and tokens. */
+function Accounts() {
   const users = useLoad("users"), tokens = useLoad("tokens");
   const buttons = (/** @type {any[]} */ ...those) => html`<div class="buttons">${those.map(([name, run, kind]) => html`<button class=${kind} onClick=${run}>${name}</button>`)}</div>`;
-  return html`<${Head} title=${title} note=${own.note} />
+  return html`<p class="note">${own.note}</p>
     <${Card} title=${own.users} aside=${html`<button onClick=${() => addUser(users.reload)}>${own.addUser}…</button>`}><${State} of=${users} />
       <${Table} label=${own.users} rows=${users.data || []} rowKey=${(/** @type {any} */ row) => row.name} empty=${own.noUsers} columns=${[
         { key: "n", title: own.name, cell: (/** @type {any} */ row) => row.name }, { key: "r", title: own.role, cell: (/** @type {any} */ row) => html`<${Badge} kind="info">${row.role}<//>` },

@@ -83,7 +83,7 @@ const kindOf = (event) => /denied|refused|error|timeout|ended|taken/.test(event)
 
 /** Where a session is in one partition. Partitions without records are left out.
  * @param {{partition: number, low: number, at: number, high: number}} props */
-function Lane({ partition, low, at, high }) {
+export function Lane({ partition, low, at, high }) {
   if (high <= low) return null;
   const share = Math.min(1, Math.max(0, (at - low) / (high - low)));
   return html`<div class="lane" title=${own.lane(count(low), count(at), count(high))}><span class="num">${partition}</span>
