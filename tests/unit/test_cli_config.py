@@ -234,6 +234,19 @@ def test_every_line_of_an_import_is_a_setting(tmp_path: Path) -> None:
     assert tomllib.loads(text)["security"]["password_file"] == 'with "quotes" in it'
 
 
+def test_the_copied_users_are_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users.json").write_text("{}")
+    path = tmp_path / "mosquitto.conf"
+    text = f"plugin dynamic_security.so\nplugin_opt_config_file {tmp_path}/users.json\n"
+    path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "import", str(path), "--out", "out"]) == 0
+    made = load(tmp_path / "out" / "holdfast.toml")
+    assert made.security.dynamic_security_file == str(tmp_path / "out" / "dynamic-security.json")
+
+
 def test_a_group_that_is_missing_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,7 +148,7 @@ def _write(made: MosquittoImport, directory: Path) -> None:
     files: dict[str, str] = {}
     if made.users is not None:
         security = made.tables.setdefault("security", {})
-        security["dynamic_security_file"] = str(directory / USERS_FILE)
+        security["dynamic_security_file"] = str((directory / USERS_FILE).absolute())
         files[USERS_FILE] = _read_users(made.users)
     files["holdfast.toml"] = made.toml()
     for name, text in files.items():
