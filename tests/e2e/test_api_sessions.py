@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.conftest import StartHoldfast
-from tests.e2e.wire import DISCONNECT, Closed, Will, Wire
+from tests.e2e.wire import DISCONNECT, PUBLISH, RECEIVE_MAXIMUM, Closed, Will, Wire, read_publish
 from tests.support.api_client import Api, Refused
 
 ADMINISTRATIVE_ACTION = 0x98
@@ -183,6 +183,44 @@ def test_a_moved_session_skips_or_repeats(broker: Holdfast) -> None:
         assert sorted(int(client.message().payload) for _ in range(10)) == received
     with pytest.raises(Refused, match="400"):
         api.post("session/move", {"to": "offsets", "offsets": [1]}, client="mover")
+
+
+def test_a_session_is_moved_during_its_replay(broker: Holdfast) -> None:
+    """Its count has only what the replay would still send: here the last 3 of each topic."""
+    api = Api(broker.admin_port)
+    with Wire(broker.port) as publisher:
+        publisher.connect("p")
+        for number in range(20):
+            publisher.publish(f"in/{number % 2}", b"%d" % number, qos=1)
+    with Wire(broker.port) as client:
+        client.connect("mover", expiry_s=1000, props=[(RECEIVE_MAXIMUM, 2)])
+        client.subscribe(("$stream/@last:3/in/#", 1))
+        first = [int(read_publish(client.expect(PUBLISH), 5).payload) for _ in range(2)]
+        assert min(first) >= 14
+    until(lambda: not api.get("session", client="mover")["session"]["connected"], "away")
+    plan = {"to": "start", "dry_run": True}
+    assert api.post("session/move", plan, client="mover")["repeated"] == 2
+    moved = api.post("session/move", {"to": "end"}, client="mover")
+    assert (moved["skipped"], moved["repeated"], moved["exact"]) == (4, 0, True)
+    with Wire(broker.port) as publisher:
+        publisher.connect("p")
+        publisher.publish("in/0", b"100", qos=1)
+    broker.kill()
+    broker.start()
+    with Wire(broker.port) as client:
+        client.connect("mover", clean=False, expiry_s=1000)
+        # What the client had not acknowledged comes again.
+        assert sorted(int(client.message().payload) for _ in range(3)) == [*sorted(first), 100]
+    until(lambda: not api.get("session", client="mover")["session"]["connected"], "away")
+    back = api.post("session/move", {"to": "start"}, client="mover")
+    assert back["skipped"] == 0
+    with Wire(broker.port) as client:
+        client.connect("mover", clean=False, expiry_s=1000)
+        again = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                again.append(int(client.message(1.0).payload))
+        assert len(again) == back["repeated"], (again, back)
 
 
 def test_every_node_of_a_cluster_answers_for_all(cluster: ClusterProcesses) -> None:

@@ -13,9 +13,13 @@ from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.sessions import SessionDetail, SessionRow, is_connected
 from holdfast.broker.connections.operations import disconnect_client, move_session
-from holdfast.broker.session.session import Session
+from holdfast.broker.delivery.replay import SUBSCRIPTIONS_MAX
+from holdfast.broker.routing import subscription_to
+from holdfast.broker.session.session import Session, Subscription
+from holdfast.protocol.topics.names import matches
 from holdfast.security.http.requests import shown
 from holdfast.storage.reading.interest import ReadInterest
+from holdfast.storage.record import FLAG_QOS_MASK, Record
 
 COUNT_READS_MAX: Final = 64
 """The most reads of the log that count the messages of a move. Each reads at most 16 MiB."""
@@ -174,11 +178,12 @@ class SessionChanges:
     async def _count(self, session: Session, start: list[int], end: list[int]) -> tuple[int, bool]:
         """Count the messages of a session's subscriptions from `start` to `end`, where that is
         later. False: there are more."""
-        interests = [
-            ReadInterest(each.filter, each.start)
+        subscriptions = [
+            each
             for each in session.subscriptions.values()
-            if each.qos > 0 and each.group is None
+            if each.group is None and (each.qos > 0 or each.replay is not None)
         ]
+        interests = [ReadInterest(each.filter, each.start) for each in subscriptions]
         limits = [max(one, other) for one, other in zip(start, end, strict=True)]
         if not interests or limits == start:
             return 0, True
@@ -187,7 +192,7 @@ class SessionChanges:
         for _ in range(COUNT_READS_MAX):
             work = partial(broker.reader.read, positions, limits, interests, COUNT_RECORDS, 1 << 20)
             result = await broker.reads.in_thread(work)
-            count += len(result.records)
+            count += _count_sent(session, subscriptions, result.records)
             positions = result.positions
             if result.done:
                 return count, True
@@ -208,6 +213,24 @@ class SessionChanges:
             raise ApiRefusal(503, "the move was not committed in time, and may still be") from None
         if text:
             raise ApiRefusal(503, f"the move was refused: {text}")
+
+
+def _count_sent(session: Session, subscriptions: list[Subscription], records: list[Record]) -> int:
+    """The number of records that the session is sent when it reads them. That is not each one that
+    matches: replays have starts by topic, and finished records above the position are passed."""
+    if len(subscriptions) > SUBSCRIPTIONS_MAX:
+        # Too many to compare each topic with. Such a session has no replay.
+        return sum(record.flags & FLAG_QOS_MASK != 0 for record in records)
+    matching: dict[bytes, list[Subscription]] = {}
+    count = 0
+    for record in records:
+        found = matching.get(record.topic)
+        if found is None:
+            topic = record.topic.decode("utf-8", "replace")
+            found = [each for each in subscriptions if matches(each.filter, topic)]
+            matching[record.topic] = found
+        count += subscription_to(found, record, session.done) is not None
+    return count
 
 
 def into(future: "asyncio.Future[str]") -> Callable[[str], None]:
