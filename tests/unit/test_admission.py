@@ -15,12 +15,14 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.effects import CheckPassword
 from holdfast.broker.recovery.ban_records import present_bans, record_ban, record_lift
+from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.security.acl import given_rules
 from holdfast.security.enhanced_authentication import Failure, Success
 from holdfast.security.identity.identity import ClientIdentity
+from holdfast.storage.record import BAN, Record
 from tests.support.node_bench import NodeBench, Peer
 
 STEPS = st.lists(
@@ -565,3 +567,33 @@ def test_long_names_are_kept_short_and_apart() -> None:
     assert names[0] != names[1]
     assert max(map(len, names)) < 300
     assert bounded_name("pump-7") == "pump-7"
+
+
+@given(text=st.text(max_size=40) | st.from_regex(r"[0-9a-f.:/]{1,30}", fullmatch=True))
+def test_any_text_is_an_address_or_refused_in_one_line(text: str) -> None:
+    refusal = ""
+    try:
+        name = ban_address(text)
+    except BadBanName as error:
+        refusal = str(error)
+    else:
+        assert ban_address(name) == name
+    assert refusal.isprintable()
+
+
+NOT_BANS = st.sampled_from([b"{}", b"[]", b"{", b'{"until_us":"x"}', b'{"until_us":1e99}', b"\xff"])
+BANS = st.sampled_from([b"", b'{"until_us":0}', b'{"until_us":7,"x":1}'])
+KEYS = st.sampled_from([b"client c", b"address 1.2.3.4/99", b"address x/y", b"x", b"\xff y", b" "])
+
+
+@given(st.lists(st.tuples(KEYS | st.binary(max_size=20), NOT_BANS | BANS), max_size=20))
+def test_a_damaged_ban_harms_no_other(records: list[tuple[bytes, bytes]]) -> None:
+    state = bench(limits()).node.state
+    recovery = NodeRecovery(state)
+    for key, payload in [(b"client kept", b'{"until_us":0}'), *records]:
+        recovery.apply(Record(0, BAN, client_id=key, payload=payload))
+    assert state.bans.find("client", "kept", state.wall_us) is not None
+    assert state.bans.find("address", "1.2.3.4", state.wall_us) is None
+    for scope, name in state.bans.names():
+        state.bans.lift(scope, name)
+    assert len(state.bans) == 0

@@ -55,6 +55,8 @@ class BanTable:
 
     def __init__(self) -> None:
         self._bans: dict[tuple[str, str], Ban] = {}
+        # Names that the present round of the sweep has not looked at.
+        self._unswept: list[tuple[str, str]] = []
         # The number of banned networks by IP version and prefix length.
         self._networks: dict[tuple[int, int], int] = {}
         self.watch: Callable[[], None] | None = None
@@ -66,12 +68,12 @@ class BanTable:
     def put(self, ban: Ban, wall_us: int) -> None:
         """Add a ban, or replace the one of its name."""
         # Without a sweep, bans that nobody looks up would gather when a log of years is read.
-        for key in [key for key, _ in zip(self._bans, range(SWEPT), strict=False)]:
-            oldest = self._bans.pop(key)
-            if oldest.is_over(wall_us):
-                self._count_network(oldest, -1)
-            else:
-                self._bans[key] = oldest
+        if not self._unswept:
+            self._unswept = list(self._bans)
+        for _ in range(min(SWEPT, len(self._unswept))):
+            oldest = self._bans.get(self._unswept.pop())
+            if oldest is not None and oldest.is_over(wall_us):
+                self.lift(oldest.scope, oldest.name)
         self.lift(ban.scope, ban.name)
         self._bans[(ban.scope, ban.name)] = ban
         self._count_network(ban, 1)
@@ -111,7 +113,10 @@ class BanTable:
     def _count_network(self, ban: Ban, change: int) -> None:
         if ban.scope != ADDRESS or "/" not in ban.name:
             return
-        network = ip_network(ban.name)
+        try:
+            network = ip_network(ban.name)
+        except ValueError:
+            return  # Of a damaged record: it bans nobody.
         kind = (network.version, network.prefixlen)
         left = self._networks.get(kind, 0) + change
         if left > 0:
@@ -127,7 +132,8 @@ class BanTable:
             return
         for version, length in self._networks:
             if version == address.version:
-                yield str(ip_network((address.packed, length), strict=False))
+                bits = address.max_prefixlen - length
+                yield f"{type(address)(int(address) >> bits << bits)}/{length}"
 
 
 def ban_address(text: str) -> str:
