@@ -162,6 +162,7 @@ HOT = [
     "protocol/relay/credit.py",
     "protocol/relay/frames.py",
     "server/io_workers/channel.py",
+    "server/io_workers/relays.py",
     "server/sockets/driver.py",
     "server/sockets/tcp.py",
     "server/sockets/transport.py",

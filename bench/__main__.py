@@ -24,6 +24,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "topics": (),
     "admin_lists": (),
     "console": (),
+    "io_workers": ("--quick",),
     "worst_packet": ("--rounds", "2"),
     "spark": (),
     "log_client": (),

@@ -31,14 +31,19 @@ def cpu_s(pid: int) -> float:
     Read from the process CPU clock (what clock_getcpuclockid(3) names), which counts the same
     time as utime + stime in /proc/PID/stat but in nanoseconds instead of ticks of 10 ms.
     """
-    total = 0
+    total = 0.0
     for member in descendants(pid):
         try:
-            total += time.clock_gettime_ns((~member << 3) | _CPUCLOCK_SCHED)
+            total += process_cpu_s(member)
         except OSError:
             if member == pid:
                 raise
-    return total / 1e9
+    return total
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of one process. Raises `OSError` if there is none."""
+    return time.clock_gettime_ns((~pid << 3) | _CPUCLOCK_SCHED) / 1e9
 
 
 def rss_bytes(pid: int) -> int:

@@ -7,7 +7,7 @@ like any other, so limits, keep alive and takeover are the same.
 
 - `pool`: starts and replaces workers, and gives them the listeners' sockets (broker).
 - `channel`: the stream to one worker, and a transport for each of its clients (broker).
-- `worker`, `relays`: the process, and its side of the stream.
+- `worker`, `reception`, `relays`: the process, its listeners, and its side of the stream.
 
 Invariants
 - What a client sent before it closed its connection reaches the node before the end does.

@@ -1,8 +1,10 @@
-"""A worker's side: the sockets of its clients, and the stream to the broker."""
+"""A worker's side: the sockets of its clients, and the stream to the broker.
 
-import asyncio
+Neither class derives from asyncio's, so both compile to native classes.
+"""
+
 import json
-import logging
+from asyncio import AbstractEventLoop, BaseTransport, Transport
 from typing import Final, cast
 
 from holdfast.config.listener import Listener
@@ -26,7 +28,6 @@ from holdfast.protocol.relay.frames import (
     frame,
 )
 from holdfast.security.certificates import user_of
-from holdfast.server.sockets.reception import ReceivedConnection, Reception
 from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
 
 WRITE_BUFFER_BYTES: Final = 32_768
@@ -36,8 +37,8 @@ NOTE_CHARACTERS_MAX: Final = 2000
 NUMBERS: Final = 1 << 32
 
 
-class Relay(ReceivedConnection):
-    """The socket of one client."""
+class Relay:
+    """An asyncio protocol for the socket of one client."""
 
     def __init__(
         self, broker: "BrokerChannel", listener: int, settings: Listener, remote: str
@@ -47,7 +48,7 @@ class Relay(ReceivedConnection):
         self._settings = settings
         self.remote = remote
         self._number = 0
-        self._transport: asyncio.Transport | None = None
+        self._transport: Transport | None = None
         self._sending = SendingCredit()
         self._receiving = ReceivingCredit()
         # Bytes from the broker that the socket may not have taken yet.
@@ -56,8 +57,8 @@ class Relay(ReceivedConnection):
 
     # The socket
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
+    def connection_made(self, transport: BaseTransport) -> None:
+        self._transport = transport = cast(Transport, transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if not self.remote:
             peer = transport.get_extra_info("peername")
@@ -120,7 +121,7 @@ class Relay(ReceivedConnection):
         if transport is not None:
             transport.close()
             if transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
+                self._broker.loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def cut(self) -> None:
         """Close the socket at once."""
@@ -128,13 +129,13 @@ class Relay(ReceivedConnection):
             self._transport.abort()
 
 
-class BrokerChannel(asyncio.Protocol):
-    """The stream to the broker. Its end is the worker's end."""
+class BrokerChannel:
+    """An asyncio protocol for the stream to the broker. Its end is the worker's end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.loop = loop
         self._reader = RelayReader()
-        self._transport: asyncio.Transport | None = None
+        self._transport: Transport | None = None
         self._relays: dict[int, Relay] = {}
         self._last_number = 0
         self._out: list[bytes] = []
@@ -143,11 +144,20 @@ class BrokerChannel(asyncio.Protocol):
     def __len__(self) -> int:
         return len(self._relays)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    def connection_made(self, transport: BaseTransport) -> None:
+        self._transport = cast(Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._loop.stop()
+        self.loop.stop()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """Do nothing: the credit of each connection bounds what is written."""
+
+    def resume_writing(self) -> None:
+        pass
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -202,7 +212,7 @@ class BrokerChannel(asyncio.Protocol):
     def _schedule(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -210,53 +220,3 @@ class BrokerChannel(asyncio.Protocol):
         self._out = []
         if self._transport is not None:
             self._transport.write(b"".join(out))
-
-
-class WorkerReception(Reception):
-    """The reception of one listener in a worker. The broker admits or cuts each connection; here
-    only the process's descriptors are bounded."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        connect_timeout_s: float,
-        broker: BrokerChannel,
-        number: int,
-        settings: Listener,
-        sockets_max: int,
-    ) -> None:
-        super().__init__(loop, connect_timeout_s)
-        self._broker = broker
-        self._number = number
-        self._settings = settings
-        self._sockets_max = sockets_max
-        self._handshakes = 0
-
-    def new_connection(self, remote: str = "") -> Relay:
-        return Relay(self._broker, self._number, self._settings, remote)
-
-    def is_full(self) -> bool:
-        return len(self._broker) + self._handshakes >= self._sockets_max
-
-    def has_room(self, remote: str) -> bool:
-        if not self.is_full():
-            return True
-        self.note_failure("connections_full", remote, f"{self._sockets_max} in an I/O worker")
-        return False
-
-    def begin_handshake(self) -> None:
-        self._handshakes += 1
-
-    def end_handshake(self) -> None:
-        self._handshakes -= 1
-
-    def note_displaced(self) -> None:
-        self._broker.note(0, "displaced")
-
-    def count_failure(self) -> None:
-        self._broker.note(0, "handshake_failed")
-
-    def note_failure(self, event: str, remote: str, error: str) -> None:
-        self._broker.note(
-            logging.INFO, event, remote=remote, listener=self._settings.name, error=error
-        )

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -19,7 +19,8 @@ from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.failures import first_unexpected, report
 from holdfast.server.event_loop.loop import new_event_loop, spare_the_collector
 from holdfast.server.io_workers.messages import MESSAGE_BYTES_MAX, SOCKETS_MAX, ListenerChange
-from holdfast.server.io_workers.relays import BrokerChannel, WorkerReception
+from holdfast.server.io_workers.reception import WorkerReception
+from holdfast.server.io_workers.relays import BrokerChannel
 from holdfast.server.security_files import SecurityFileError, load_listener
 from holdfast.server.sockets.acceptor import AcceptLoop
 from holdfast.server.sockets.listeners import accept_on, stop_accepting
@@ -127,7 +128,9 @@ def main(data_fd: int, control_fd: int) -> int:
     failure.add_done_callback(lambda _: loop.stop())
     stream = socket.socket(fileno=data_fd)
     stream.setblocking(False)
-    loop.run_until_complete(loop.create_unix_connection(lambda: worker.broker, sock=stream))
+    # BrokerChannel has the methods of a protocol, but not the base class.
+    protocol = cast(asyncio.Protocol, worker.broker)
+    loop.run_until_complete(loop.create_unix_connection(lambda: protocol, sock=stream))
     loop.add_reader(control, worker.read_control)
     changes = loop.create_task(worker.apply_changes())
     changes.add_done_callback(report)

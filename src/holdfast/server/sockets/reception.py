@@ -4,6 +4,7 @@ broker itself, or an I/O worker."""
 import asyncio
 import logging
 import socket
+from typing import Protocol
 
 from holdfast.config.listener import Listener
 from holdfast.server.event_loop.broker import Broker
@@ -13,7 +14,7 @@ from holdfast.server.sockets.tcp import TcpConnection
 logger = logging.getLogger("holdfast")
 
 
-class ReceivedConnection(asyncio.Protocol):
+class ReceivedConnection(Protocol):
     """The protocol of a client's socket, with what a WebSocket in front of it reports."""
 
     remote: str
@@ -30,7 +31,7 @@ class Reception:
         self.loop = loop
         self.connect_timeout_s = connect_timeout_s
 
-    def new_connection(self, remote: str = "") -> TcpConnection | ReceivedConnection:
+    def new_connection(self, remote: str = "") -> ReceivedConnection:
         """The protocol of a new socket. `remote`: the client's host:port; "": the socket's."""
         raise NotImplementedError
 

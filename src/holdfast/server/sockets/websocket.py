@@ -17,7 +17,6 @@ from websockets.typing import Origin, Subprotocol
 
 from holdfast.protocol.websocket.stream import OPENING, WebSocketError, WebSocketStream
 from holdfast.server.sockets.reception import ReceivedConnection, Reception
-from holdfast.server.sockets.tcp import TcpConnection
 
 SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
 """The accepted subprotocols: [MQTT-6.0.0-4], and the one of MQTT 3.1 clients."""
@@ -44,7 +43,7 @@ class WebSocketConnection(WebSocketStream):
 
     def __init__(
         self,
-        connection: TcpConnection | ReceivedConnection,
+        connection: ReceivedConnection,
         admission: UpgradeAdmission,
         reception: Reception,
     ) -> None:

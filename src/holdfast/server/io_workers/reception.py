@@ -1,0 +1,58 @@
+"""The reception of clients in a worker."""
+
+import asyncio
+import logging
+
+from holdfast.config.listener import Listener
+from holdfast.server.io_workers.relays import BrokerChannel, Relay
+from holdfast.server.sockets.reception import Reception
+
+
+class WorkerReception(Reception):
+    """The reception of one listener in a worker. The broker admits or cuts each connection; here
+    only the process's descriptors are bounded."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect_timeout_s: float,
+        broker: BrokerChannel,
+        number: int,
+        settings: Listener,
+        sockets_max: int,
+    ) -> None:
+        super().__init__(loop, connect_timeout_s)
+        self._broker = broker
+        self._number = number
+        self._settings = settings
+        self._sockets_max = sockets_max
+        self._handshakes = 0
+
+    def new_connection(self, remote: str = "") -> Relay:
+        return Relay(self._broker, self._number, self._settings, remote)
+
+    def is_full(self) -> bool:
+        return len(self._broker) + self._handshakes >= self._sockets_max
+
+    def has_room(self, remote: str) -> bool:
+        if not self.is_full():
+            return True
+        self.note_failure("connections_full", remote, f"{self._sockets_max} in an I/O worker")
+        return False
+
+    def begin_handshake(self) -> None:
+        self._handshakes += 1
+
+    def end_handshake(self) -> None:
+        self._handshakes -= 1
+
+    def note_displaced(self) -> None:
+        self._broker.note(0, "displaced")
+
+    def count_failure(self) -> None:
+        self._broker.note(0, "handshake_failed")
+
+    def note_failure(self, event: str, remote: str, error: str) -> None:
+        self._broker.note(
+            logging.INFO, event, remote=remote, listener=self._settings.name, error=error
+        )
