@@ -76,6 +76,25 @@ def release(version: str) -> None:
             with tarfile.open(archive, "w:gz") as kept:
                 kept.add(data, ".")
         print(archive, archive.stat().st_size)
+    release_lake(FOLDER / version / "lake.tar.gz")
+
+
+def release_lake(archive: Path) -> None:
+    """Write a lake with two versions of each table, made by Spark, and its log."""
+    from holdfast.pipeline import spark_session
+    from tests.support.lake_site import Site
+
+    spark = spark_session("formats", "local[1]", **{"spark.log.level": "ERROR"})
+    with tempfile.TemporaryDirectory(prefix="holdfast-formats-") as place:
+        site = Site(spark, Path(place), "parquet")
+        for _ in range(2):
+            site.publish(40)
+            site.run()
+        with tarfile.open(archive, "w:gz") as kept:
+            for name in ("data", "lake"):
+                kept.add(Path(place) / name, name)
+    spark.stop()
+    print(archive, archive.stat().st_size)
 
 
 def main() -> int:
