@@ -16,12 +16,16 @@ from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.effects import CheckPassword
 from holdfast.broker.recovery.ban_records import present_bans, record_ban, record_lift
 from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.config.listener import Listener
+from holdfast.config.schema import Config, Rates, ScopeRates
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.security.acl import given_rules
 from holdfast.security.enhanced_authentication import Failure, Success
 from holdfast.security.identity.identity import ClientIdentity
+from holdfast.server.node_settings import admission_limits
 from holdfast.storage.record import BAN, Record
 from tests.support.node_bench import NodeBench, Peer
 
@@ -224,6 +228,31 @@ def test_a_connect_above_the_rate_is_refused(scope: str) -> None:
     assert node.node.state.stats.refused_connect_rate == 2
     node.advance(0.6)
     assert reason(login(node, "u", "c")) == 0
+
+
+def test_a_listener_may_have_rates_of_its_own() -> None:
+    """Its clients share them, and those of other listeners have the common ones."""
+    own = {"slow": RateLimits(messages_per_s=1, connects_per_s=3)}
+    node = bench(limits(listener=RateLimits(messages_per_s=3), listeners=own))
+    peers = [node.peer(5, ListenerRules(name)) for name in ("slow", "slow", "other", "slow")]
+    connects = [m.Connect(5, True, 0, name, None, None, None, {}) for name in "abcd"]
+    for peer, packet in zip(peers, connects, strict=True):
+        peer.send(packet)
+    assert [reason(peer) for peer in peers] == [0, 0, 0, 0]
+    late = node.peer(5, ListenerRules("slow"))
+    late.send(m.Connect(5, True, 0, "e", None, None, None, {}))
+    assert reason(late) == reasons.CONNECTION_RATE_EXCEEDED
+    over = reasons.QUOTA_EXCEEDED
+    for peer, expected in zip(peers, ([0, over], [over, over], [0, 0], [over, over]), strict=True):
+        peer.send(publication(1, 1), publication(2, 1))
+        assert acks(peer) == expected
+    config = Config(
+        listeners=[Listener(port=1), Listener(port=2, bytes_per_s=7.0)],
+        rates=Rates(listener=ScopeRates(messages_per_s=5.0)),
+    )
+    made = admission_limits(config)
+    assert made.rates_of("listener", "127.0.0.1:1") == RateLimits(messages_per_s=5.0)
+    assert made.rates_of("listener", "127.0.0.1:2") == RateLimits(5.0, 7.0)
 
 
 def test_a_user_has_so_many_sessions() -> None:

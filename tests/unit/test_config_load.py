@@ -112,7 +112,7 @@ def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path
             "limits.qosmax: there is no such key; did you mean limits.qos",
         ),
         ("port = 1", "port: there is no such key; did you mean listeners.port?"),
-        ("[zzz]\na = 1", "known here: node, listeners, admin,"),
+        ("[zzz]\na = 1", "known here: node, server, listeners, admin,"),
         ("[limits]\nqos_max = 3", "limits.qos_max = 3: must be a whole number from 0 to 2"),
         ("[limits]\nqos_max = true", "limits.qos_max = true: must be a whole number"),
         ("[limits]\nqos_max = 1.0", "limits.qos_max = 1.0: must be a whole number"),

@@ -18,6 +18,7 @@ UNIX_PREFIX: Final = "unix:"
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 """A port; 0 lets the system choose a free one."""
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -99,6 +100,14 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The most connections of this listener; 0: only `limits.connections` applies."""
     packet_bytes: Annotated[int, Meta(ge=0, le=PACKET_BYTES_LIMIT)] = 0
     """The most bytes of a packet on this listener; 0: only `limits.packet_bytes` applies."""
+    messages_per_s: Rate = 0.0
+    """The most PUBLISH packets a second of all clients of this listener together; 0: that of
+    `rates.listener`."""
+    bytes_per_s: Rate = 0.0
+    """The most bytes a second of their PUBLISH, SUBSCRIBE and UNSUBSCRIBE packets; 0: that of
+    `rates.listener`."""
+    connects_per_s: Rate = 0.0
+    """The most CONNECT packets a second here; 0: that of `rates.listener`."""
     advertise: Annotated[str, Meta(pattern=r"^$|^.+:[0-9]{1,5}$", description="host:port")] = ""
     """The address at which clients reach this listener, announced to those of a node that hands
     over; empty: `node.advertise` for the first listener, otherwise `bind` and `port`."""

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from holdfast.addresses import ADDRESS, join_address
 from holdfast.config.federation import Federation
-from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port
+from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port, Rate
 from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
@@ -258,7 +258,6 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The memory for delayed messages, in bytes."""
 
 
-Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
 
 

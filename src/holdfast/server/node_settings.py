@@ -7,6 +7,7 @@ from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
 from holdfast.config import schema
+from holdfast.config.listener import Listener
 from holdfast.config.schema import Config
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.trace_export import tracer_for
@@ -72,6 +73,11 @@ def admission_limits(config: Config) -> AdmissionLimits:
         user=_scope_rates(rates.user),
         address=_scope_rates(rates.address),
         listener=_scope_rates(rates.listener),
+        listeners={
+            each.name: _listener_rates(each, rates.listener)
+            for each in config.listeners
+            if each.messages_per_s or each.bytes_per_s or each.connects_per_s
+        },
         over=rates.over,
         burst_s=rates.burst_s,
         sessions_per_user=quotas.sessions_per_user,
@@ -81,6 +87,14 @@ def admission_limits(config: Config) -> AdmissionLimits:
         lockout_window_s=lockout.window_s,
         lockout_s=lockout.duration_s,
         lockout_scopes=list(lockout.scopes),
+    )
+
+
+def _listener_rates(own: Listener, common: schema.ScopeRates) -> RateLimits:
+    return RateLimits(
+        own.messages_per_s or common.messages_per_s,
+        own.bytes_per_s or common.bytes_per_s,
+        own.connects_per_s or common.connects_per_s,
     )
 
 

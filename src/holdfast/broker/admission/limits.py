@@ -36,6 +36,8 @@ class AdmissionLimits:
     user: RateLimits = field(default_factory=RateLimits)
     address: RateLimits = field(default_factory=RateLimits)
     listener: RateLimits = field(default_factory=RateLimits)
+    listeners: dict[str, RateLimits] = field(default_factory=dict)
+    """The rates of the listeners that have their own, in place of `listener`."""
     over: str = REFUSE
     """The effect of a message above a rate: REFUSE, WAIT or DISCONNECT."""
     burst_s: float = 1.0
@@ -50,20 +52,21 @@ class AdmissionLimits:
     lockout_s: float = 300.0
     lockout_scopes: list[str] = field(default_factory=lambda: [ADDRESS])
 
-    def rates_of(self, scope: str) -> RateLimits:
-        """The rates of a scope."""
+    def rates_of(self, scope: str, name: str) -> RateLimits:
+        """The rates of a name in a scope."""
         if scope == CLIENT:
             return self.client
         if scope == USER:
             return self.user
-        return self.address if scope == ADDRESS else self.listener
+        return self.address if scope == ADDRESS else self.listeners.get(name, self.listener)
+
+    def _all_rates(self) -> list[RateLimits]:
+        return [self.client, self.user, self.address, self.listener, *self.listeners.values()]
 
     def counts_messages(self) -> bool:
         """Whether any limit counts messages."""
-        return self.bytes_per_user > 0 or any(
-            self.rates_of(scope).counts_messages() for scope in SCOPES
-        )
+        return self.bytes_per_user > 0 or any(each.counts_messages() for each in self._all_rates())
 
     def counts_connects(self) -> bool:
         """Whether any limit counts CONNECTs."""
-        return any(self.rates_of(scope).connects_per_s > 0 for scope in SCOPES)
+        return any(each.connects_per_s > 0 for each in self._all_rates())

@@ -128,7 +128,7 @@ class MeterTable:
             name = names.get(scope, "")
             if not name:
                 continue
-            rates = limits.rates_of(scope)
+            rates = limits.rates_of(scope, name)
             if rates.messages_per_s > 0:
                 meter.messages.append(
                     self._use(meter, (scope, _MESSAGES, name), rates.messages_per_s, now)
@@ -153,7 +153,7 @@ class MeterTable:
 
     def has_allowance(self, scope: str, name: str, now: float) -> bool:
         """Whether one more CONNECT of the name is within its rate. It is charged then."""
-        per_s = self.limits.rates_of(scope).connects_per_s
+        per_s = self.limits.rates_of(scope, name).connects_per_s
         if per_s <= 0 or not name:
             return True
         key = (scope, _CONNECTS, name)
