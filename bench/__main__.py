@@ -28,6 +28,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "worst_packet": ("--rounds", "2"),
     "spark": (),
     "log_client": (),
+    "mqtt_replay": (),
     "pipeline": ("--quick",),
     "federation": ("--quick",),
 }

@@ -148,8 +148,10 @@ class StartFinder:
             search = LastRecords(query.filter, query.last, limits)
             return search.search(self._journal, self._cache, self._store)
         offsets: list[int] = []
+        segments = self._segments_from(query.since_us)
         for partition, limit in enumerate(limits):
-            offsets.append(min(limit, self.offset_for_time(partition, query.since_us)))
+            offset = self._offset_in(segments, partition, query.since_us)
+            offsets.append(min(limit, offset))
         return FoundStart(offsets)
 
     def topic_history(self, topic: bytes, partition: int, before: int) -> TopicHistory:
@@ -168,11 +170,17 @@ class StartFinder:
         behind that of the one before. Whole segments and batches are passed by their newest
         timestamp.
         """
+        return self._offset_in(self._segments_from(timestamp_us), partition, timestamp_us)
+
+    def _segments_from(self, timestamp_us: int) -> list[Segment]:
+        """The segments with a record that is not older. A log has thousands of others."""
+        segments = list(self._journal.segments)
+        return [each for each in segments if each.last_timestamp_us() >= timestamp_us]
+
+    def _offset_in(self, segments: list[Segment], partition: int, timestamp_us: int) -> int:
         start = self._journal.start_offsets[partition]
         end = self._journal.written[partition]
-        for segment in self._journal.segments:
-            if segment.last_timestamp_us() < timestamp_us:
-                continue
+        for segment in segments:
             try:
                 index = self._cache.index(segment)
                 segment_end = min(end, segment.end_offsets()[partition])
