@@ -27,7 +27,7 @@ from holdfast.protocol.relay.frames import (
     count_frame,
     frame,
 )
-from holdfast.security.certificates import user_of
+from holdfast.server.sockets.driver import proved_name
 from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
 
 WRITE_BUFFER_BYTES: Final = 32_768
@@ -47,7 +47,8 @@ class Relay:
         self._listener = listener
         self._settings = settings
         self.remote = remote
-        self._number = 0
+        # Below 0: the connection was not admitted.
+        self._number = -1
         self._transport: Transport | None = None
         self._sending = SendingCredit()
         self._receiving = ReceivingCredit()
@@ -63,8 +64,10 @@ class Relay:
         if not self.remote:
             peer = transport.get_extra_info("peername")
             self.remote = f"{peer[0]}:{peer[1]}" if peer else "?"
-        certificate = transport.get_extra_info("peercert")
-        name = user_of(certificate, self._settings.certificate_user)
+        name = proved_name(transport, self._settings.certificate_user)
+        if name is None:
+            transport.abort()
+            return
         self._number = self._broker.add(self)
         arrival = ClientArrival(self._listener, self.remote, name)
         self._broker.send(frame(OPENED, self._number, arrival.encode()))
@@ -89,6 +92,8 @@ class Relay:
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._number < 0:
+            return
         self._broker.remove(self._number)
         self._broker.send(frame(ENDED, self._number))
 
