@@ -786,7 +786,9 @@ def test_a_right_is_explained_by_rule_and_line() -> None:
         "acl:5: pattern write devices/%c/#",
     )
     assert explained(bench, "other", "subscribe") == ("denied", "no rule allows it")
-    assert explained(bench, "$SYS/x", "publish")[0] == "denied"
+    assert explained(bench, "$SYS/x", "publish") == ("denied", "$SYS is the broker's")
+    assert explained(bench, "$delayed/5/plant/x", "publish")[1].startswith("acl:3")
+    assert explained(bench, "$delayed/x", "publish")[0] == "denied"
     assert explained(bench, "plant/x", "history") == ("denied", "the past: no rule allows it")
     bench.login("bob", "bob")
     asked = known_rights(bench.node.state, "bob", None)

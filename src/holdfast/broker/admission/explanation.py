@@ -9,7 +9,8 @@ from typing import Final
 from holdfast.broker.admission.client_rights import Rights
 from holdfast.broker.delivery.replay_start import start_prefix
 from holdfast.broker.publish.control import COMMAND_TOPIC
-from holdfast.broker.rights import LOG_PREFIX, is_reserved
+from holdfast.broker.publish.delayed_table import DELAYED_PREFIX, InvalidDelay, split_delayed
+from holdfast.broker.rights import is_reserved
 from holdfast.broker.state import NodeState
 from holdfast.protocol.topics.names import has_wildcard, is_shared, mounted_filter, split_shared
 from holdfast.security.acl import DENY, HISTORY, READ, WRITE, AccessRule, ClientRules
@@ -92,6 +93,12 @@ def explain(rights: KnownRights, action: str, filter: str) -> RightVerdict:
     """Whether the client may do it, and by which rules. `filter`: a valid topic or filter as the
     client names it. Its cost is that of all rules of the client if the filter has a wildcard."""
     if action == PUBLISH:
+        if filter.startswith(DELAYED_PREFIX.decode()):
+            # The right is that to the topic at which the message appears later.
+            try:
+                filter = split_delayed(filter.encode())[1].decode()
+            except InvalidDelay as error:
+                return RightVerdict(DENIED, str(error))
         return _on_publish(rights, rights.mount + filter)
     start = start_prefix(filter)
     wanted = mounted_filter(rights.mount, filter[len(start) :])
@@ -121,8 +128,7 @@ def _on_publish(rights: KnownRights, topic: str) -> RightVerdict:
     is_command = topic == COMMAND_TOPIC and rights.takes_commands
     rules = rights.rules
     if is_reserved(topic) and not is_command:
-        name = LOG_PREFIX if topic.startswith(LOG_PREFIX) else topic.partition("/")[0]
-        return RightVerdict(DENIED, f"no client's message to {name} enters the log")
+        return RightVerdict(DENIED, f"{topic.partition('/')[0]} is the broker's")
     if rules is None:
         if is_command:
             return RightVerdict(DENIED, "without rules no client may send commands")
