@@ -4,6 +4,7 @@ The directory gets its name when it is complete and checked. The backup stays as
 never change are linked, and every other file is a copy.
 """
 
+import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -33,7 +34,6 @@ def restore(backup: Path, target: Path, until_us: int | None) -> tuple[BackupMan
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BackupError(f"{target} is not empty: move it away, or give another directory")
     manifest = read_manifest(backup)
-    _check_log(backup)
     target = target.absolute()
     partial = target.with_name(f"{target.name}{PARTIAL}")
     if partial.exists():
@@ -58,10 +58,14 @@ def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> lis
         (root / epoch / folder).mkdir(parents=True, exist_ok=True)
     for file in manifest.files:
         inside = file.path.removeprefix(f"{epoch}/") if epoch else file.path
-        if inside.partition("/")[0] in FIXED:
+        if (copied.source / file.path).stat().st_size > file.bytes:
+            copied.copy(file.path)
+            os.truncate(root / file.path, file.bytes)
+        elif inside.partition("/")[0] in FIXED:
             copied.link(file.path)
         else:
             copied.copy(file.path)
+    _check_log(root, copied.source)
     directory = open_to_read(root)
     segments = directory.segments()
     if segments:
@@ -77,9 +81,9 @@ def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> lis
     return lines
 
 
-def _check_log(backup: Path) -> None:
-    """Read every byte of the log and the snapshots. Raises `BackupError` at damage."""
-    report = examine(open_to_read(backup), backup, deep=True)
+def _check_log(root: Path, backup: Path) -> None:
+    """Read every byte of the log and the snapshots in `root`. Raises `BackupError` at damage."""
+    report = examine(open_to_read(root), root, deep=True)
     if report.problems:
         shown = "; ".join(report.problems[:PROBLEMS_SHOWN])
         more = len(report.problems) - PROBLEMS_SHOWN

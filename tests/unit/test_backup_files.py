@@ -1,0 +1,163 @@
+"""Backups without processes: databases, hostile manifests, retention and takeovers in between."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.cli.backup import backup as making
+from holdfast.cli.backup.backup import make_backup
+from holdfast.cli.backup.manifest import NAME, BackupError, read_manifest
+from holdfast.cli.backup.restoration import restore
+from holdfast.storage.files.data_directory import open_to_read
+from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.journal.recovery import open_journal, replay
+from holdfast.storage.snapshot import SnapshotEncoder
+from tests.support.journal_files import TIME_US, Journal
+
+SECOND_US = 1_000_000
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """Two hundred messages, one a second, in segments of some ten."""
+    made = Journal(tmp_path / "data", partitions=2, segment_bytes=2000)
+    for number in range(200):
+        made.publish(f"t/{number % 3}", b"%d" % number, timestamp_us=TIME_US + number * SECOND_US)
+    return made
+
+
+def save(journal: Journal) -> None:
+    """Write a snapshot for all records."""
+    encoder = SnapshotEncoder(journal.sequence, journal.next_offset, TIME_US)
+    journal.files.replace_file(snapshot_name(journal.sequence), encoder.finish())
+
+
+def payloads(directory: Path, partitions: int = 2) -> list[int]:
+    opened = open_journal(open_to_read(directory), writes=False)
+    assert not opened.damage
+    return [int(record.payload) for record in replay(opened, state_only=False)]
+
+
+@pytest.mark.parametrize("count", [1, 57, 199])
+def test_a_cut_at_each_place(journal: Journal, tmp_path: Path, count: int) -> None:
+    make_backup(journal.directory, tmp_path / "backup")
+    until_us = TIME_US + count * SECOND_US
+    restore(tmp_path / "backup", tmp_path / "restored", until_us)
+    assert payloads(tmp_path / "restored") == list(range(count))
+    # The backup shares files with the restored directory, and is whole.
+    restore(tmp_path / "backup", tmp_path / "whole", None)
+    assert payloads(tmp_path / "whole") == list(range(200))
+
+
+def test_a_time_before_what_retention_has_left(journal: Journal, tmp_path: Path) -> None:
+    save(journal)
+    journal.remove_first_segment()
+    make_backup(journal.directory, tmp_path / "backup")
+    with pytest.raises(BackupError, match="give a later --until, or an older backup"):
+        restore(tmp_path / "backup", tmp_path / "restored", TIME_US + 60 * SECOND_US)
+    assert not (tmp_path / "restored").exists()
+
+
+def test_retention_during_a_backup(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments that were listed are gone when they are linked: the backup begins again."""
+    save(journal)
+    removed: list[int] = []
+    link = making.Copied.link
+
+    def remove_first(copied: making.Copied, name: str) -> None:
+        if name.endswith(".log") and len(removed) < 2:
+            removed.append(len(journal.segments()))
+            journal.remove_first_segment()
+        link(copied, name)
+
+    monkeypatch.setattr(making.Copied, "link", remove_first)
+    make_backup(journal.directory, tmp_path / "backup")
+    assert len(removed) == 2
+    restore(tmp_path / "backup", tmp_path / "restored", None)
+    kept = payloads(tmp_path / "restored")
+    assert kept == list(range(200 - len(kept), 200))
+    assert 100 < len(kept) < 200
+
+
+def test_a_segment_that_grows_again(journal: Journal, tmp_path: Path) -> None:
+    """A deposed holder of a shared directory writes to a segment that the backup has as well."""
+    make_backup(journal.directory, tmp_path / "backup")
+    first = journal.segments()[0]
+    with first.open("ab") as file:
+        file.write(b"late")
+    assert (tmp_path / "backup" / "journal" / first.name).read_bytes().endswith(b"late")
+    restore(tmp_path / "backup", tmp_path / "restored", None)
+    assert payloads(tmp_path / "restored") == list(range(200))
+
+
+def test_a_snapshot_without_the_log_after_it(journal: Journal, tmp_path: Path) -> None:
+    journal.remove_first_segment()
+    with pytest.raises(BackupError, match="retention has removed what the snapshot needs"):
+        make_backup(journal.directory, tmp_path / "backup")
+
+
+def test_a_database_in_use(journal: Journal, tmp_path: Path) -> None:
+    """A transaction that is not committed is not in the backup, and one in the WAL is."""
+    path = journal.directory / "federation" / "federation.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE custody (id)")
+        db.execute("INSERT INTO custody VALUES (1)")
+        db.commit()
+        db.execute("INSERT INTO custody VALUES (2)")
+        make_backup(journal.directory, tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "restored", None)
+    with closing(sqlite3.connect(tmp_path / "restored" / "federation" / "federation.db")) as db:
+        assert db.execute("SELECT id FROM custody").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("path", ["../data/manifest.json", "/etc/passwd", "journal/../../x"])
+def test_a_file_outside(journal: Journal, tmp_path: Path, path: str) -> None:
+    make_backup(journal.directory, tmp_path / "backup")
+    file = tmp_path / "backup" / NAME
+    content = json.loads(file.read_text())
+    content["files"].append({"path": path, "bytes": 1})
+    file.write_text(json.dumps(content))
+    with pytest.raises(BackupError, match="is not below the backup"):
+        read_manifest(tmp_path / "backup")
+
+
+def test_a_newer_format(journal: Journal, tmp_path: Path) -> None:
+    make_backup(journal.directory, tmp_path / "backup")
+    (tmp_path / "backup" / NAME).write_text('{"format": 2, "more": []}')
+    with pytest.raises(BackupError, match="format 2, this program reads 1"):
+        read_manifest(tmp_path / "backup")
+
+
+def test_targets_that_are_refused(journal: Journal, tmp_path: Path) -> None:
+    with pytest.raises(BackupError, match="is inside"):
+        make_backup(journal.directory, journal.directory / "backup")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(BackupError, match="is not empty"):
+        make_backup(journal.directory, tmp_path / "full")
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_hostile_manifests(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    good = b'{"format":1,"node_id":"n","kind":"node","cluster_id":"","began":"","version":"",' \
+        b'"files":[{"path":"a","bytes":0}]}'  # fmt: skip
+    at = data.draw(st.integers(0, len(good)))
+    piece = data.draw(
+        st.one_of(st.binary(max_size=8), st.sampled_from([b"[" * 100_000, b"\\u0000"]))
+    )
+    root = tmp_path_factory.mktemp("hostile")
+    (root / NAME).write_bytes(good[:at] + piece + good[at + data.draw(st.integers(0, 4)) :])
+    try:
+        read_manifest(root)
+    except BackupError:
+        pass
