@@ -1,6 +1,6 @@
 """Test runs as data: events are records of the log, and Spark makes tables and a verdict from them.
 
-docs/experiments.md describes the events and the tables. `--tables holdfast_lab` adds the tables to
+docs/test-runs.md describes the events and the tables. `--tables holdfast_lab` adds the tables to
 a lake, and their charts to its report. A program that only writes events needs no Spark, so both
 are loaded on first use.
 """

@@ -16,7 +16,7 @@ from holdfast.testing import Broker
 from holdfast_lab.experiments import traffic
 from holdfast_lab.experiments.traffic import WINDOW, Observed, Traffic
 from holdfast_lab.log import ExperimentLog
-from holdfast_lab.results import pages, store
+from holdfast_lab.results import document, pages, store
 from holdfast_lab.targets import wide_network
 from holdfast_lab.targets.remote import Remote
 from holdfast_lab.targets.target import TargetError
@@ -108,6 +108,23 @@ def test_a_hostile_name_stays_text() -> None:
     page = pages.html(made, {})
     assert "<script>alert" not in page
     assert "<i>" not in page
+
+
+def test_the_document_is_that_of_its_results(tmp_path: Path) -> None:
+    """And it names what a run lacks."""
+    docs = Path(__file__).parents[2] / "docs"
+    assert document.is_kept(docs / "experiments.md"), "holdfast lab report DIR --document FILE"
+    result = store.Result(
+        "packet-loss", "pair", "A pair", "v 1", {"QoS": "1"}, {"lost": 0.0, "other": 1.0},
+        problems=["no figure"], broken=["7 were lost"], events="x.jsonl",
+    )  # fmt: skip
+    page = tmp_path / "page.md"
+    document.keep(store.LabRun(store.VERSION, "2026", "holdfast lab run", {}, [result]), page)
+    assert document.is_kept(page)
+    text = page.read_text()
+    assert "| lost | 20 | 0 |" in text
+    assert "- A pair: broken promise: 7 were lost" in text
+    assert "holdfast lab run packet-loss --target pair" in text
 
 
 def test_the_silence_that_touches_a_fault_is_the_downtime() -> None:

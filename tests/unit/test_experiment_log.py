@@ -114,7 +114,7 @@ def test_the_schema_names_its_fields_once() -> None:
 
 
 def test_the_documentation_has_the_schema() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "test-runs.md").read_text()
     for field in (*COMMON, *FIELDS):
         assert f"| `{field.name}` | {field.type} | {field.meaning} |" in text
     for event in EVENTS:
@@ -128,6 +128,6 @@ def test_the_documentation_has_the_tables() -> None:
     pytest.importorskip("pyspark.sql")
     from holdfast_lab.tables import TABLES
 
-    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "test-runs.md").read_text()
     for table in TABLES:
         assert f"`{table.name}`" in text

@@ -44,6 +44,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--no-spark", action="store_true", help="without the verdict of the pipeline"
     )
     report.add_argument("--png", action="store_true", help="also a picture, made by Chromium")
+    report.add_argument(
+        "--document",
+        type=Path,
+        metavar="FILE",
+        help="only the page of tables for documents, with its results kept in FILE without .md",
+    )
     compare = commands.add_parser("compare", help="print two runs side by side")
     compare.add_argument("before", type=Path, metavar="DIR")
     compare.add_argument("after", type=Path, metavar="DIR")

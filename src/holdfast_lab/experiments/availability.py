@@ -31,7 +31,7 @@ SERVICE_S: Final = 30.0
 PAUSE_S: Final = 2.0
 """How long a broker is paused that nothing takes over from."""
 ROUNDS: Final = 5
-QUICK_ROUNDS: Final = 2
+QUICK_ROUNDS: Final = 1
 
 
 async def run(target: Target, trial: Trial) -> Result:
@@ -150,7 +150,8 @@ def _add_figures(result: Result, downtimes: dict[Fault, list[float]]) -> None:
             result.figures[f"downtime, {fault}, worst (s)"] = max(values)
     measured = {fault: values for fault, values in downtimes.items() if values}
     if measured:
-        result.charts.append(
+        result.charts.insert(
+            0,
             Chart(
                 "Downtime",
                 "",
@@ -170,5 +171,5 @@ def _add_figures(result: Result, downtimes: dict[Fault, list[float]]) -> None:
                     ),
                 ],
                 "bar",
-            )
+            ),
         )

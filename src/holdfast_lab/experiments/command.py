@@ -19,7 +19,8 @@ from typing import Final
 from holdfast.cli.text import table
 from holdfast_lab.experiments import EXPERIMENTS, Experiment
 from holdfast_lab.experiments.trial import Trial
-from holdfast_lab.results import pages, store
+from holdfast_lab.results import document, pages, store
+from holdfast_lab.results.figures import MAIN, figure
 from holdfast_lab.results.store import LabRun, Result, ResultError
 from holdfast_lab.targets import TARGETS, target_of
 from holdfast_lab.targets.target import TargetError
@@ -158,12 +159,11 @@ class ProgressLine:
         """Print the result in a line or two."""
         if self._shows:
             print("\r\x1b[K", end="", file=sys.stderr)
-        main = [
-            f"{name} {pages.figure(value)}"
-            for name in pages.MAIN.get(result.experiment, ())
-            if (value := result.figures.get(name)) is not None
-        ]
-        print(f"{self._name} ({result.duration_s:.0f} s): {'; '.join(main) or 'no figures'}")
+        main = MAIN.get(result.experiment, ())
+        found = [name for name in main if result.figures.get(name) is not None]
+        chosen = found or list(result.figures)[: len(main)]
+        texts = [f"{name} {figure(result.figures[name])}" for name in chosen]
+        print(f"{self._name} ({result.duration_s:.0f} s): {'; '.join(texts) or 'no figures'}")
         for text in result.problems:
             print(f"  no figure: {text}")
         for text in result.broken:
@@ -174,10 +174,14 @@ class ProgressLine:
 def run_report(args: argparse.Namespace) -> int:
     """Draw a run as a page, and as Markdown."""
     made = store.load(args.directory)
+    if args.document is not None:
+        document.keep(made, args.document)
+        print(f"{args.document}\n{args.document.with_suffix('') / store.FILE}")
+        return 0
     verdicts = {} if args.no_spark else dict(_verdicts(made, args.directory))
     output: Path = args.output or args.directory / "report.html"
     output.write_text(pages.html(made, verdicts))
-    output.with_suffix(".md").write_text(pages.markdown(made))
+    output.with_suffix(".md").write_text(document.document(made, str(args.directory)))
     print(f"{output}\n{output.with_suffix('.md')}")
     for name, text in verdicts.items():
         print(f"{name}: {text.splitlines()[0]}")

@@ -54,9 +54,9 @@ def timeline_of(title: str, fault: PlayedFault, observed: Observed) -> Chart:
             continue
         bars.xs = [*bars.xs, gap[0] - fault.from_s, gap[1] - fault.from_s, None]
         bars.ys = [*bars.ys, client, client, None]
-        what = "first confirmation" if client == PUBLISHER else "first delivery"
-        text = f"{client}: {what} after a silence of {gap[1] - gap[0]:.3f} s"
-        events.setdefault(what, []).append((gap[1], client, text))
+        what = "confirmation" if client == PUBLISHER else "delivery"
+        text = f"{client}: first {what} after a silence of {gap[1] - gap[0]:.3f} s"
+        events.setdefault("service", []).append((gap[1], client, text))
     series = [bars]
     for what, found_events in events.items():
         shown = [each for each in sorted(found_events) if begin_s <= each[0] <= end_s]
@@ -70,7 +70,7 @@ def timeline_of(title: str, fault: PlayedFault, observed: Observed) -> Chart:
         )
     return Chart(
         title, "seconds after the fault", "",
-        "Bars are the time without a confirmation or delivery. A point says what happened.",
+        "Bars are the time without a confirmation or delivery; service is the first one after it.",
         [each for each in series if len(each.xs)], "points",
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from holdfast_lab.targets.target import Fault, Target, TargetError
 MESSAGES: Final = 50
 STOP_AFTER: Final = 24
 INTERVAL_S: Final = 1.0
-QUICK_INTERVAL_S: Final = 0.2
+QUICK_INTERVAL_S: Final = 0.1
 
 
 async def run(target: Target, trial: Trial) -> Result:

@@ -1,60 +1,14 @@
-"""The report of a run of the lab: one HTML page without network, and Markdown for documents."""
+"""The report of a run of the lab: one HTML page without network."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any, Final
+from typing import Any
 
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table
 from holdfast_lab.experiments import EXPERIMENTS
-from holdfast_lab.experiments.paper import (
-    ACTIVEMQ_DOWNTIMES_S,
-    ACTIVEMQ_LATENCY_S,
-    ACTIVEMQ_LOST,
-    FEDERATION_MEANS_MS,
-    FEDERATION_NEIGHBOURS,
-    QUEUE_FASTER,
-)
 from holdfast_lab.results import pictures
+from holdfast_lab.results.figures import MAIN, figure, study_of, title_of
 from holdfast_lab.results.store import Chart, LabRun, Result
-
-PUBLISHED: Final[dict[str, str]] = {
-    "availability": f"mean {sum(ACTIVEMQ_DOWNTIMES_S) / len(ACTIVEMQ_DOWNTIMES_S):.1f} s",
-    "packet-loss": f"{len(ACTIVEMQ_LOST)} of 50 lost",
-    "latency": f"means {ACTIVEMQ_LATENCY_S[0]:g} s and {ACTIVEMQ_LATENCY_S[1]:g} s",
-    "publish-queue": f"queue {QUEUE_FASTER:g} times as fast as QoS 2",
-    "federation": " and ".join(f"{ms:,.0f} ms" for ms in FEDERATION_MEANS_MS.values()),
-    "repair": f"8 linked to {FEDERATION_NEIGHBOURS[0]} and {FEDERATION_NEIGHBOURS[1]}, no times",
-}
-"""What each study found, in a few words."""
-MAIN: Final[dict[str, tuple[str, ...]]] = {
-    "availability": (
-        "downtime, planned stop, mean (s)",
-        "downtime, kill -9, mean (s)",
-        "downtime, SIGSTOP, mean (s)",
-        "confirmed and lost",
-    ),
-    "packet-loss": ("lost", "confirmed and lost"),
-    "latency": ("100 clients, publisher, p99 (ms)", "100 clients, subscriber, p99 (ms)"),
-    "publish-queue": (
-        "QoS 2, median (s)",
-        "queue on disk, times as fast as QoS 2",
-        "queue on disk, window 64, times as fast as QoS 2",
-    ),
-    "replication": ("confirmed", "replicas with another order"),
-    "load": ("1,000 clients, CPU (%)", "1,000 clients, memory (MiB)"),
-    "federation": (
-        "latency at member 0, mean (ms)",
-        "latency at member 5, mean (ms)",
-        "silence, relay kill -9, mean (s)",
-        "confirmed and lost",
-    ),
-    "repair": (
-        "8 has new neighbours after, kill -9, median (s)",
-        "silence at 8, kill -9, median (s)",
-        "confirmed and lost",
-    ),
-}
-"""The figures of each experiment that the summary has."""
 
 
 def html(run: LabRun, verdicts: Mapping[str, str]) -> str:
@@ -66,17 +20,13 @@ def html(run: LabRun, verdicts: Mapping[str, str]) -> str:
         results = [each for each in run.results if each.experiment == name]
         if not results:
             continue
-        part = page.part(_title(name), f"{experiment.question} Source: {experiment.source}.")
+        part = page.part(title_of(name), f"{experiment.question} Source: {experiment.source}.")
         for chart in merged(results):
             _draw(page, part, chart)
         part.html.append(_figures_table(results))
         for result in results:
             _remarks(part, result, verdicts)
     return page.render()
-
-
-def _title(name: str) -> str:
-    return name.replace("-", " ").capitalize()
 
 
 def _summary(page: Page, run: LabRun, verdicts: Mapping[str, str]) -> None:
@@ -108,11 +58,11 @@ def _summary_rows(run: LabRun) -> Iterator[dict[str, Any]]:
             for name_of in MAIN.get(name, ()):
                 if name_of in result.figures:
                     yield {
-                        "experiment": _title(name),
+                        "experiment": title_of(name),
                         "target": result.title,
                         "figure": name_of,
                         "ours": figure(result.figures[name_of]),
-                        "study": PUBLISHED.get(name, "–"),
+                        "study": study_of(name, name_of),
                     }
 
 
@@ -156,15 +106,6 @@ def _figures_table(results: list[Result]) -> str:
     )
 
 
-def figure(value: float | None) -> str:
-    """A figure with as many digits as it deserves; a dash for one that is missing."""
-    if value is None:
-        return "–"
-    if value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
 def _remarks(part: ReportPart, result: Result, verdicts: Mapping[str, str]) -> None:
     parameters = ", ".join(f"{name} {value}" for name, value in result.parameters.items())
     rows = [{"what": "version", "text": result.version}, {"what": "how", "text": parameters}]
@@ -174,28 +115,6 @@ def _remarks(part: ReportPart, result: Result, verdicts: Mapping[str, str]) -> N
         rows.append({"what": "judged by Spark", "text": verdicts[result.events]})
     headings = [Heading("what", ""), Heading("text", "")]
     part.html.append(table(headings, rows, result.title))
-
-
-def markdown(run: LabRun) -> str:
-    """The main figures as a table for a document, with the command that repeats each row."""
-    machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
-    lines = [
-        f"Measured {run.started[:10]} by `{run.command}` on one machine: {machine}.",
-        "",
-        "| experiment | the study | target | figure | value | command |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in _summary_rows(run):
-        name = row["experiment"].lower().replace(" ", "-")
-        target = next(
-            each.target for each in run.results
-            if each.title == row["target"] and each.experiment == name
-        )  # fmt: skip
-        lines.append(
-            f"| {row['experiment']} | {row['study']} | {row['target']} | {row['figure']} |"
-            f" {row['ours']} | `holdfast lab run {name} --target {target}` |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def comparison(before: LabRun, after: LabRun) -> list[dict[str, str]]:

@@ -15,7 +15,8 @@ EVENT_COLOURS: Final = {
     "detected": charts.ORANGE,
     "elected": charts.BLUE,
     "connected": charts.SKY,
-    "first confirmation": charts.GREEN,
+    "disconnected": "#7a8699",
+    "service": charts.GREEN,
     "silence": charts.PINK,
 }
 
@@ -86,3 +87,5 @@ def _points(figure: Any, chart: Chart) -> None:
                 line={"color": colour, "width": 8}, opacity=0.55, hoverinfo="skip",
             )  # fmt: skip
     figure.update_yaxes(type="category", autorange="reversed", rangemode="normal")
+    # A lower one has too little room for the legend on a narrow page.
+    figure.update_layout(height=360)

@@ -96,6 +96,7 @@ def machine() -> dict[str, str]:
         "memory": f"{memory / (1 << 30):.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
+        "load before": f"{os.getloadavg()[0]:.1f}",
     }
 
 

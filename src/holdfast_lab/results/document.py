@@ -1,0 +1,88 @@
+"""The results of a run as a document: for each experiment a table of the study, ours and others.
+
+`docs/experiments.md` is such a document. Its results are kept beside it without their charts, and a
+test makes the document from them again.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from holdfast_lab.experiments import EXPERIMENTS
+from holdfast_lab.results.figures import MAIN, figure, study_of, title_of
+from holdfast_lab.results.store import FILE, LabRun, Result, load, save
+
+HEAD: Final = """\
+# Experiments
+
+This page has the experiments of the published studies, measured by [the lab](lab.md). The columns
+are the study's figure, Holdfast's targets and other brokers. A dash is a figure that the study does
+not give, or that was not measured. The page is generated from the results in `{kept}`:
+
+    {command}
+
+"""
+
+
+def document(run: LabRun, kept: str = "docs/experiments") -> str:
+    """Return the document of a run. `kept` is the directory of its results, for the command."""
+    command = f"holdfast lab report {kept} --document docs/experiments.md"
+    machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
+    lines = [
+        f"- measured: {run.started[:16].replace('T', ' ')} UTC",
+        f"- command: `{run.command}`",
+        f"- machine: {machine}",
+        *(f"- {version}" for version in dict.fromkeys(_versions(run.results))),
+        "",
+    ]
+    for name in EXPERIMENTS:
+        results = [each for each in run.results if each.experiment == name]
+        if results:
+            lines += _experiment(name, results)
+    return HEAD.format(command=command, kept=kept) + "\n".join(lines)
+
+
+def _versions(results: Iterable[Result]) -> Iterator[str]:
+    return (each.version for each in results if each.version and each.version != each.title)
+
+
+def _experiment(name: str, results: list[Result]) -> list[str]:
+    experiment = EXPERIMENTS[name]
+    targets = " ".join(f"--target {each.target}" for each in results)
+    titles = [each.title for each in results]
+    lines = [
+        f"## {title_of(name)}", "", f"{experiment.question} Source: {experiment.source}.", "",
+        f"`holdfast lab run {name} {targets}`", "",
+        f"| figure | the study | {' | '.join(titles)} |",
+        f"|---|---|{'---|' * len(results)}",
+    ]  # fmt: skip
+    for row in MAIN.get(name, ()):
+        if any(row in each.figures for each in results):
+            cells = [figure(each.figures.get(row)) for each in results]
+            lines.append(f"| {row} | {study_of(name, row)} | {' | '.join(cells)} |")
+    lines.append("")
+    parameters = {f"{key} {value}" for each in results for key, value in each.parameters.items()}
+    lines.append(f"Parameters: {', '.join(sorted(parameters))}.")
+    remarks = [
+        f"- {each.title}: {text}"
+        for each in results
+        for text in (*(f"broken promise: {one}" for one in each.broken), *each.problems)
+    ]
+    return [*lines, "", *([*remarks, ""] if remarks else [])]
+
+
+def keep(run: LabRun, page: Path) -> None:
+    """Write the document of a run, and its results without charts into the directory beside it."""
+    directory = page.with_suffix("")
+    directory.mkdir(exist_ok=True)
+    for each in run.results:
+        each.charts = []
+        each.events = ""
+    save(run, directory)
+    page.write_text(document(load(directory)))
+
+
+def is_kept(page: Path) -> bool:
+    """Return whether a document is the one that its kept results make."""
+    directory = page.with_suffix("")
+    return (directory / FILE).exists() and page.read_text() == document(load(directory))
