@@ -59,6 +59,14 @@ def test_lists_and_operations(
         [sentence] = lines("log", "why", "bad\tname", "in/1")
         assert "packet id" in sentence
 
+        client.publish("$delayed/1000/in/late", b"x", qos=1)
+        [_, late] = lines("delayed", "list", "--search", "LATE")
+        _, partition, offset, topic, *_ = late.split()
+        assert topic == "in/late"
+        lines("delayed", "cancel", partition, offset)
+        assert len(lines("delayed", "list")) == 1
+        assert "no delayed message waits" in error("delayed", "cancel", partition, offset)
+
         lines("clients", "disconnect", "bad\tname", "--reason", "maintenance")
         client.expect(DISCONNECT)
     until(lambda: not api.get("clients")["sessions"], "the client is gone")

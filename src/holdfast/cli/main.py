@@ -32,8 +32,9 @@ COMMANDS: Final = {
     "clients": "list or disconnect the connected clients",
     "sessions": "list, show, move or end sessions",
     "subscriptions": "list subscriptions, or those that a topic reaches",
-    "groups": "list the shared groups, or show one",
+    "groups": "list, show or delete shared groups",
     "retained": "list, read, delete or restore retained messages",
+    "delayed": "list or cancel delayed messages",
     "top": "rates, slow sessions and busy topics of a node",
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",
@@ -58,6 +59,7 @@ _MODULES: Final = {
     "subscriptions": "resources.subscriptions",
     "groups": "resources.groups",
     "retained": "resources.retained",
+    "delayed": "resources.delayed",
     "bench": "bench.command",
     "backup": "backup.command",
 }

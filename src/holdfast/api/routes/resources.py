@@ -14,6 +14,7 @@ from holdfast.api.log.session_history import SessionHistoryRoutes
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.pipeline.routes import PipelineRoutes
+from holdfast.api.routes.delayed_routes import DelayedRoutes
 from holdfast.api.routes.event_feed import EventFeed
 from holdfast.api.routes.figure_routes import FigureRoutes
 from holdfast.api.routes.group_routes import GroupRoutes
@@ -36,6 +37,7 @@ def resource_endpoints(
         *MayRoutes(node, everywhere).endpoints(),
         *SubscriptionRoutes(node, everywhere).endpoints(),
         *MessageRoutes(node).endpoints(),
+        *DelayedRoutes(node).endpoints(),
         *TopicRoutes(node).endpoints(),
         *RecordRoutes(node).endpoints(),
         *GroupRoutes(node).endpoints(),

@@ -84,6 +84,11 @@ LISTS: Final[dict[str, tuple[str, list[Column]]]] = {
         "messages",
         [*_columns("topic", "bytes", "qos", "publisher"), ("at", _time("at_us"))],
     ),
+    "delayed": (
+        "messages",
+        [("due", _time("due_us")), *_columns("partition", "offset", "topic", "client", "qos",
+                                             "bytes")],
+    ),
 }  # fmt: skip
 """Each list: the field of its reply with the rows, and its columns."""
 
@@ -93,6 +98,7 @@ HELP: Final = {
     "subscriptions": "list subscriptions, or those that a topic reaches",
     "groups": "list, show or delete shared groups",
     "retained": "list, read, delete or restore retained messages",
+    "delayed": "list or cancel delayed messages",
 }
 
 
@@ -170,12 +176,21 @@ def _retained_options(listing: argparse.ArgumentParser, commands: Commands) -> P
     return [show, delete, restore]
 
 
+def _delayed_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
+    listing.add_argument("--search", metavar="TEXT", help="a part of the topic or client id")
+    cancel = commands.add_parser("cancel", help="do not publish one")
+    for name in ("partition", "offset"):
+        cancel.add_argument(name, metavar=name.upper(), type=int, help="as the list has it")
+    return [cancel]
+
+
 _LIST_OPTIONS: Final = {
     "clients": _client_options,
     "sessions": _session_options,
     "subscriptions": _subscription_options,
     "groups": _group_options,
     "retained": _retained_options,
+    "delayed": _delayed_options,
 }
 
 
@@ -276,6 +291,11 @@ def _delete(port: AdminPort, args: argparse.Namespace) -> object:
     return port.exchange("DELETE", path)
 
 
+def _cancel(port: AdminPort, args: argparse.Namespace) -> object:
+    path = path_of("delayed", partition=str(args.partition), offset=str(args.offset))
+    return port.exchange("DELETE", path)
+
+
 def _restore(port: AdminPort, args: argparse.Namespace) -> object:
     deleted = json.loads(args.file.read_text())
     return port.exchange("POST", path_of("retained/restore"), {"deleted": deleted["deleted"]})
@@ -297,5 +317,6 @@ _ACTIONS: Final[dict[str, Callable[[AdminPort, argparse.Namespace], object]]] = 
     "end": _end,
     "move": _move,
     "delete": _delete,
+    "cancel": _cancel,
     "restore": _restore,
 }
