@@ -11,6 +11,7 @@ with Pillow the files are a third as large.
 import argparse
 import contextlib
 import dataclasses
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,8 +52,9 @@ CLUSTER: Final = (
     Picture("trace", "trace?topic=TOPIC&client=slow-archive", "tbody tr", height=SHORT),
     Picture("drops", "drops", "tbody tr", height=900),
 )
+PIPELINE: Final = (Picture("pipeline", "pipeline", ".graph .box", height=900),)
 BROKER: Final = (
-    Picture("access", "access", "tbody tr", height=SHORT),
+    Picture("access", "access?client=meter-17&topic=plant/1", ".sentence", height=SHORT),
     Picture("bans", "bans", "tbody tr", height=SHORT),
     Picture("settings", "settings", "tbody tr", height=SHORT),
     Picture("audit", "audit", "tbody tr", height=SHORT, selected="tbody tr:nth-child(2)"),
@@ -62,6 +64,7 @@ FEDERATION: Final = (Picture("federation", "federation?topic=plant/line-1", ".we
 NAMES: Final = ("berlin", "lyon", "madrid", "oslo", "turin")
 LINKS: Final = ((0, 1), (1, 2), (1, 4), (0, 3), (0, 4), (2, 4))
 WAIT_S: Final = 60.0
+PIPELINE_S: Final = 400.0
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -98,12 +101,24 @@ def of_a_cluster(camera: Camera, directory: Path, images: Path) -> None:
             dataclasses.replace(each, screen=each.screen.replace("TOPIC", topic))
             for each in CLUSTER
         )
-        take(camera, demo.survivors()[0].admin, cluster.token, pictures, images)
+        admin = demo.survivors()[0].admin
+        take(camera, admin, cluster.token, pictures, images)
+        run_pipeline(admin, directory / "lake")
+        take(camera, admin, cluster.token, PIPELINE, images)
         for device in demo.devices:
             device.stop()
         demo.subscriber.go_away()
     finally:
         cluster.stop()
+
+
+def run_pipeline(admin: str, lake: Path) -> None:
+    """Make the tables of the log with Spark. The run reports them to the broker."""
+    command = [sys.executable, "-m", "holdfast.cli.main", "pipeline", "run", "all"]
+    command += ["--from", admin, "--lake", str(lake)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PIPELINE_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"the pipeline has failed:\n{done.stderr[-2000:]}")
 
 
 def refused(port: int) -> None:

@@ -1,6 +1,8 @@
 """Every screen for everybody: axe-core (npm) finds nothing serious in light and dark, a window of
 400 pixels is wide enough, and the keyboard is enough."""
 
+import itertools
+import math
 import shutil
 import subprocess
 import tarfile
@@ -111,6 +113,30 @@ def test_the_federation_is_for_everybody(tmp_path: Path, page: ConsolePage, axe:
         page.open(members[0].admin_port, "#/federation?topic=plant/1")
         expect(page.page.locator(".member")).to_have_count(2)
         assert complaints_of(page.page, axe, "federation") == []
+        check_places(page.page)
+
+
+def check_places(page: Page) -> None:
+    """The same graph has the same places, in the box and apart from each other."""
+    for size in (0, 1, 2, 5, 40):
+        ids = [f"member-{number}" for number in range(size)]
+        links = [[ids[number], ids[number // 2]] for number in range(1, size)]
+        first, again = (
+            page.evaluate(
+                """async ([ids, links]) => {
+                  const { place } = await import("/console/parts/layout.js");
+                  const found = place(ids, links, 760, 420, [70, 46]);
+                  return [...found.values()].map((one) => [one.x, one.y]);
+                }""",
+                [ids, links],
+            )
+            for _ in range(2)
+        )
+        assert first == again
+        assert len(first) == size
+        assert all(70 <= x <= 690 and 46 <= y <= 374 for x, y in first)
+        pairs = itertools.combinations(first, 2)
+        assert min((math.dist(one, other) for one, other in pairs), default=99) > 20
 
 
 def test_the_keyboard_is_enough(cluster: ClusterProcesses, page: ConsolePage) -> None:

@@ -88,6 +88,7 @@ def test_one_session_is_shown_disconnected_and_ended(broker: Holdfast) -> None:
         client.subscribe(("t/#", 1))
         detail = api.get("session", client="c/1 ü")
         assert detail["session"]["connected"]
+        assert detail["needed_bytes"] == 0
         assert [each["filter"] for each in detail["subscriptions"]] == ["t/#"]
         assert detail["will_topic"] == "wills"
 
@@ -138,6 +139,7 @@ def test_inflight_messages_have_an_age_and_the_log_keeps_the_history(
         now_us = time.time() * 1e6
         assert all(now_us - 60e6 < each["at_us"] < now_us + 1e6 for each in inflight)
     until(lambda: not api.get("session", client="slow")["session"]["connected"], "away")
+    assert api.get("session", client="slow")["needed_bytes"] > 0
     broker.kill()
     broker.start()
     found = api.get("session/history", client="slow")

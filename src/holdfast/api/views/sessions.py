@@ -1,12 +1,14 @@
 """Sessions and clients: rows, pages of rows, and one session in full."""
 
 from collections.abc import Callable, Iterator
+from operator import gt
 from typing import Final
 
 from msgspec import Struct
 
 from holdfast.api.views.pages import AbsentNode, BestRows, Place, SortKey
 from holdfast.api.views.slices import ITEMS
+from holdfast.broker.recovery.retention_pins import needed_positions
 from holdfast.broker.session.additions import identifier_of
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
@@ -91,6 +93,9 @@ class SessionDetail(Struct, kw_only=True):
     """Per partition, the first offset that the session has not been sent."""
     ends: list[int]
     """Per partition, the end of the committed log."""
+    needed_bytes: int = 0
+    """The bytes of the segments with records that the session still needs. Retention keeps at most
+    `log.retention.session_bytes` of them for it."""
     will_topic: str = ""
 
 
@@ -215,8 +220,25 @@ def session_detail(state: NodeState, session: Session, node: str) -> SessionDeta
         ],
         positions=session.resume_positions(state.delivered),
         ends=list(state.delivered),
+        needed_bytes=needed_bytes(state, session),
         will_topic="" if session.will is None else session.will.topic.decode("utf-8", "replace"),
     )
+
+
+def needed_bytes(state: NodeState, session: Session) -> int:
+    """The bytes of the segments with records that a session still needs. 0: it is at the end, or
+    does not outlive its connection."""
+    if not session.subscriptions or not session.expiry_s:
+        return 0
+    positions = needed_positions(state, session)
+    total = 0
+    for segment in reversed(state.journal.segments):
+        # A live session has been sent what is delivered, and nothing else.
+        ends = map(min, segment.end_offsets(), state.delivered)
+        if not any(map(gt, ends, positions)):
+            break
+        total += segment.size_bytes
+    return total
 
 
 class SessionScan:

@@ -16,14 +16,14 @@ def pins_of(state: RecordedState, bytes_max: int | None) -> list[Pin]:
             # The group has the position of the queue.
             continue
         if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
-            pins.append(Pin(session.client_id, _positions(state, session), bytes_max))
+            pins.append(Pin(session.client_id, needed_positions(state, session), bytes_max))
     for group in state.groups.values():
         if is_durable_group(group) or not group.tailing:
             pins.append(Pin(group.key, group_positions(state, group), bytes_max))
     return pins
 
 
-def _positions(state: RecordedState, session: Session) -> list[int]:
+def needed_positions(state: RecordedState, session: Session) -> list[int]:
     """The first offsets that the session needs: of unread records, and of unfinished ones for a
     resend."""
     if session.positions is None and not session.tailing:

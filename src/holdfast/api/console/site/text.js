@@ -169,7 +169,7 @@ export const text = {
   sessions: {
     title: "Sessions", client: "Client", state: "State", user: "User", address: "Address", connected: "connected", away: "away", all: "all", search: "Client, user or address",
     numbers: { subscriptions: "Filters", inflight: "Inflight", queued: "Queued", log_lag: "Behind", dropped: "Dropped" }, matched: (/** @type {string} */ many) => `${many} ${many === "1" ? "session" : "sessions"}`,
-    node: "Node", protocol: "MQTT", listener: "Listener", keepAlive: "Keep alive", idle: "Last packet before", since: "Away since", expires: "Expires", will: "Will",
+    node: "Node", protocol: "MQTT", listener: "Listener", keepAlive: "Keep alive", idle: "Last packet before", since: "Away since", expires: "Expires", will: "Will", needed: "Keeps of the log",
     positions: "Position in each partition", inflightOf: (/** @type {string} */ many) => `Inflight: ${many}`, subscribed: (/** @type {string} */ many) => `Subscriptions: ${many}`,
     packet: "Packet", sent: "sent", released: "received", sentNote: "PUBACK or PUBREC is missing", releasedNote: "PUBCOMP is missing", age: "Age", ageNote: "Since the message was published", record: "Record",
     history: "History", noHistory: "Neither the log nor the memory of the nodes has an event of this client.", earlier: "Earlier", live: "at the end", behind: (/** @type {string} */ many) => `${many} behind`,

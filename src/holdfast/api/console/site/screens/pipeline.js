@@ -28,7 +28,9 @@ export function component() {
   const all = found.data?.pipelines || [];
   const { name, table } = route.value.params;
   const shown = all.find((/** @type {any} */ each) => each.name === name) || all[0];
-  const chosen = shown?.tables.find((/** @type {any} */ each) => each.name === table);
+  // A job that has ended does not know the lag of its bronze table. The log does.
+  const tables = shown?.tables.map((/** @type {any} */ each) => (each.layer === "bronze" && each.lag === null ? { ...each, lag: shown.lag } : each));
+  const chosen = tables?.find((/** @type {any} */ each) => each.name === table);
   const forget = async () => {
     const sure = await ask({ title: own.forget, action: own.forget, danger: true, body: html`<p>${own.forgetNote}</p>` });
     if (sure && await attempt(() => remove("pipeline", { name: shown.name }), own.forgotten)) found.reload();
@@ -40,8 +42,8 @@ export function component() {
     ${shown && html`<div class=${`health ${{ running: "good", ended: "good", failed: "bad", silent: "warn" }[/** @type {"failed"} */ (shown.state)]}`} role="status"><p>${own.states[/** @type {"failed"} */ (shown.state)](duration(shown.age_s))}</p></div>
       <div class="figures"><${Figure} name=${own.lag} value=${shown.lag === null ? own.unknown : count(shown.lag)} note=${own.lagNote} /><${Figure} name=${own.oldest} value=${shown.lag_s === null ? own.unknown : duration(shown.lag_s)} />
         <${Figure} name=${own.rows} value=${count(shown.rows)} /><${Figure} name=${own.quarantined} value=${count(shown.quarantined)} kind=${shown.quarantined ? "bad" : ""} /></div>
-      <div class="split"><div><${Card} title=${own.graph}><${Graph} tables=${shown.tables} chosen=${table} /><//>
-        <${Table} label=${own.tables} rows=${shown.tables} rowKey=${(/** @type {any} */ row) => row.name} isChosen=${(/** @type {any} */ row) => row.name === table} onRow=${(/** @type {any} */ row) => change({ table: row.name })} columns=${[
+      <div class="split"><div><${Card} title=${own.graph}><${Graph} tables=${tables} chosen=${table} /><//>
+        <${Table} label=${own.tables} rows=${tables} rowKey=${(/** @type {any} */ row) => row.name} isChosen=${(/** @type {any} */ row) => row.name === table} onRow=${(/** @type {any} */ row) => change({ table: row.name })} columns=${[
           { key: "name", title: own.table, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.name} max=${60} />` },
           { key: "layer", title: own.layer, minor: true, cell: (/** @type {any} */ row) => row.layer },
           { key: "rows", title: own.rows, align: right, cell: (/** @type {any} */ row) => count(row.rows) },

@@ -1,6 +1,6 @@
 /** The sessions, and one session in full: where it is in the log, and what it has not acknowledged. */
 import { may, post, remove } from "../api.js";
-import { ago, count, duration } from "../format.js";
+import { ago, bytes, count, duration } from "../format.js";
 import { html, useState } from "../lib.js";
 import { useLoad } from "../load.js";
 import { Badge, Choice, Facts, Field, Head, State, Time } from "../parts/basics.js";
@@ -57,7 +57,7 @@ function Inspector({ client, onChanged }) {
   return html`<${Drawer} title=${html`<${Raw} value=${client} max=${80} />`} onClose=${() => change({ client: null })}><${State} of=${found} />
     ${row && html`<${Facts} rows=${[[own.state, row.connected ? own.connected : own.away], [own.address, row.address], [own.user, row.user && html`<${Raw} value=${row.user} />`], [own.node, row.node], [own.protocol, row.protocol],
         [own.listener, row.listener], [own.keepAlive, row.keep_alive_s > 0 && duration(row.keep_alive_s)], [own.idle, row.connected && duration(row.idle_s)], [own.since, row.away_since_us > 0 && html`<${Time} us=${row.away_since_us} />`],
-        [own.expires, row.expires_at_us > 0 && html`<${Time} us=${row.expires_at_us} />`], [own.will, detail.will_topic && html`<${Raw} value=${detail.will_topic} />`], [own.numbers.dropped, count(row.dropped)]]} />
+        [own.expires, row.expires_at_us > 0 && html`<${Time} us=${row.expires_at_us} />`], [own.will, detail.will_topic && html`<${Raw} value=${detail.will_topic} />`], [own.needed, detail.needed_bytes > 0 && bytes(detail.needed_bytes)], [own.numbers.dropped, count(row.dropped)]]} />
       ${may("operator") && html`<div class="row">${row.connected && html`<button onClick=${() => disconnect(client).then(done)}>${own.disconnect}</button>`}
         ${row.expiry_s > 0 && html`<button onClick=${() => move(client).then(done)}>${own.move}</button>`}<button class="danger" onClick=${() => end(client).then(done)}>${own.end}</button>
         <button class="danger" onClick=${() => ban({ client, user: row.user, address: row.address.replace(/:\d+$/, "").replace(/[[\]]/g, "") }).then(done)}>${own.ban}…</button></div>`}
@@ -72,7 +72,7 @@ function History({ client }) {
   const [before, setBefore] = useState(/** @type {number | null} */ (null));
   const found = useLoad("session/history", { client, before });
   const { data } = found;
-  return html`<${State} of=${found} /><ol class="story">${data?.events.map((/** @type {any} */ each) => html`<li><${Time} us=${each.at_us} /><span><${Badge} kind=${kindOf(each.event)}>${each.event.replaceAll("_", " ")}<//>
+  return html`<${State} of=${found} second /><ol class="story">${data?.events.map((/** @type {any} */ each) => html`<li><${Time} us=${each.at_us} /><span><${Badge} kind=${kindOf(each.event)}>${each.event.replaceAll("_", " ")}<//>
       <${Raw} value=${[each.node, fields(each)].filter(Boolean).join(" · ")} max=${160} /></span></li>`)}</ol>
     ${data && !data.events.length && html`<p class="note">${own.noHistory}</p>`}
     <div class="row">${before !== null && html`<button onClick=${() => setBefore(null)}>${text.back}</button>`}${data?.next > 0 && html`<button onClick=${() => setBefore(data.next)}>${own.earlier}</button>`}</div>`;
