@@ -33,6 +33,8 @@ LIMIT_KEYS: Final = {
     "max_qos": ("qos_max", 2),
 }
 """The key of `limits`, and the value in place of Mosquitto's 0 for no limit; 0: 0 is kept out."""
+LISTENER_LIMITS: Final = ("max_qos", "max_topic_alias")
+"""The keys of `LIMIT_KEYS` that belong to a listener there."""
 IGNORED: Final = frozenset(
     [
         "autosave_interval",
@@ -138,6 +140,8 @@ class _Reader:
         self._plugin = ""
         self._is_per_listener = False
         self._psk_file = ""
+        # Notes that count only if there are several listeners.
+        self._for_all: list[str] = []
 
     def read(self, path: Path) -> None:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -152,6 +156,8 @@ class _Reader:
         made = self._made
         if self._listener and self._listener not in made.listeners:
             made.listeners.insert(0, {"port": 1883, **self._listener})
+        if len(made.listeners) > 1:
+            made.notes += self._for_all
         for listener in made.listeners:
             if "psk_hint" in listener:
                 # There the hint is the switch, and the identity is a user name only if the
@@ -267,6 +273,10 @@ class _Reader:
             number = self._number(value) or unlimited
             if number:
                 limits[name] = number
+            if key in LISTENER_LIMITS:
+                self._for_all.append(
+                    f"{self._where}: {key}: there it is for one listener, here for all"
+                )
             if key == "message_size_limit":
                 self._note("packet_bytes is the size of the whole packet, topic included")
         elif key == "retain_available":
