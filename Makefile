@@ -141,6 +141,7 @@ pipeline: setup
 
 # What is too long, or measures time, for `make test`: some 15 minutes.
 long: setup
+	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[types]'
 	$(BIN)/python tools/run_tests.py long tests/unit tests/model tests/e2e tests/interop -m "long and not spark"
 
 # Every screen in Chromium, and the types of its modules.

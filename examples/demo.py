@@ -30,6 +30,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import console_pictures
@@ -577,10 +578,14 @@ def main() -> int:
         except console_pictures.Unavailable as missing:
             say(f"no pictures: {missing}")
             arguments.screenshots = None
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(1)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Under nohup the end of the terminal must not stop the demo.
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: sys.exit(1))
+            signal.signal(number, end)
     directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
         ok = run(directory, arguments)

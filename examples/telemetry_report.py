@@ -163,7 +163,7 @@ def _devices(messages: DataFrame, topics: Mapping[str, tuple[str, int]]) -> list
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = dict(argument.partition("=")[::2] for argument in arguments)
+    options = {name: value for name, _, value in (each.partition("=") for each in arguments)}
     if set(options) not in ({"path"}, {"servers"}):
         print(__doc__, file=sys.stderr)
         return 2
