@@ -6,12 +6,14 @@ test makes the document from them again.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from holdfast_lab.experiments import EXPERIMENTS
 from holdfast_lab.results.figures import MAIN, figure, study_of, title_of
 from holdfast_lab.results.store import FILE, LabRun, Result, load, save
 
+COLUMNS: Final = 100
 HEAD: Final = """\
 # Experiments
 
@@ -19,7 +21,9 @@ This page has the experiments of the published studies, measured by [the lab](la
 are the study's figure, Holdfast's targets and other brokers. A dash is a figure that the study does
 not give, or that was not measured. The page is generated from the results in `{kept}`:
 
-    {command}
+```sh
+{command}
+```
 
 """
 
@@ -39,7 +43,19 @@ def document(run: LabRun, kept: str = "docs/experiments") -> str:
         results = [each for each in run.results if each.experiment == name]
         if results:
             lines += _experiment(name, results)
-    return HEAD.format(command=command, kept=kept) + "\n".join(lines)
+    text = HEAD.format(command=command, kept=kept) + "\n".join(lines)
+    return "\n".join(_wrapped(line) for line in text.split("\n"))
+
+
+def _wrapped(line: str) -> str:
+    """A line in the width of documents. Tables and commands stay as they are."""
+    if len(line) <= COLUMNS or line.startswith(("|", "holdfast ")):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    parts = wrap(
+        line, COLUMNS, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+    return "\n".join(parts)
 
 
 def _versions(results: Iterable[Result]) -> Iterator[str]:
@@ -52,7 +68,7 @@ def _experiment(name: str, results: list[Result]) -> list[str]:
     titles = [each.title for each in results]
     lines = [
         f"## {title_of(name)}", "", f"{experiment.question} Source: {experiment.source}.", "",
-        f"`holdfast lab run {name} {targets}`", "",
+        "```sh", f"holdfast lab run {name} {targets}", "```", "",
         f"| figure | the study | {' | '.join(titles)} |",
         f"|---|---|{'---|' * len(results)}",
     ]  # fmt: skip

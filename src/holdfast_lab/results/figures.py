@@ -40,7 +40,12 @@ MAIN: Final[dict[str, tuple[str, ...]]] = {
         "confirmed and lost",
     ),
     "packet-loss": ("lost", "confirmed and lost"),
-    "latency": ("100 clients, publisher, p99 (ms)", "100 clients, subscriber, p99 (ms)"),
+    "latency": (
+        "20 clients, publisher, p99 (ms)",
+        "20 clients, subscriber, p99 (ms)",
+        "100 clients, publisher, p99 (ms)",
+        "100 clients, subscriber, p99 (ms)",
+    ),
     "publish-queue": (
         "QoS 2, median (s)",
         "queue on disk, times as fast as QoS 2",
