@@ -63,56 +63,74 @@ def parse_keys(text: str, name: str) -> dict[str, bytes]:
     return found
 
 
-class PskObject(ssl.SSLObject):
-    """The TLS of one connection. `psk_identity`: the identity whose key the client has proved, once
-    the handshake is complete; "": none, so the client must not be admitted."""
+class KeyRing:
+    """The keys of a context, with what their look-ups have found.
 
-    found = ""
+    It does not refer to its context: a context and its callback are no garbage of Python's, so each
+    reload would leave one behind.
+    """
 
-    def do_handshake(self) -> None:
-        context = self.context
-        assert isinstance(context, PskContext)
-        context.shaking = self
-        try:
-            super().do_handshake()
-        finally:
-            context.shaking = None
-
-    @property
-    def psk_identity(self) -> str:
-        context, session = self.context, self.session
-        assert isinstance(context, PskContext)
-        session_id = b"" if session is None else session.id
-        if self.found:
-            if session_id and self.version() == "TLSv1.2":
-                context.remember(session_id, self.found)
-            return self.found
-        # A client of TLS 1.2 resumes a session without a look-up of its key.
-        return context.identities.get(session_id, "")
-
-
-class PskContext(ssl.SSLContext):
-    """A context without a certificate: its clients and the broker prove to each other that they
-    have the same key."""
-
-    # The connection in whose `do_handshake` the process is.
-    shaking: PskObject | None = None
-    keys: dict[str, bytes]
-    identities: OrderedDict[bytes, str]
+    def __init__(self, keys: dict[str, bytes]) -> None:
+        self._keys = keys
+        self._identities: OrderedDict[bytes, str] = OrderedDict()
+        # The connection in whose `do_handshake` the process is.
+        self.shaking: PskObject | None = None
 
     def find_key(self, identity: str | None) -> bytes:
         """The key of an identity; empty ends the handshake. The last look-up of a handshake that
         succeeds is of the key that it has used."""
-        key = self.keys.get(identity or "", b"")
+        key = self._keys.get(identity or "", b"")
         if key and identity and self.shaking is not None:
             self.shaking.found = identity
         return key
 
     def remember(self, session_id: bytes, identity: str) -> None:
         """Keep the identity of a session that its client may resume."""
-        self.identities[session_id] = identity
-        if len(self.identities) > SESSIONS_MAX:
-            self.identities.popitem(last=False)
+        self._identities[session_id] = identity
+        if len(self._identities) > SESSIONS_MAX:
+            self._identities.popitem(last=False)
+
+    def identity_of(self, session_id: bytes) -> str:
+        """The identity of a session that a client has resumed, or ""."""
+        return self._identities.get(session_id, "")
+
+
+class PskContext(ssl.SSLContext):
+    """A context without a certificate: its clients and the broker prove to each other that they
+    have the same key."""
+
+    ring: KeyRing
+
+
+class PskObject(ssl.SSLObject):
+    """The TLS of one connection. `psk_identity`: the identity whose key the client has proved, once
+    the handshake is complete; "": none, so the client must not be admitted."""
+
+    found = ""
+
+    def _ring(self) -> KeyRing:
+        context = self.context
+        assert isinstance(context, PskContext)
+        return context.ring
+
+    def do_handshake(self) -> None:
+        ring = self._ring()
+        ring.shaking = self
+        try:
+            super().do_handshake()
+        finally:
+            ring.shaking = None
+
+    @property
+    def psk_identity(self) -> str:
+        session = self.session
+        session_id = b"" if session is None else session.id
+        if self.found:
+            if session_id and self.version() == "TLSv1.2":
+                self._ring().remember(session_id, self.found)
+            return self.found
+        # A client of TLS 1.2 resumes a session without a look-up of its key.
+        return self._ring().identity_of(session_id)
 
 
 def psk_context(
@@ -124,8 +142,7 @@ def psk_context(
         raise TlsError(NEEDED)
     context = PskContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = PskObject
-    context.keys = keys
-    context.identities = OrderedDict()
+    context.ring = KeyRing(keys)
     context.minimum_version = TLS_VERSIONS[minimum]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_TICKET
@@ -135,7 +152,7 @@ def psk_context(
         context.set_ciphers(ciphers or CIPHERS)
     except ssl.SSLError:
         raise TlsError(f"OpenSSL knows no cipher in {ciphers!r}") from None
-    context.set_psk_server_callback(context.find_key, hint or None)  # type: ignore[attr-defined]
+    context.set_psk_server_callback(context.ring.find_key, hint or None)  # type: ignore[attr-defined]
     return context
 
 
