@@ -1,7 +1,8 @@
 """The small reads of the log on the admin port. Large ones: `holdfast.api.log_sender`.
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
-  ...], "leads": [partition, ...]}. `log` names the log and is equal on all nodes of a cluster.
+  ...], "leads": [partition, ...], "created"}. `log` names the log and is equal on all nodes of a
+  cluster. `created` differs between two data directories of one name, and is empty in a cluster.
   `leads` are the partitions whose records this node receives first. Readers should prefer another
   node for them.
 - `POST /api/v1/log/wait` {"ends": [...], "wait_ms": M} -> the same, once some partition ends behind
@@ -83,6 +84,8 @@ class LogRanges:
     """The first offset and the high watermark of each partition."""
     leads: list[int]
     """The partitions whose records this node receives first."""
+    created: str = ""
+    """The name that only this data directory has. Empty in a cluster."""
 
 
 class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,7 +160,12 @@ class LogRoutes:
             for partition in range(config.partitions)
         ]
         log, leads = self._place()
-        return LogRanges(config.node_id, log, config.partitions, ranges, leads)
+        return LogRanges(config.node_id, log, config.partitions, ranges, leads, self._created())
+
+    def _created(self) -> str:
+        """Return the name that only this data directory has, or empty in a cluster."""
+        server = self._server
+        return server.federation.log if server.federation and not server.cluster else ""
 
     async def _wait(self, call: Call) -> LogRanges:
         request = call.body(WaitRequest)

@@ -102,6 +102,7 @@ class Bronze:
         if step.last is not None:
             change = check_evolution(RECORDS, step.last, columns, PARTITIONS)
         bounds = self._access.bounds(self.position())
+        self._check_log(step)
         self.end = {p: bound.end for p, bound in bounds.items()}
         begin = self._begin(step.last, bounds)
         end = self._end(begin, bounds, target)
@@ -138,6 +139,7 @@ class Bronze:
         if step.last is None:
             raise LakeError(f"{RECORDS} has not been written yet: run it first")
         bounds = self._access.bounds(self.position())
+        self._check_log(step)
         offsets.available(self.position(), bounds, fail_on_data_loss=True)  # another log?
         own = self.engine.log(RECORDS).live(step.version - 1)
         removed = [file for file in own if days.has(file)]
@@ -206,6 +208,22 @@ class Bronze:
         if low > time.time_ns() // (1000 * DAY_US):
             return "It has no complete day"
         return f"It has all of the days from {date(1970, 1, 1) + timedelta(days=low)} on"
+
+    def _check_log(self, step: Step) -> None:
+        """Check that the log is the one that the table was made from. Raises LakeError.
+
+        Offsets of two logs are alike. So without this check, rows of one log would follow those of
+        another without a word. A node that joins a cluster gets another kind of identity.
+        """
+        before, now = step.log, self._access.identity()
+        if before and now and before.split()[0] == now.split()[0] and before != now:
+            where = self.options.path or ", ".join(f"{h}:{p}" for h, p, *_ in self.options.servers)
+            raise LakeError(
+                f"{RECORDS} of {self.engine.lake} was made from another log ({before}) than that "
+                f"of {where} ({now}). Give the source of that log, or choose another directory for "
+                "a new lake"
+            )
+        step.log = now or before
 
     def _starts_elsewhere(self) -> bool:
         options = self.options

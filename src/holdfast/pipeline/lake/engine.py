@@ -130,6 +130,8 @@ class Step:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.counts: Counter[str] = Counter()
         """What the step counted besides rows."""
+        self.log = self.last.log if self.last is not None else ""
+        """The identity of the log that bronze reads."""
         self.old_state: list[File] = self.last.state if self.last is not None else []
         """The files of the state from which the step continues."""
         self.is_wanted: Callable[[File], bool] = _every
@@ -264,6 +266,7 @@ class Step:
             - rows_of(released),
             consumed=consumed,
             offsets=dict(offsets or {}),
+            log=self.log,
             skipped=[*(last.skipped if last is not None else ()), *new][-SKIPPED_KEPT:],
             skipped_total=(last.skipped_total if last is not None else 0)
             + sum(each.records for each in skipped),

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS
 from holdfast.pipeline.lake.files.files import complete, open_new, readable
+from holdfast.pipeline.lake.files.parquet import parquet_file
 from holdfast.pipeline.lake.files.sorting import in_order
 from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, with_date
 from holdfast.pipeline.lake.objects.paths import location
@@ -195,7 +195,7 @@ def fold_bucket(
 
 def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
     schema = spec.state_schema if unit.is_state else spec.rows_schema
-    with pq.ParquetFile(readable(location(unit.path))) as file:
+    with parquet_file(location(unit.path)) as file:
         groups = range(unit.first, file.num_row_groups, unit.step)
         if not groups:
             return

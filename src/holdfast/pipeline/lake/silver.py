@@ -61,6 +61,13 @@ def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
             f"{table.source} that is there: build it again by `holdfast pipeline rebuild "
             f"{table.name}`"
         )
+    newest = engine.log(table.source).next_version() - 1
+    if last.consumed.upto > newest:
+        raise LakeError(
+            f"table {table.name} has read version {last.consumed.upto} of {table.source}, which "
+            f"has only {newest}: commits were lost, so rows may be there twice. Build it again by "
+            f"`holdfast pipeline rebuild {table.name}`"
+        )
     return last.consumed
 
 

@@ -100,6 +100,10 @@ class LogAccess:
         journal.refresh()
         return journal.bounds()
 
+    def identity(self) -> str:
+        """Return what distinguishes the log from others, as of the last `bounds`, if known."""
+        return (self._servers() if self.options.path is None else self._journal()).identity()
+
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Return per partition the first offset that is not older than the time, as of the last
         `bounds`."""
@@ -133,14 +137,10 @@ class LogAccess:
         wanted = narrowing.ranges(wanted, self.partitions(), topics)
         found, lost = offsets.divide(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
         if lost:
-            logger.warning(
-                "%d offsets are not in the log and were skipped: %s",
-                sum(item.records for item in lost),
-                ", ".join(
-                    f"{item.start} to {item.end} of partition {item.partition}"
-                    for item in lost[:LOST_SHOWN]
-                ),
-            )
+            count = sum(item.records for item in lost)
+            places = [f"{i.start} to {i.end} of partition {i.partition}" for i in lost[:LOST_SHOWN]]
+            text = "%d offsets are not in the log and were skipped: %s"
+            logger.warning(text, count, ", ".join(places))
         if skipped is not None:
             skipped += lost
         return found

@@ -18,11 +18,17 @@ import os
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from holdfast.client.log.reading.indexed_read import chosen_pieces
-from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading.offsets import (
+    OffsetRange,
+    Offsets,
+    PartitionBounds,
+    log_identity,
+)
 from holdfast.client.log.reading.reader_path import Piece, find_batch
 from holdfast.client.log.reading.segment_index import NO_OFFSET, SegmentMap
 from holdfast.storage.files.data_directory import open_to_read
@@ -44,6 +50,10 @@ BATCH_SPAN_US: Final = 0x1_0000_0000
 bits."""
 
 
+CREATED_CHARACTERS: Final = 16
+"""The digits of the hash by which a server names its data directory (`created` of /api/v1/log)."""
+
+
 class JournalMap:
     """The map of one journal. `refresh` brings it up to date, and the other methods use its last
     state."""
@@ -59,6 +69,12 @@ class JournalMap:
         """The offsets at which the journal begins. NO_OFFSET where that is not known."""
         self._committed: list[int] | None = None
         """The high watermarks of a replica. None in any other directory."""
+
+    def identity(self) -> str:
+        """Return what distinguishes the log from all others, as the servers of the log say it."""
+        manifest = self.directory.manifest
+        created = sha256(manifest.created.encode()).hexdigest()[:CREATED_CHARACTERS]
+        return log_identity(manifest.cluster_id, "" if manifest.cluster_id else created)
 
     def refresh(self) -> None:
         """Map the segments that were added and forget those that were removed since the last call.

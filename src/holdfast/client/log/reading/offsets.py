@@ -54,6 +54,11 @@ class PartitionBounds:
     end: int
 
 
+def log_identity(log: str, created: str) -> str:
+    """Return a text that distinguishes a log from all others. In a cluster, `created` is empty."""
+    return f"directory {created}" if created else f"cluster {log}"
+
+
 def to_json(offsets: Mapping[int, int]) -> dict[str, int]:
     """Convert a position to the form of checkpoints, ordered by partition."""
     return {str(partition): offsets[partition] for partition in sorted(offsets)}

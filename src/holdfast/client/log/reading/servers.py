@@ -22,7 +22,12 @@ from holdfast.client.admin_connection import (
     Server,
 )
 from holdfast.client.log.reading import offsets
-from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading.offsets import (
+    OffsetRange,
+    Offsets,
+    PartitionBounds,
+    log_identity,
+)
 
 ROUNDS: Final = 5
 """The fewest rounds over all servers for one request. They take 3 s, and more of them the time that
@@ -49,6 +54,7 @@ class _LogAnswer(Struct):
     ranges: list[tuple[int, int]]
     log: str = ""
     leads: frozenset[int] = frozenset()
+    created: str = ""
 
 
 class _OffsetsAnswer(Struct):
@@ -64,6 +70,8 @@ class ServerLog:
     log: str
     bounds: tuple[PartitionBounds, ...]
     leads: frozenset[int]
+    created: str = ""
+    """The name of the data directory. Empty in a cluster."""
 
     def has(self, item: OffsetRange) -> bool:
         """Return whether the server has the whole range."""
@@ -203,6 +211,14 @@ class Servers:
                 result.append(Assignment(members, self._order([server], len(result))))
         return result
 
+    def identity(self) -> str:
+        """Return what distinguishes the log from all others, as of the last `bounds`. Empty: not
+        known."""
+        for state in self._states:
+            if state.log:
+                return log_identity(state.log, state.created)
+        return ""
+
     def _order(self, preferred: list[Server], number: int) -> list[Server]:
         """Return all servers: the preferred ones, then those that responded, then the silent ones.
 
@@ -277,4 +293,4 @@ class Servers:
 def _log_of(connection: AdminConnection) -> ServerLog:
     answer = connection.get("/api/v1/log", _LogAnswer)
     bounds = tuple(PartitionBounds(first, end) for first, end in answer.ranges)
-    return ServerLog(connection.server, answer.log, bounds, answer.leads)
+    return ServerLog(connection.server, answer.log, bounds, answer.leads, answer.created)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.backfill.days import Days, parse_day
 from holdfast.pipeline.lake.files.commits import (
@@ -15,7 +14,7 @@ from holdfast.pipeline.lake.files.commits import (
     rows_of,
     unseen_replacement,
 )
-from holdfast.pipeline.lake.files.files import readable
+from holdfast.pipeline.lake.files.parquet import parquet_file
 from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.table import QUARANTINE
 
@@ -110,7 +109,7 @@ def offsets_in(paths: Iterable[LakePath]) -> dict[int, tuple[int, int]]:
     greatest."""
     found: dict[int, tuple[int, int]] = {}
     for path in paths:
-        with pq.ParquetFile(readable(path)) as file:
+        with parquet_file(path) as file:
             for batch in file.iter_batches(columns=["partition", "offset"]):
                 rows = pa.table({"p": batch.column(0), "o": batch.column(1)})
                 grouped = rows.group_by("p").aggregate([("o", "min"), ("o", "max")])
@@ -134,9 +133,9 @@ def quarantined_files(lake: LakePath, table: str, part: TablePart) -> list[File]
         file = File(path=place, rows=0, bytes=0, version=0, partition=_partition(place))
         if not part.has(file):
             continue
-        source = readable(path)
         size = path.size() if isinstance(path, ObjectPath) else path.stat().st_size
-        rows = pq.read_metadata(source).num_rows
+        with parquet_file(path) as opened:
+            rows = opened.metadata.num_rows
         found.append(File(path=place, rows=rows, bytes=size, version=0, partition=file.partition))
     return found
 

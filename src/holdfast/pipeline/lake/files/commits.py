@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from holdfast.pipeline.lake.files.errors import RaceError
 from holdfast.pipeline.lake.files.files import LakeError, remove_all, write_atomically, write_new
-from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 
 COMMITS: Final = "_commits"
 FORMAT: Final = 1
@@ -134,6 +134,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     """The position in the source table. None for bronze."""
     offsets: dict[str, int] = {}
     """The offset per partition up to which the table has the log (bronze)."""
+    log: str = ""
+    """The identity of the log (bronze). Empty: not known."""
     skipped: list[Skipped] = []
     """The last skipped ranges, of this commit and those before it, newest last (bronze)."""
     skipped_total: int = 0
@@ -187,6 +189,11 @@ class CommitLog:
         """Return the newest commit, even if it says that the table is forgotten."""
         version = self._last.version if self._last is not None else 0
         if version and not self._path(version).exists():
+            if isinstance(self.lake, ObjectPath):
+                raise LakeError(
+                    f"{self._path(version)} was there and is gone: the object store forgets, or "
+                    "somebody has removed it. Run again: the step is made again"
+                )
             # The table was removed or rebuilt by another process.
             version, self._last = 0, None
         if version == 0:

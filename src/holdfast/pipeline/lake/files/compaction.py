@@ -28,6 +28,7 @@ from holdfast.pipeline.lake.files.commits import (
     spans,
 )
 from holdfast.pipeline.lake.files.files import LakeError, readable, remove_tree, sync_names
+from holdfast.pipeline.lake.files.parquet import parquet_file
 from holdfast.pipeline.lake.files.readers import exclusively
 from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
 from holdfast.pipeline.lake.objects.paths import LakePath
@@ -218,7 +219,7 @@ class Compaction:
         result = PartitionFile(path, spec, merge.files[0].partition)
         try:
             for each in paths:
-                with pq.ParquetFile(readable(each)) as reader:
+                with parquet_file(each) as reader:
                     for batch in reader.iter_batches(READ_ROWS, use_threads=False):
                         result.add(_with_columns(batch, schema))
             file = result.close()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import File, rows_of
 from holdfast.pipeline.lake.files.files import readable
+from holdfast.pipeline.lake.files.parquet import parquet_file
 from holdfast.pipeline.lake.files.writer import NULL_PARTITION
 from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 
@@ -51,7 +52,7 @@ def object_frame(
 
 def read_file(lake: ObjectPath, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with all columns of a schema, those of its partition included."""
-    with pq.ParquetFile(readable(lake / file.path), pre_buffer=True) as opened:
+    with parquet_file(lake / file.path, pre_buffer=True) as opened:
         there = [name for name in schema.names if name in opened.schema_arrow.names]
         for batch in opened.iter_batches(READ_ROWS, columns=there, use_threads=False):
             arrays = []
