@@ -15,6 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.e2e.brokers import SOURCE, Holdfast
+from tests.e2e.wire import Wire
 from tests.support.sidecars import wait_until
 
 SUB = shutil.which("mosquitto_sub")
@@ -150,3 +151,27 @@ def test_a_queue_keeps_what_arrives_without_members(broker: Holdfast) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True)
     # Published at QoS 1, so a message may come again.
     assert list(dict.fromkeys(map(int, done.stdout.split()))) == list(range(100))
+
+
+def test_a_delayed_message_comes_after_kill_9(broker: Holdfast) -> None:
+    with Wire(broker.port) as reader:
+        reader.connect("reader", expiry_s=1000)
+        reader.subscribe(("lamp/#", 2))
+    with Wire(broker.port) as client:
+        client.connect("p")
+        for number in range(20):
+            client.publish(f"$delayed/{1 + number % 3}/lamp/1", b"%d" % number, qos=1 + number % 2)
+    broker.kill()
+    broker.start()
+    with Wire(broker.port) as reader:
+        assert reader.connect("reader", clean=False, expiry_s=1000).session_present
+        seen = [int(reader.message(RUN_S).payload) for _ in range(20)]
+        broker.kill()
+        broker.start()
+    assert sorted(seen) == list(range(20))
+    with Wire(broker.port) as reader:
+        reader.connect("late")
+        reader.subscribe(("$stream/@earliest/lamp/#", 2))
+        assert sorted(int(reader.message(RUN_S).payload) for _ in range(20)) == list(range(20))
+        with pytest.raises(TimeoutError):
+            reader.message(0.5)
