@@ -19,7 +19,21 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "limits": {"connect_timeout_s": 2.0},
     "sys": {"interval_s": 1},
 }
-TOPICS: Final = ("a", "a/b", "x", "$SYS/x", "$share/g/a", "é/☃", "", "a" * 300)
+TOPICS: Final = (
+    "a",
+    "a/b",
+    "x",
+    "$SYS/x",
+    "$share/g/a",
+    "é/☃",
+    "",
+    "a" * 300,
+    "$delayed/1/a",
+    "$delayed/2/a/b",
+    "$delayed/x/a",
+    "$delayed/1/$SYS/x",
+    "$delayed/",
+)
 FILTERS: Final = (
     "#",
     "a/#",
@@ -31,6 +45,12 @@ FILTERS: Final = (
     "a#",
     "",
     "$SYS/#",
+    "$queue/a/#",
+    "$stream/@earliest/$queue/a",
+    "$stream/@last:2/a/#",
+    "$stream/@-1x/$queue/",
+    "$queue/",
+    "$delayed/#",
 )
 
 
@@ -39,7 +59,9 @@ def session(rng: random.Random) -> list[bytes]:
     sessions that others have left behind."""
     version = rng.choice((4, 5, 5))
     expiry = [(wire.SESSION_EXPIRY, rng.choice((0, 1, 3600)))] if version == 5 else []
-    client_id = rng.choice(("", "one", "two", "three", "$share/g/a", "x" * rng.choice((10, 5000))))
+    client_id = rng.choice(
+        ("", "one", "two", "three", "$share/g/a", "$share/$queue/a", "x" * rng.choice((10, 5000)))
+    )
     will = None
     if rng.random() < 0.3:
         will = wire.Will(rng.choice(TOPICS), b"will", rng.randrange(3), rng.random() < 0.5)

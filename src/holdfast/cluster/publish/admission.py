@@ -76,7 +76,7 @@ class UncommittedState:
         client_id = record.client_id
         epoch = record.producer_epoch
         sequence = record.sequence
-        if kind == log_record.DELAYED or is_due(record):
+        if kind == log_record.DELAYED or (flags & log_record.FLAG_DELAYED and is_due(record)):
             self.delayed[sequence] = offset
             self._entries.append((offset, log_record.FLAG_DELAYED, (b"", sequence)))
         elif kind == log_record.RELEASE:
@@ -271,7 +271,7 @@ class Admission(Appender):
                 return REPEATED
             # A refused will would be lost, because no client sends it again.
             return STORE
-        elif is_due(record):
+        elif flags & log_record.FLAG_DELAYED and is_due(record):
             return self._admit_due(tail, record)
         text = self._refusal(tail, record.partition)
         if text:
