@@ -154,6 +154,26 @@ def test_a_broker_that_never_confirms_again_ends_the_traffic(
     assert observed.not_delivered()
 
 
+def test_two_publishers_of_a_topic_are_told_apart(tmp_path: Path) -> None:
+    async def play() -> tuple[Observed, Observed]:
+        with (
+            Broker() as broker,
+            ExperimentLog("run", tmp_path / "run.jsonl") as log,
+            ExperimentLog("run-2", tmp_path / "run-2.jsonl") as other_log,
+        ):
+            servers = [f"127.0.0.1:{broker.port}"]
+            async with (
+                Traffic(servers, "t", log, interval_s=0.005, count=20) as one,
+                Traffic(servers, "t", other_log, interval_s=0.005, count=30) as other,
+            ):
+                return await one.finish(), await other.finish()
+
+    one, other = asyncio.run(asyncio.wait_for(play(), 60))
+    assert (len(one.delivered()), len(other.delivered())) == (20, 30)
+    assert not one.repeated
+    assert not one.reordered
+
+
 @pytest.mark.parametrize("reply", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
 def test_a_server_that_speaks_no_mqtt_ends_the_traffic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes | None
@@ -224,6 +244,6 @@ def test_every_experiment_is_made(tmp_path: Path) -> None:
     lost = {each.target: each.figures["lost"] for each in made.results
             if each.experiment == "packet-loss"}  # fmt: skip
     assert lost == {"pair": 0, "cluster": 0, "mosquitto": 26}
-    done = lab(tmp_path, "report", timeout_s=300)
+    done = lab(tmp_path, "report", timeout_s=600)
     assert done.returncode == 0, done.stderr
     assert "promises were broken" not in done.stdout

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Final
+from zlib import crc32
 
 from holdfast.client import Client, ClientError, Options, Reconnect
 from holdfast.client.options import LEVEL_5
@@ -74,9 +75,9 @@ def new_client(
     )
 
 
-def payload_of(sequence: int, size_bytes: int = PAYLOAD_BYTES) -> bytes:
-    """The payload of a message: its number first."""
-    return b"%08d" % sequence + b"." * (size_bytes - 8)
+def payload_of(sequence: int, tag: bytes, size_bytes: int = PAYLOAD_BYTES) -> bytes:
+    """The payload of a message: its number, then the tag of its publisher."""
+    return (b"%08d" % sequence + tag).ljust(size_bytes, b".")
 
 
 @dataclass
@@ -201,6 +202,8 @@ class Traffic:
         self._interval_s = interval_s
         self._count = count
         self._size_bytes = size_bytes
+        # Two publishers of one topic count alike.
+        self._tag = b"%08x" % crc32(log.run.encode())
         self._is_probing = subscribers is not None
         self._connections = dict.fromkeys((*placed, PUBLISHER), 0)
         self._subscribers = {
@@ -260,7 +263,7 @@ class Traffic:
     async def _probe(self) -> None:
         """Publish messages that do not count until each subscriber has one."""
         while not all(each.probes for each in self.observed.arrivals.values()):
-            await (await self._publisher.submit(self.topic, payload_of(0), qos=1))
+            await (await self._publisher.submit(self.topic, payload_of(0, self._tag), qos=1))
             with contextlib.suppress(TimeoutError):
                 self._changed.clear()
                 await asyncio.wait_for(self._changed.wait(), RESPONSE_S)
@@ -287,7 +290,7 @@ class Traffic:
             await self._window.acquire()
             due_s = max(due_s + self._interval_s, time.monotonic())
             self.observed.published[sequence] = time.monotonic()
-            payload = payload_of(sequence, self._size_bytes)
+            payload = payload_of(sequence, self._tag, self._size_bytes)
             future = await self._publisher.submit(self.topic, payload, qos=1)
             future.add_done_callback(partial(self._settled, sequence))
 
@@ -315,6 +318,8 @@ class Traffic:
     async def _receive(self, name: str, client: Client) -> None:
         arrivals = self.observed.arrivals[name]
         async for message in client.messages():
+            if message.payload[8:16] != self._tag:
+                continue
             sequence = int(message.payload[:8])
             self._changed.set()
             if not sequence:
