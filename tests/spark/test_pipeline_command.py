@@ -71,6 +71,9 @@ def test_a_run_prints_its_own_lines_only_and_nothing_new_needs_no_java(
     assert "holdfast: records is" in late.stderr
     assert "s behind the log, more than 60 s (30 missing)" in late.stderr
     assert holdfast("status", "--lake", lake, "--offline", "--fail-if-lag", "60s").returncode == 1
+    only = holdfast("status", "readings", "--lake", lake, "--fail-if-lag", "60s", "--json")
+    assert only.returncode == 0
+    assert [table["name"] for table in json.loads(only.stdout)["tables"]] == ["readings"]
 
 
 def test_metrics_of_a_continuous_run(journal: Journal, tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--offline", action="store_true", help="do not ask the servers how far the log is"
     )
     options.add_watching(status)
+    status.add_argument(
+        "name", nargs="*", metavar="TABLE", help="only these: a layer, or names (default: all)"
+    )
     schema.add_argument("name", nargs="*", metavar="TABLE", help="only these (default: all)")
     options.add_inference(infer)
     rebuild.add_argument("names", nargs="+", metavar="TABLE", help="silver or gold table")

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -64,7 +65,9 @@ def spark_of(
 def show_status(args: argparse.Namespace) -> int:
     """Print the progress of each table of a lake, without Spark."""
     lake = existing_lake(args)
+    chosen = lake.catalog.chosen(args.name or ["all"])
     status = lake.status(ask_servers=not args.offline)
+    status = replace(status, tables=[each for each in status.tables if each.name in chosen])
     if args.prometheus:
         print(metrics_text(status), end="")
     else:
