@@ -4,7 +4,7 @@ Expects messages on `telemetry/<device>/...` whose payload is JSON with `device`
 `value`; `seq` counts up per topic. On its own, over a data directory or a running node::
 
     python examples/telemetry_report.py path=./data
-    python examples/telemetry_report.py servers=127.0.0.1:8080
+    python examples/telemetry_report.py servers=127.0.0.1:18083
 """
 
 import sys

@@ -55,6 +55,13 @@ def commands(*names: str) -> list[list[str]]:
     ]
 
 
+def set_created(data: Path) -> None:
+    """Let a data directory be one of another second than that of the test's first broker."""
+    path = data / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "created": "2020-01-01T00:00:00+00:00"}))
+
+
 def test_a_file_is_imported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +89,14 @@ def test_a_file_is_imported_once(
         # The tables have the rows at their time.
         lake = Lake(tmp_path / "lake", spark=no_spark(monkeypatch))
         assert lake.run(["records", "readings"], source=str(broker.data)).errors == {}
+        # The directory and the server of a log have one identity; another broker's is refused.
+        port = f"127.0.0.1:{broker.admin_port}"
+        assert lake.run("records", source=port).errors == {}
+        with InProcessBroker(admin=True, data=tmp_path / "other") as other:
+            set_created(tmp_path / "other")
+        with InProcessBroker(admin=True, data=tmp_path / "other") as other:
+            refused = lake.run("records", source=f"127.0.0.1:{other.admin_port}").errors["records"]
+        assert "was made from another log" in str(refused)
         assert any(
             "2025-10-09 08:53:27+00:00" in row and "plant/l1/d2" in row and "7.0" in row
             for row in rows(lake, "readings")

@@ -18,6 +18,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Annotated, Final
 
 import msgspec
@@ -59,6 +60,8 @@ PIECE_BYTES: Final = 256 << 10
 """The bytes handed to the connection at a time."""
 WAIT_MS_MAX: Final = 10_000
 """The longest wait for the log to grow. It is shorter than the timeouts of clients."""
+CREATED_CHARACTERS: Final = 16
+"""The digits of the hash by which a node names its data directory."""
 READS_MAX: Final = 4
 """The most simultaneous responses with batches. Each has one slice in memory."""
 
@@ -164,8 +167,9 @@ class LogRoutes:
 
     def _created(self) -> str:
         """Return the name that only this data directory has, or empty in a cluster."""
-        server = self._server
-        return server.federation.log if server.federation and not server.cluster else ""
+        if self._server.cluster is not None:
+            return ""
+        return sha256(self._broker.created.encode()).hexdigest()[:CREATED_CHARACTERS]
 
     async def _wait(self, call: Call) -> LogRanges:
         request = call.body(WaitRequest)

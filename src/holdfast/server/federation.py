@@ -86,11 +86,6 @@ class BrokerFederation:
         self._complained_at = -COMPLAINT_S
 
     @property
-    def log(self) -> str:
-        """The name that distinguishes the log from other logs of this member."""
-        return self._log
-
-    @property
     def federator(self) -> Federator | None:
         """The running federator, or None."""
         return self._federator

@@ -61,6 +61,8 @@ class Broker:
         self.node = node
         self.loop = loop
         self.reader = storage.reader
+        self.created = storage.directory.manifest.created
+        """The time at which the data directory was made."""
         self.on_failed = on_failed
         self.memory_flush_s = memory_flush_s
         self.writer = JournalWriter(

@@ -54,8 +54,14 @@ class PartitionBounds:
     end: int
 
 
-def log_identity(log: str, created: str) -> str:
-    """Return a text that distinguishes a log from all others. In a cluster, `created` is empty."""
+def log_identity(log: str, created: str | None) -> str:
+    """Return a text that distinguishes a log from all others, or an empty one if nothing does.
+
+    In a cluster, `created` is empty, and `log` is its random id. A server before this version sends
+    no `created`, and its `log` may be the name of a node, which is no identity.
+    """
+    if created is None or not (created or log):
+        return ""
     return f"directory {created}" if created else f"cluster {log}"
 
 

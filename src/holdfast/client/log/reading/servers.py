@@ -54,7 +54,7 @@ class _LogAnswer(Struct):
     ranges: list[tuple[int, int]]
     log: str = ""
     leads: frozenset[int] = frozenset()
-    created: str = ""
+    created: str | None = None
 
 
 class _OffsetsAnswer(Struct):
@@ -70,8 +70,8 @@ class ServerLog:
     log: str
     bounds: tuple[PartitionBounds, ...]
     leads: frozenset[int]
-    created: str = ""
-    """The name of the data directory. Empty in a cluster."""
+    created: str | None = None
+    """The name of the data directory. Empty in a cluster, None from an older server."""
 
     def has(self, item: OffsetRange) -> bool:
         """Return whether the server has the whole range."""
