@@ -122,7 +122,7 @@ async def _measure(
         await asyncio.to_thread(target.start)
         with target.entered():
             result = await experiment.run(target, trial)
-    except TargetError as error:
+    except (TargetError, OSError) as error:
         first, _, _ = str(error).partition("\n")
         result = Result(experiment.name, name, name, "", {}, {}, problems=[first])
     finally:

@@ -18,6 +18,7 @@ from holdfast_lab.log import ExperimentLog
 from holdfast_lab.results.distributions import distribution_of, quantile
 from holdfast_lab.results.store import Chart, Result, Series
 from holdfast_lab.targets.federation import FederatedTarget
+from holdfast_lab.targets.graph import LAN
 from holdfast_lab.targets.target import Fault, Target, TargetError
 
 MESSAGES: Final = 1000
@@ -44,8 +45,8 @@ async def run(target: Target, trial: Trial) -> Result:
         {"messages": str(count), "payload": f"{PAYLOAD_BYTES} B", "QoS": "1",
          "interval": f"{INTERVAL_S * 1000:g} ms", "kills of the relay": str(rounds)}, {},
     )  # fmt: skip
-    if not isinstance(target, FederatedTarget) or Fault.KILL not in target.faults:
-        result.problems.append("only a federation has members and relays")
+    if not isinstance(target, FederatedTarget) or target.layout != LAN:
+        result.problems.append("only the federations of twelve members have the study's links")
         return result
     path = trial.directory / f"{trial.run}.jsonl"
     result.events = path.name
