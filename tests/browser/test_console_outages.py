@@ -57,6 +57,18 @@ def test_a_restart_and_an_expired_login_are_survived(
     assert view.evaluate("location.hash") == "#/sessions"
 
 
+def test_a_reply_that_ends_early_is_no_data(
+    start_holdfast: StartHoldfast, page: ConsolePage
+) -> None:
+    broker, view = start_holdfast(), page.page
+    view.route("**/api/v1/sessions?*", lambda route: route.fulfill(status=200, body='{"rows": ['))
+    page.open(broker.admin_port, "#/")
+    expect(view.get_by_role("alert")).to_contain_text("The broker does not reply.")
+    view.unroute("**/api/v1/sessions?*")
+    expect(view.get_by_role("alert")).to_have_count(0)
+    expect(view.get_by_text("Every session is at the end of the log.")).to_be_visible()
+
+
 def tokens(port: int, token: str) -> list[dict[str, str]]:
     found: list[dict[str, str]] = ask(port, "GET", "/api/v1/tokens", token).json
     return found

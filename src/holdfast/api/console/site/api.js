@@ -56,7 +56,12 @@ export async function request(method, path, { params, body, signal } = {}) {
     throw new ApiError(0, text.unreached);
   }
   isReached.value = true;
-  const content = await reply.json().catch(() => ({ error: `${reply.status} ${reply.statusText}` }));
+  const content = await reply.json().catch((error) => {
+    if (signal?.aborted) throw error;
+    // A reply that ends early is no data.
+    if (reply.ok) throw new ApiError(0, text.unreached);
+    return { error: `${reply.status} ${reply.statusText}` };
+  });
   if (reply.ok) return content;
   if (reply.status === 401 && path !== "login" && who.value?.role) who.value = { ...who.value, role: "" };
   throw new ApiError(reply.status, content.error, Number(reply.headers.get("Retry-After")));
