@@ -127,6 +127,9 @@ OF_OTHERS: Final = {
     "federation/sidecar/deliveries.py",
     "federation/sidecar/edge_mqtt/edge.py",
     "federation/sidecar/federator.py",
+    # Frames between the broker and its I/O workers, below MQTT.
+    "server/io_workers/channel.py",
+    "server/io_workers/relays.py",
 }
 WRITE_WAYS: Final = {
     "broker/publish/inbound.py:handle_publish": WRITE,
