@@ -17,6 +17,7 @@ from starlette.routing import Route
 from holdfast.api.admin import AdminRoutes
 from holdfast.api.dispatch import OpenGate
 from holdfast.api.log_routes import READS_MAX
+from holdfast.config.schema import Config
 from holdfast.storage.record import MESSAGE
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
@@ -35,6 +36,7 @@ class Nothing:
     sharing = None
     cluster = None
     federation = None
+    config = Config()
 
 
 def routes() -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from holdfast.api.views.pages import decode_place
 from holdfast.api.views.records import BadCursor, decode_positions
 from holdfast.broker.delivery.replay_start import InvalidStart, parse_start
 from holdfast.broker.publish.producers import decode_producer
+from holdfast.broker.recovery.ban_records import decode_ban
 from holdfast.broker.recovery.session_records import decode_entry, decode_group, decode_record
 from holdfast.broker.session.audience import decode_audience
 from holdfast.broker.session.state import decode_cursor, encode_cursor
@@ -72,6 +73,8 @@ from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.document import parse as parse_document
 from holdfast.security.identity.keys import KeysError, parse_keys
 from holdfast.security.passwords import PasswordError, PasswordFile, parse_hash
+from holdfast.security.peer_identity import Refusal
+from holdfast.security.peer_identity import decode_identity as decode_peer_identity
 from holdfast.security.psk import parse_keys as parse_psk
 from holdfast.security.scram_file import ScramError, ScramFile, parse_credentials
 from holdfast.security.tls import TlsError
@@ -84,6 +87,11 @@ from tests.fuzz.mutation import damage, noise
 SOURCE = Path(__file__).parents[2] / "src/holdfast"
 ROUNDS = 1_500
 NESTED = (b"[" * 100_000, b'{"a":' * 100_000)
+PEER_IDENTITY = (
+    b'{"node_id":"n1","incarnation":"i","cluster_id":"c","wire_version":1,"role":"data",'
+    b'"peer_address":"h:1","client_address":"","admin_address":"","process":"p","features":"",'
+    b'"disk":"","site":""}'
+)
 JSON = (
     b'{"op":"open","client":"c","epoch":1,"expiry_s":3,"clean":true,"username":null}',
     b'{"key":"g","positions":[1,2],"done":[[0,[3]]],"given":[[1,4]],"epoch":2}',
@@ -362,6 +370,18 @@ def table() -> dict[str, Decoder]:
         (DYNAMIC_SECURITY, *JSON),
     )
     add("storage/files/json_object.py:decode_object", decode_object, invalid, JSON)
+    add(
+        "broker/recovery/ban_records.py:decode_ban",
+        decode_ban,
+        invalid,
+        (b'{"scope":"client","name":"c","until_us":5,"reason":"","by":"o","since_us":1}', *JSON),
+    )
+    add(
+        "security/peer_identity.py:decode_identity",
+        lambda data: decode_peer_identity(data, 1),
+        (Refusal,),
+        (PEER_IDENTITY, *JSON),
+    )
     return found
 
 
@@ -376,6 +396,7 @@ ELSEWHERE = {
     "protocol/mqtt/properties.py:decode_block": "unit/test_mqtt_decode.py",
     "protocol/mqtt/properties.py:decode_properties": "unit/test_mqtt_decode.py",
     "protocol/mqtt/publish.py:decode_publish": "unit/test_mqtt_decode.py",
+    "protocol/relay/frames.py:decode_arrival": "unit/test_relay_frames.py",
     "storage/record.py:parsed": "unit/test_log_record.py",
 }
 

@@ -1,10 +1,11 @@
-"""The messages from the broker to an I/O worker beside the stream, each with sockets."""
+"""The messages between the broker and an I/O worker that are more than bytes of clients."""
 
 from typing import Final
 
 import msgspec
 
 from holdfast.config.listener import Listener
+from holdfast.protocol.relay.frames import RelayError
 
 MESSAGE_BYTES_MAX: Final = 131_072
 """The most bytes of a message."""
@@ -13,8 +14,29 @@ SOCKETS_MAX: Final = 64
 
 
 class ListenerChange(msgspec.Struct, frozen=True):
-    """The listening sockets of a listener with its settings, or its end: `settings` None."""
+    """A message beside the stream: the listening sockets of a listener with its settings, or its
+    end: `settings` None."""
 
     number: int
     settings: Listener | None = None
     connect_timeout_s: float = 20.0
+
+
+class WorkerNote(msgspec.Struct, frozen=True):
+    """The content of a NOTE: a line for the broker's log. Level 0: only count the event."""
+
+    level: int
+    event: str
+    fields: dict[str, str]
+
+
+def decode_note(content: bytes) -> WorkerNote:
+    """Raises `RelayError`. A worker speaks with strangers, so it is not trusted to be whole."""
+    try:
+        note = msgspec.json.decode(content, type=WorkerNote)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RelayError(f"a note that is none: {error}") from error
+    # They become parts of a format.
+    if not all(name.isidentifier() for name in (note.event, *note.fields)):
+        raise RelayError(f"a note with a name like {note.event[:40]!r}")
+    return note

@@ -1,7 +1,6 @@
 """The I/O workers of a broker: their start, their replacement, and the listeners they serve."""
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -15,7 +14,7 @@ import msgspec
 from holdfast.config.listener import Listener
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.io_workers.channel import WorkerChannel
-from holdfast.server.io_workers.messages import ListenerChange
+from holdfast.server.io_workers.messages import ListenerChange, WorkerNote, decode_note
 from holdfast.server.sockets.acceptor import BACKLOG
 from holdfast.server.sockets.driver import ListenerCount
 from holdfast.server.sockets.reception import ListenerHost, RelayedListener
@@ -72,8 +71,8 @@ class WorkerProcess:
             self.end()
 
     def handle_note(self, content: bytes) -> None:
-        note = json.loads(content)
-        self._pool.handle_note(self.index, note["level"], note["event"], note["fields"])
+        """Handle the content of a NOTE. Raises `RelayError`."""
+        self._pool.handle_note(self.index, decode_note(content))
 
     def handle_lost(self) -> None:
         self._control.close()
@@ -213,14 +212,14 @@ class IoWorkers(ListenerHost):
             worker.channel.ping()
         self._timer = self._loop.call_later(PING_S, self._watch)
 
-    def handle_note(self, index: int, level: int, event: str, fields: dict[str, str]) -> None:
+    def handle_note(self, index: int, note: WorkerNote) -> None:
         """Log a worker's line, or count its event."""
-        if level:
-            text = " ".join([event, *(f"{key}=%r" for key in fields), "worker=%d"])
-            logger.log(level, text, *fields.values(), index)
+        if note.level:
+            text = " ".join([note.event, *(f"{key}=%r" for key in note.fields), "worker=%d"])
+            logger.log(note.level, text, *note.fields.values(), index)
         elif self._broker is not None:
             stats = self._broker.node.state.stats
-            if event == "handshake_failed":
+            if note.event == "handshake_failed":
                 stats.handshakes_failed += 1
             else:
                 stats.connections_displaced += 1
