@@ -1,6 +1,7 @@
 """Backups without processes: databases, hostile manifests, retention and takeovers in between."""
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.cli.backup import backup as making
 from holdfast.cli.backup.backup import make_backup
 from holdfast.cli.backup.manifest import NAME, BackupError, read_manifest
-from holdfast.cli.backup.restoration import restore
+from holdfast.cli.backup.restoration import PARTIAL, restore
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.layout import snapshot_name
 from holdfast.storage.journal.recovery import open_journal, replay
@@ -61,6 +62,38 @@ def test_a_time_before_what_retention_has_left(journal: Journal, tmp_path: Path)
     with pytest.raises(BackupError, match="give a later --until, or an older backup"):
         restore(tmp_path / "backup", tmp_path / "restored", TIME_US + 60 * SECOND_US)
     assert not (tmp_path / "restored").exists()
+
+
+def test_a_snapshot_that_retention_has_overtaken(journal: Journal, tmp_path: Path) -> None:
+    """The only snapshot from before the cut ends before the log begins: records are missing."""
+    older = journal.segments()[1]
+    encoder = SnapshotEncoder(1, [0, 1], TIME_US)
+    journal.files.replace_file(snapshot_name(1), encoder.finish())
+    os.utime(journal.directory / snapshot_name(1), (TIME_US // 1_000_000 + 2,) * 2)
+    save(journal)
+    journal.remove_first_segment()
+    assert journal.segments()[0] == older
+    make_backup(journal.directory, tmp_path / "backup")
+    with pytest.raises(BackupError, match="give a later --until, or an older backup"):
+        restore(tmp_path / "backup", tmp_path / "restored", TIME_US + 60 * SECOND_US)
+    assert not (tmp_path / "restored").exists()
+
+
+def test_a_directory_that_was_a_backup_once(journal: Journal, tmp_path: Path) -> None:
+    """A backup that is served as it is still has its manifest, which is of other files."""
+    make_backup(journal.directory, tmp_path / "backup")
+    make_backup(tmp_path / "backup", tmp_path / "again")
+    restore(tmp_path / "again", tmp_path / "restored", None)
+    assert payloads(tmp_path / "restored") == list(range(200))
+    assert not (tmp_path / "restored" / NAME).exists()
+
+
+def test_a_backup_at_the_place_of_an_incomplete_directory(journal: Journal, tmp_path: Path) -> None:
+    backup = tmp_path / f"restored{PARTIAL}"
+    make_backup(journal.directory, backup)
+    with pytest.raises(BackupError, match="move the backup"):
+        restore(backup, tmp_path / "restored", None)
+    assert read_manifest(backup).files
 
 
 def test_retention_during_a_backup(

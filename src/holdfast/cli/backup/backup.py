@@ -35,6 +35,7 @@ from typing import Final
 from holdfast import __version__
 from holdfast.cli.backup.manifest import (
     FORMAT,
+    NAME,
     BackupError,
     BackupFile,
     BackupManifest,
@@ -52,7 +53,7 @@ RAFT: Final = ("raft/log", "raft/snapshot")
 FIXED: Final = (*FOLDERS, ASIDE)
 """The folders whose files are replaced and never written again, but for the newest segment."""
 CLAIMED: Final = re.compile(rf"{LEASE}/(\d+)\..*")
-LEFT_OUT: Final = frozenset({LOCK, "access.lock", "lost+found"})
+LEFT_OUT: Final = frozenset({LOCK, NAME, "access.lock", "lost+found"})
 _NO_LINK: Final = (EXDEV, EPERM, EMLINK)
 
 

@@ -57,7 +57,7 @@ def cut_at(root: Path, until_us: int) -> str:
         return f"the log ends before {time_text(until_us)}: nothing is cut"
     kept = _usable_snapshots(root, directory, found, until_us)
     first = opened.journal.segments[0]
-    if first.sequence > 0 and not kept:
+    if first.sequence > max(kept, default=0):
         raise BackupError(
             f"{root}: no snapshot is older than {time_text(until_us)}, and retention has removed"
             " the log before it: give a later --until, or an older backup"

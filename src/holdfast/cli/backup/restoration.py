@@ -36,6 +36,8 @@ def restore(backup: Path, target: Path, until_us: int | None) -> tuple[BackupMan
     manifest = read_manifest(backup)
     target = target.absolute()
     partial = target.with_name(f"{target.name}{PARTIAL}")
+    if backup.resolve().is_relative_to(partial.resolve()):
+        raise BackupError(f"{partial} is replaced by a restore: move the backup to another name")
     if partial.exists():
         shutil.rmtree(partial)
     try:
