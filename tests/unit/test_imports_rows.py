@@ -3,7 +3,7 @@
 import gzip
 import json
 import random
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ def test_each_kind_of_file_gives_the_same_message(tmp_path: Path) -> None:
     text = f"line,device,at,t,ok,none\r\nl1,d1,{AT},1.5,true,\r\n"
     (tmp_path / "a.csv").write_text(f"\ufeff{text}", "utf-8")
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
-    time = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
-    pq.write_table(pa.Table.from_pylist([{**ROW, "at": time}]), tmp_path / "a.parquet")
+    when = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+    pq.write_table(pa.Table.from_pylist([{**ROW, "at": when}]), tmp_path / "a.parquet")
     for path in sorted(tmp_path.iterdir()):
         (found,) = [row for _, row in read_rows(path, kind_of(path))]
         assert not isinstance(found, BadRow)
@@ -136,6 +136,28 @@ def test_the_payload_is_a_field() -> None:
     assert message(timed, {"p": b"21", "at": 1_767_323_045}) == (
         "t", {"ts": "2026-01-02T03:04:05.000000Z", "value": 21},
     )  # fmt: skip
+
+
+def test_types_of_parquet_that_json_has_not(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    path = tmp_path / "a.parquet"
+    columns = {
+        "t": pa.array([time(3, 4), None, None], pa.time64("us")),
+        "m": pa.array([[("k", at)], None, None], pa.map_(pa.string(), pa.timestamp("us", "UTC"))),
+        "d": pa.array([None, timedelta(seconds=2), None], pa.duration("us")),
+        "x": pa.array(["ok", "ok", "ok"]),
+    }
+    pq.write_table(pa.table(columns), path)
+    rule = ImportRule("t", time="now")
+    first, second, _ = [row for _, row in read_rows(path, "parquet") if isinstance(row, dict)]
+    fields = {"t": "03:04:00", "m": [["k", "2026-01-02T00:00:00.000000Z"]], "x": "ok"}
+    assert message(rule, first)[1] == fields
+    with pytest.raises(BadRow, match="values of type timedelta: leave it out"):
+        rule.message(second)
+    for value in (pa.array([20_000_000], pa.date32()), pa.array([b"\xff"]).view(pa.string())):
+        pq.write_table(pa.table({"v": value}), path)
+        with pytest.raises(ImportFailed, match=r"a\.parquet cannot be read: "):
+            list(read_rows(path, "parquet"))
 
 
 @pytest.mark.parametrize("topic", ["", "a/+", "{a", "a/{}", "#", "{a}}", "x\0"])

@@ -7,7 +7,7 @@ import csv
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from gzip import GzipFile
 from io import BufferedReader, TextIOWrapper
@@ -28,6 +28,9 @@ PARQUET_ROWS: Final = 8192
 """The rows of a Parquet file that are in memory at a time."""
 NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,17})?([eE][+-]?\d{1,3})?")
 """A field of CSV that is a number. `007` and `+1` stay texts, because they may be names."""
+VALUES: Final = (ValueError, OverflowError)
+"""The errors for a value of Parquet that Python cannot express, such as a day after the year 9999
+or a text that is no UTF-8."""
 WORDS: Final = {"": None, "true": True, "True": True, "false": False, "False": False}
 
 Row = dict[str, Any]
@@ -39,7 +42,7 @@ def read_rows(path: Path, kind: str) -> Iterator[NumberedRow]:
     """Yield the rows of a file. Raises ImportFailed if it cannot be read."""
     try:
         yield from READERS[kind](path)
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException, *VALUES) as error:
         text = str(error).strip().splitlines()
         raise ImportFailed(f"{path} cannot be read: {text[0] if text else repr(error)}") from None
 
@@ -156,20 +159,22 @@ def _opened(path: Path) -> GzipFile | BufferedReader:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for msgspec's JSON. Raises BadRow for bytes."""
+    """Return a value as JSON has it. Raises BadRow for bytes and durations."""
     if isinstance(value, datetime):
         return iso(value)
-    if isinstance(value, date):
+    if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
         return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, bytes):
         raise BadRow("a column is binary: name it with --payload, or leave it out")
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise BadRow(f"a column has values of type {type(value).__name__}: leave it out")
 
 
 def iso(at: datetime) -> str:
