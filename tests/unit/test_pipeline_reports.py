@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from holdfast.api.pipeline.reports import (
     FOLDER,
@@ -12,6 +13,7 @@ from holdfast.api.pipeline.reports import (
     StoredReport,
     TableReport,
 )
+from holdfast.api.pipeline.routes import _lag
 
 
 def stored(name: str, at_us: int) -> StoredReport:
@@ -41,3 +43,10 @@ def test_a_damaged_file_costs_its_own_report_only(tmp_path: Path) -> None:
     (folder / "cut.json").write_bytes(b'{"name":"cut"')
     (folder / "other.json").write_bytes(msgspec.json.encode(stored("another", 1)))
     assert [each.name for each in PipelineReports(tmp_path).all()] == ["good"]
+
+
+@pytest.mark.parametrize("partition", ["9" * 5000, "4", "-1", "00", "", "\u0663", "x"])
+def test_offsets_of_another_log_have_no_lag(partition: str) -> None:
+    """A job may report any text as a partition, and the list of all pipelines shows it."""
+    assert _lag({"0": 5, partition: 1}, [7, 3, 0, 1]) is None
+    assert _lag({"0": 5, "1": 3}, [7, 3, 0, 1]) == 3

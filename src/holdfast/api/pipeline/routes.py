@@ -191,9 +191,9 @@ class PipelineRoutes:
 
 def _lag(offsets: dict[str, int], ends: list[int]) -> int | None:
     """The records behind the offsets. None: they are of another log."""
+    own = {str(partition) for partition in range(len(ends))}
     for partition, offset in offsets.items():
-        known = partition.isascii() and partition.isdigit() and int(partition) < len(ends)
-        if not known or offset > ends[int(partition)]:
+        if partition not in own or offset > ends[int(partition)]:
             return None
     return sum(end - offsets.get(str(partition), 0) for partition, end in enumerate(ends))
 
