@@ -196,6 +196,14 @@ def test_days_of_the_log_before_the_lake_began(site: Site, table: str, point: st
     assert state(late) == before[2]
 
 
+def test_records_are_not_read_again_by_other_rules(site: Site) -> None:
+    """Else `readings` follow by the new rules, from a state of the old ones."""
+    site.run(site.lake("lake", "ts"))
+    for last in (None, DAY[1]):
+        with pytest.raises(LakeError, match="without --tables first, and then name readings"):
+            backfill(site.lake("lake", "at"), "records", first=DAY[1], last=last)
+
+
 def test_a_table_that_has_not_read_all_is_made_again(site: Site) -> None:
     """Else the rows of the days after the replaced ones would never be read."""
     late = site.run(site.lake("late"), startingTimestamp=f"{DAY[1]}T00:00:00Z")

@@ -62,11 +62,20 @@ class Backfill:
             raise LakeError(
                 f"another backfill was interrupted: run `{unfinished}` to its end first"
             )
-        self.is_redeclared = bool(lake.redeclared() or unfinished)
+        redeclared = lake.redeclared()
+        self.is_redeclared = bool(redeclared or unfinished)
         lake.check_tables(self.names)
         check_source(self.roots, lake.source())
-        if any(name != RECORDS for name in self.roots):
+        if RECORDS not in self.roots:
             self._check_days()
+        elif redeclared:
+            # The tables made from records follow by days and keep their state, which would still be
+            # that of the old rules.
+            raise LakeError(
+                f"--tables declares {', '.join(redeclared)} otherwise than the lake, and "
+                f"{RECORDS} are the same by all declarations: run this backfill without --tables "
+                f"first, and then name {redeclared[0]} instead"
+            )
 
     def run(self, listener: RunListener | None = None) -> BackfillReport:
         """Replace the rows of the roots, and bring the tables made from them up to date.
