@@ -158,8 +158,12 @@ class AuditLog:
             else:
                 positions.append((record.timestamp_us, record.partition, record.offset))
         if positions:
-            async with self._lock:
-                await asyncio.to_thread(self._note, positions)
+            try:
+                async with self._lock:
+                    await asyncio.to_thread(self._note, positions)
+            except OSError as error:
+                # The records are in the log, and until a restart the list has them.
+                logger.error("audit_index_not_written path=%r error=%r", self._path, str(error))
 
     async def _store(self, broker: Broker, entry: AuditEntry) -> tuple[Record, str]:
         """Append the record and wait for its commit. Returns the reason of a failure, or ""."""
