@@ -1,6 +1,7 @@
 """The steps that every inbound message of QoS 1 or 2 takes, whatever becomes of it: repetitions are
 recognised by packet id or by the producer's number, and a refusal has the form for its client."""
 
+from holdfast.broker.admission.throttle import refusal_of
 from holdfast.broker.connections.client_notes import note_publish_denied
 from holdfast.broker.publish.completion import (
     RefusalPromise,
@@ -51,20 +52,28 @@ def identify(session: Session, packet_id: int, record: Record) -> None:
 
 
 def is_replied(
-    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    refusal: str = "",
 ) -> bool:
     """Whether the producer's number of the message says that it must not be stored. It is then
-    answered here. Otherwise the record gets the number."""
+    answered here. Otherwise the record gets the number. `refusal`: the reason why a new message is
+    refused, beside the rates, or ""."""
     at = publish.properties.find(PROPERTY_HEAD)
     if at < 0:
         return False
     sequencer = sequencer_of(connection)
+    refusal = refusal or refusal_of(connection)
+    partition = record.partition
     if state.cluster.is_single:
-        outcome = admit(state, connection, sequencer, record.partition, publish, at)
+        outcome = admit(state, connection, sequencer, partition, publish, at, refusal)
     else:
-        outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
+        outcome = read_sequence(state, connection, sequencer, partition, publish, at, refusal)
     if outcome == REPLY:
-        reply_sequenced(state, connection, session, publish, record.partition, sequencer)
+        reply_sequenced(state, connection, session, publish, partition, sequencer)
         return True
     if outcome == STORE:
         record.flags |= log_record.FLAG_PRODUCER

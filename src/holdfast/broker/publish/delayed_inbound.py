@@ -5,6 +5,7 @@ a repetition is recognised in the same way, across restarts and nodes, before an
 is due.
 """
 
+from holdfast.broker.admission.throttle import refusal_of
 from holdfast.broker.publish.acceptance import (
     identify,
     is_repeated,
@@ -29,6 +30,7 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.protocol.topics.names import InvalidTopic
+from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 
@@ -63,23 +65,31 @@ def publish_delayed(
         state.stats.publish_qos2_received += 1
         if is_repeated(state, connection, session, publish.packet_id):
             return
-        if session.expiry_s > 0:
-            identify(session, publish.packet_id, record)
     else:
         state.stats.publish_qos1_received += 1
-        if publish.properties and is_replied(state, connection, session, publish, record):
-            return
-    _store_delayed(state, connection, session, publish, record)
+    text = delayed_refusal(state, record)
+    is_numbered = publish.qos == 1 or connection.numbers_qos2
+    if is_numbered and is_replied(state, connection, session, publish, record, text):
+        return
+    if publish.qos == 2 and session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
+        identify(session, publish.packet_id, record)
+    _store_delayed(state, connection, session, publish, record, text)
 
 
 def _store_delayed(
-    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    text: str,
 ) -> None:
-    text = delayed_refusal(state, record)
+    """Append the record, or refuse the message. `text`: the reason of a refusal, or ""."""
     if text:
         state.stats.refused_quota += 1
     else:
-        text = state.cluster.refusal(connection, record)
+        # That of a rate is counted already.
+        text = refusal_of(connection) or state.cluster.refusal(connection, record)
     if text:
         refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
         return

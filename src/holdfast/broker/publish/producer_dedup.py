@@ -2,8 +2,8 @@
 QoS 2 if the client has asked for that.
 
 A temporary refusal keeps the order of a producer's messages. Once a sequence was refused for want
-of space, every later one on the same connection is refused too, until the client starts again from
-there. docs/producers.md has the whole contract.
+of space, or by a rate or bound, every later one on the same connection is refused too, until the
+client starts again from there. docs/producers.md has the whole contract.
 """
 
 from typing import Final
@@ -74,12 +74,12 @@ class Sequencer(SequenceReader):
         return True
 
     def note_hole(self) -> None:
-        """Record that the message is refused for want of space."""
+        """Record that the message is refused for now."""
         if len(self.holes) >= HOLES_MAX:
             # A new connection starts without holes, and its client where it was.
             raise ProtocolViolation(
                 reasons.QUOTA_EXCEEDED,
-                f"disk full, and {HOLES_MAX} producers wait for space on this connection",
+                f"no space, and {HOLES_MAX} producers wait for it on this connection",
             )
         self.holes[self.producer_id] = (self.epoch, self.sequence)
 
@@ -101,9 +101,15 @@ def admit(
     partition: int,
     publish: Publish,
     at: int,
+    refusal: str,
 ) -> int:
     """UNNUMBERED, STORE or ANSWER for an authorised PUBLISH with PROPERTY_HEAD at `at` of its
-    properties. Raises `ProtocolViolation` if too many producers wait for space."""
+    properties. `refusal`: the reason why nothing new may be stored now, or "". Raises
+    `ProtocolViolation` if too many producers wait for space.
+
+    The table must not have a sequence that the caller then refuses: the message, sent again, would
+    be acknowledged as a repetition and never stored.
+    """
     try:
         if not sequencer.read(publish.properties, at):
             return UNNUMBERED
@@ -134,10 +140,11 @@ def admit(
     if is_stored:
         state.stats.producer_duplicates += 1
         return sequencer.reply(reasons.SUCCESS, "")
-    if state.disk_full:
+    if refusal or state.disk_full:
         sequencer.note_hole()
-        state.stats.refused_disk_full += 1
-        return sequencer.reply(reasons.QUOTA_EXCEEDED, "")
+        if not refusal:
+            state.stats.refused_disk_full += 1
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
     if state.config.authenticates_users or table.binds:
         _bind(state, connection, sequencer, partition, producer)
     # The table moves before the commit: a repetition may arrive before this record is on disk, and
@@ -165,6 +172,7 @@ def read_sequence(
     partition: int,
     publish: Publish,
     at: int,
+    refusal: str,
 ) -> int:
     """`admit` for a cluster, where the leader of the partition tracks what is stored.
 
@@ -183,6 +191,9 @@ def read_sequence(
     if sequencer.holes and sequencer.is_behind_hole():
         text = "an earlier sequence of the producer was refused: send that first"
         return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
+    if refusal:
+        sequencer.note_hole()
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
     if state.config.authenticates_users:
         owner = verified_user(state, connection)
         if producer is None or producer.position(partition) is None or producer.owner != owner:
