@@ -27,14 +27,16 @@ HANG_S: Final = 20.0
 """The time in seconds between two pings, and until a worker that answers none is killed."""
 QUICK_S: Final = 5.0
 DELAY_S_MAX: Final = 30.0
+RETRY_S: Final = 5.0
 """A worker that ended within QUICK_S of its start is replaced after a second, then after twice the
-time, at most DELAY_S_MAX."""
+time, at most DELAY_S_MAX; one that the system does not let start, every RETRY_S."""
 
 
 class WorkerProcess:
     """One worker, from its start to its end."""
 
     def __init__(self, pool: "IoWorkers", index: int, now: float) -> None:
+        """Raises `OSError` without memory or descriptors for a process."""
         self.index = index
         self.started_at = now
         self.heard_at = now
@@ -47,13 +49,18 @@ class WorkerProcess:
         self._control.setblocking(False)
         with worker_stream, worker_control:
             files = (worker_stream.fileno(), worker_control.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *map(str, files)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=files,
-                # Ctrl-C in the broker's terminal is for the broker.
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", MODULE, *map(str, files)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=files,
+                    # Ctrl-C in the broker's terminal is for the broker.
+                    start_new_session=True,
+                )
+            except OSError:
+                self._stream.close()
+                self._control.close()
+                raise
 
     async def connect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to exchange frames."""
@@ -196,8 +203,19 @@ class IoWorkers(ListenerHost):
         self._loop.call_later(delay_s, self._start_again, worker.index)
 
     def _start_again(self, index: int) -> None:
-        if not self._is_closed:
+        if self._is_closed:
+            return
+        try:
             self._start(index)
+        except OSError as error:
+            # An exception of a timer would stop the broker, with the clients of other workers.
+            logger.error(
+                "io_worker_not_started worker=%d error=%r again_in_s=%s",
+                index,
+                str(error),
+                RETRY_S,
+            )
+            self._loop.call_later(RETRY_S, self._start_again, index)
 
     def _watch(self) -> None:
         """Kill workers that answer no ping, because their clients wait for nothing."""
