@@ -196,6 +196,24 @@ def test_days_of_the_log_before_the_lake_began(site: Site, table: str, point: st
     assert state(late) == before[2]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_damaged_file_of_records_is_made_again(site: Site, is_there: bool) -> None:
+    lake = site.run(site.lake("lake", "ts"))
+    site.put(61)
+    site.run(lake)
+    before = everything(lake)
+    log = CommitLog(lake.path, "records")
+    path = lake.path / next(file for file in log.live(2) if file.partition["date"] == DAY[1]).path
+    path.write_bytes(b"PAR1 and no more") if is_there else path.unlink()
+    backfill(lake, "records", first=DAY[1], last=DAY[1])
+    assert everything(lake) == before
+    # A file of a backfill has records of many commits, so nothing tells which it had.
+    path = lake.path / next(file for file in log.live(3) if file.partition["date"] == DAY[1]).path
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(LakeError, match=r"is damaged: .* Restore it, or build the table again"):
+        backfill(lake, "records", first=DAY[1], last=DAY[1])
+
+
 def test_records_are_not_read_again_by_other_rules(site: Site) -> None:
     """Else `readings` follow by the new rules, from a state of the old ones."""
     site.run(site.lake("lake", "ts"))

@@ -177,7 +177,7 @@ class Bronze:
         """
         starts = self._access.offsets_at(days.start_us)
         ends = self._access.offsets_at(days.end_us) if days.end_us is not None else {}
-        there = offsets_in([self.engine.lake / file.path for file in removed])
+        there = offsets_in(self.engine.log(RECORDS), removed)
         found = []
         for partition, end in self.position().items():
             bound = bounds.get(partition, PartitionBounds(end, end))

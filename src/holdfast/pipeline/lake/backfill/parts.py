@@ -8,12 +8,15 @@ import pyarrow as pa
 from holdfast.pipeline.lake.backfill.days import Days, parse_day
 from holdfast.pipeline.lake.files.commits import (
     Commit,
+    CommitLog,
     File,
     Replaced,
+    is_replacement,
     made_from,
     rows_of,
     unseen_replacement,
 )
+from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.parquet import parquet_file
 from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.table import QUARANTINE
@@ -104,20 +107,57 @@ def _hull(parts: Iterable[Times]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def offsets_in(paths: Iterable[LakePath]) -> dict[int, tuple[int, int]]:
+Range = tuple[int, int]
+
+
+def offsets_in(log: CommitLog, files: Iterable[File]) -> dict[int, Range]:
     """Return per log partition the least offset in some files of records, and the one after the
-    greatest."""
-    found: dict[int, tuple[int, int]] = {}
-    for path in paths:
-        with parquet_file(path) as file:
-            for batch in file.iter_batches(columns=["partition", "offset"]):
-                rows = pa.table({"p": batch.column(0), "o": batch.column(1)})
-                grouped = rows.group_by("p").aggregate([("o", "min"), ("o", "max")])
-                for row in grouped.to_pylist():
-                    least, greatest = row["o_min"], row["o_max"] + 1
-                    low, high = found.get(row["p"], (least, greatest))
-                    found[row["p"]] = (min(low, least), max(high, greatest))
+    greatest.
+
+    The commits tell it about a file that is damaged or missing: its offsets are among theirs.
+    Raises LakeError if they do not.
+    """
+    found: dict[int, Range] = {}
+    for file in files:
+        try:
+            own = _offsets_in(log.lake / file.path)
+        except (LakeError, FileNotFoundError) as error:
+            among = _offsets_of_commits(log, file)
+            if among is None:
+                raise LakeError(str(error)) from None
+            own = among
+        for partition, (least, greatest) in own.items():
+            low, high = found.get(partition, (least, greatest))
+            found[partition] = (min(low, least), max(high, greatest))
     return found
+
+
+def _offsets_in(path: LakePath) -> dict[int, Range]:
+    found: dict[int, Range] = {}
+    with parquet_file(path) as file:
+        for batch in file.iter_batches(columns=["partition", "offset"]):
+            rows = pa.table({"p": batch.column(0), "o": batch.column(1)})
+            grouped = rows.group_by("p").aggregate([("o", "min"), ("o", "max")])
+            for row in grouped.to_pylist():
+                least, greatest = row["o_min"], row["o_max"] + 1
+                low, high = found.get(row["p"], (least, greatest))
+                found[row["p"]] = (min(low, least), max(high, greatest))
+    return found
+
+
+def _offsets_of_commits(log: CommitLog, file: File) -> dict[int, Range] | None:
+    """Return the offsets that the commits of a file have read. None: they are not known, because a
+    commit was removed or is a replacement, which reads offsets of many commits before it."""
+    first = (file.since or file.version) - 1
+    there = set(log.kept())
+    if not all(version in there for version in range(max(first, 1), file.version + 1)):
+        return None
+    commits = [log.read(version) for version in range(first + 1, file.version + 1)]
+    if any(map(is_replacement, commits)):
+        return None
+    starts = log.read(first).offsets if first else {}
+    ranges = {int(p): (starts.get(p, 0), end) for p, end in commits[-1].offsets.items()}
+    return {p: (start, end) for p, (start, end) in ranges.items() if start < end}
 
 
 def quarantined_files(lake: LakePath, table: str, part: TablePart) -> list[File]:
