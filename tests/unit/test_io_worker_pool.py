@@ -35,7 +35,7 @@ def test_a_worker_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPat
             monkeypatch.setattr(subprocess, "Popen", lacking)
             workers._workers[0].process.kill()
             async with asyncio.timeout(10):
-                while first in workers.process_ids or not workers.process_ids:
+                while first in workers.process_ids or not workers.process_ids:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
             workers.close()
