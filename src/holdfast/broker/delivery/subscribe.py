@@ -269,6 +269,7 @@ def _check_all(
     codes: list[int] = []
     invalid: list[str] = []
     added: dict[str, None] = {}
+    begun: set[str] = set()
     size_bytes = session.filter_bytes
     for index, request in enumerate(packet.subscriptions):
         filter = request.filter
@@ -277,7 +278,7 @@ def _check_all(
             reason = _check(state, session, connection, request, invalid)
         if reason < 0x80 and filter not in session.subscriptions and filter not in added:
             has_room = _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter))
-            if has_room and has_queue_room(state, filter, added, plan):
+            if has_room and has_queue_room(state, filter, begun, plan):
                 added[filter] = None
                 size_bytes += filter_bytes(filter)
             else:

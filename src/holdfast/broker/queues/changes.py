@@ -98,31 +98,31 @@ def begin_queues(
     plan: StartPlan | None,
 ) -> bool:
     """Begin the accepted queues that do not exist. Returns whether the SUBACK waits for one."""
-    has_queue = False
-    for subscription in accepted:
-        key = subscription.filter
-        if not is_queue(key):
-            continue
-        has_queue = True
-        start = list(state.delivered)
-        for index, request in enumerate(packet.subscriptions):
-            granted = None if plan is None else plan.granted[index]
-            if granted is not None and request.filter == key:
-                start = granted.start
+    keys = {each.filter: None for each in accepted if is_queue(each.filter)}
+    if not keys:
+        return False
+    starts: dict[str, list[int]] = {}
+    for index, request in enumerate(packet.subscriptions):
+        granted = None if plan is None else plan.granted[index]
+        if granted is not None:
+            starts[request.filter] = granted.start
+    for key in keys:
+        start = starts.get(key) or list(state.delivered)
         create_queue(state, connection, key, start, session.client_id)
-    return has_queue
+    return True
 
 
-def has_queue_room(
-    state: NodeState, filter: str, added: dict[str, None], plan: StartPlan | None
-) -> bool:
-    """Whether the filter is not that of a queue, or there is one, or there is room for it."""
+def has_queue_room(state: NodeState, filter: str, begun: set[str], plan: StartPlan | None) -> bool:
+    """Whether the filter is not that of a queue, or there is one, or there is room for it. `begun`:
+    the queues that the same SUBSCRIBE begins; a new one is added."""
     if not is_queue(filter):
         return True
     queues = state.cluster.queues()
-    new = sum(is_queue(each) and each not in queues for each in added)
     most = state.config.queues_max
-    if filter in queues or len(queues) + new < most:
+    if filter in queues:
+        return True
+    if len(queues) + len(begun) < most:
+        begun.add(filter)
         return True
     if plan is not None:
         plan.error = plan.error or f"there are {most} queues, which is the limit"
