@@ -116,6 +116,32 @@ def test_retained_and_other_topics(bench: NodeBench) -> None:
     assert sorted(drain(reader)) == ["x", "y"]
 
 
+def test_it_undoes_no_newer_retained_message(bench: NodeBench) -> None:
+    """A retained message of QoS 0 counts at once, also over one that is due and not committed."""
+    publisher = bench.connect("p")
+    delay(publisher, "$delayed/5/a", "old", 0, retain=True)
+    bench.auto_commit = False
+    bench.advance(5)
+    publisher.send(Publish(b"a", b"new", 0, True, False, 0, b"", 0, -1))
+    bench.auto_commit = True
+    bench.settle()
+    reader = bench.connect("r")
+    subscribe(reader, "a")
+    assert drain(reader) == ["new"]
+
+
+def test_the_longest_user_name() -> None:
+    properties = with_publisher(b"", "u" * 65534, True)
+    assert split_publisher(properties) == ("u" * 65534, True, b"")
+    bench = NodeBench()
+    peer = bench.connect("p")
+    assert peer.connection.session is not None
+    peer.connection.session.username = "u" * 65535
+    [answer] = delay(peer, "$delayed/5/a", "x")
+    assert isinstance(answer, m.Ack)
+    assert answer.reason == 0x90
+
+
 def test_a_repetition_is_stored_once(bench: NodeBench) -> None:
     publisher, reader = bench.connect("p", expiry_s=1000), bench.connect("r")
     subscribe(reader, "a")

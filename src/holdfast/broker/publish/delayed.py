@@ -71,8 +71,9 @@ class DuePromise(PublishPromise):
         record = self.record
         if record.flags & log_record.FLAG_QOS_MASK:
             return super()._complete(state, route)
-        # One of QoS 0 was delivered already.
-        if record.flags & log_record.FLAG_RETAIN:
+        # One of QoS 0 was delivered already. See `retain_at_once`.
+        is_newest = record.offset >= state.retained_ahead.get(route.topic, 0)
+        if record.flags & log_record.FLAG_RETAIN and is_newest:
             set_retained(state, route.topic, message_of(record))
         return 1
 
@@ -98,7 +99,8 @@ def delayed_route(state: NodeState, publish: Publish) -> Route:
 def delayed_record(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> Record:
-    """The first record of a delayed message. `route` is that of its real topic."""
+    """The first record of a delayed message. `route` is that of its real topic. Raises
+    `InvalidDelay`."""
     return Record(
         route.partition,
         log_record.MESSAGE,

@@ -41,13 +41,13 @@ def publish_delayed(
     not when it is due."""
     try:
         route = delayed_route(state, publish)
+        record = delayed_record(state, connection, session, publish, route)
     except (InvalidDelay, InvalidTopic) as error:
         refuse(state, connection, session, publish, reasons.TOPIC_NAME_INVALID, str(error))
         return
     if not may_write(connection, route):
         refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return
-    record = delayed_record(state, connection, session, publish, route)
     if publish.qos == 0:
         state.stats.publish_qos0_received += 1
         if delayed_refusal(state, record) or state.disk_full:

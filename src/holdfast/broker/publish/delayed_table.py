@@ -73,8 +73,10 @@ def is_waiting(record: Record) -> bool:
 def with_publisher(properties: bytes, username: str | None, is_given: bool) -> bytes:
     """The properties with the user that published the message in front, for the check of rights
     when it is due. `is_given`: its rules came with the client's proof of identity, or are those of
-    its listener."""
+    its listener. Raises `InvalidDelay` for a name that no property has room for."""
     name = (("g" if is_given else "u") + (username or "")).encode()
+    if len(name) > 65535:
+        raise InvalidDelay("the user name is too long for delayed messages")
     pair = (_PUBLISHER, name)
     return b"".join(
         (_USER_PROPERTY, *(len(each).to_bytes(2, "big") + each for each in pair), properties)
@@ -168,9 +170,9 @@ class DelayedTable:
 
     def drop_partition(self, partition: int) -> None:
         """Remove all messages of a partition."""
-        for place in [each for each in self.by_place if each[0] == partition]:
-            self.remove(place)
-        self._due.pop(partition, None)
+        # In a cluster each message that waits has an entry: one that is tried has its next one.
+        for _, offset in self._due.pop(partition, ()):
+            self.remove((partition, offset))
 
     def _push(self, message: Delayed, due_us: int) -> None:
         partition, offset = message.place
