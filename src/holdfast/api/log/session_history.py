@@ -35,6 +35,8 @@ from holdfast.storage.record import SESSION, Batch, Record
 EVENTS_MAX: Final = 200
 SEARCH_BYTES_MAX: Final = 8 << 20
 """The most bytes of the log that one request searches."""
+PIECE_BYTES: Final = 1 << 20
+"""The bytes of one read backwards above which it is made again with fewer records."""
 FILTERS_MAX: Final = 10
 """The most filters that one event names."""
 SAME_US: Final = 1_000_000
@@ -141,17 +143,27 @@ class SessionHistoryRoutes:
         first, at = broker.reader.first_offset(home), self._node.committed()[home]
         at = at if before is None else min(at, before)
         found: list[SessionEvent] = []
-        left = SEARCH_BYTES_MAX
-        while at > first and left > 0 and len(found) < limit:
-            start = position = max(first, at - STEP_RECORDS)
+        began, left = at, SEARCH_BYTES_MAX
+        step = widest = STEP_RECORDS
+        # One piece at least, or `next` would never move on.
+        while at > first and (left > 0 or at == began) and len(found) < limit:
+            start = position = max(first, at - step)
             piece: list[SessionEvent] = []
-            while position < at:
+            piece_bytes = 0
+            while position < at and (piece_bytes < PIECE_BYTES or step == 1):
                 work = partial(records_of, broker.reader, key, home, position, at)
                 records, position, size_bytes = await broker.reads.in_thread(work)
                 piece += (event_of(each) for each in records if each.kind == SESSION)
-                left -= max(1, size_bytes)
+                piece_bytes += max(1, size_bytes)
+            left -= piece_bytes
+            if position < at:
+                # The newest records of the piece are not read: large ones are before them.
+                widest = max(1, step // 2)
+                step = max(1, step // 8)
+                continue
             found += reversed(piece)
             at = start
+            step = min(2 * step, widest)
         return found, at if at > first else 0
 
 
