@@ -130,6 +130,19 @@ def test_it_undoes_no_newer_retained_message(bench: NodeBench) -> None:
     assert drain(reader) == ["new"]
 
 
+def test_a_leader_delivers_it_once_while_its_record_waits(bench: NodeBench) -> None:
+    """Too few replicas are in sync: the leader tries the record of QoS 0 again, every 5 s."""
+    reader = bench.connect("r")
+    subscribe(reader, "a")
+    delay(bench.connect("p"), "$delayed/5/a", "x", 0)
+    bench.node.state.cluster.is_single = False
+    for _ in range(4):
+        bench.advance(5.1)
+    assert len(bench.node.state.delayed) == 1
+    assert len(bench.messages()) > 2
+    assert drain(reader) == ["x"]
+
+
 def test_the_longest_user_name() -> None:
     properties = with_publisher(b"", "u" * 65534, True)
     assert split_publisher(properties) == ("u" * 65534, True, b"")

@@ -197,7 +197,7 @@ def _publish(state: NodeState, message: Delayed) -> None:
         payload=waiting.payload,
     )
     if record.flags & log_record.FLAG_QOS_MASK == 0:
-        _publish_qos0(state, record, route)
+        _publish_qos0(state, record, route, message)
     # In a cluster the message is delivered when it comes back committed, on every node.
     elif state.cluster.is_single:
         state.publish(record, DuePromise(record, route, message.place))
@@ -205,12 +205,15 @@ def _publish(state: NodeState, message: Delayed) -> None:
         state.append(record)
 
 
-def _publish_qos0(state: NodeState, record: Record, route: Route) -> None:
-    """Publish a message of QoS 0 at once. The record follows; after a crash before it the message
-    is published again."""
-    message: Message = stored_message(record, 0, record.timestamp_us)
-    deliver(state, route, message)
-    state.cluster.spread(message, route.topic)
+def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delayed) -> None:
+    """Publish a message of QoS 0 at once. The record follows; after a crash before it, or at
+    another leader, the message is published again. While its own record is not committed, this node
+    only tries the record again."""
+    if not waiting.is_delivered:
+        waiting.is_delivered = True
+        message: Message = stored_message(record, 0, record.timestamp_us)
+        deliver(state, route, message)
+        state.cluster.spread(message, route.topic)
     if state.cluster.is_single:
         state.publish(record, DuePromise(record, route, (record.partition, record.sequence)))
     else:

@@ -105,6 +105,8 @@ class Delayed:
         self.due_us = record.timestamp_us + seconds * 1_000_000
         content = len(record.topic) * 2 + len(record.properties) + len(record.payload)
         self.size_bytes = OVERHEAD_BYTES + content
+        # This node has delivered it, at QoS 0, and its record is not applied yet.
+        self.is_delivered = False
 
     @property
     def place(self) -> Place:
