@@ -21,6 +21,7 @@ from holdfast.pipeline.lake.backfill.parts import TablePart, quarantined_files
 from holdfast.pipeline.lake.engine import locked
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.errors import LakeError
+from holdfast.pipeline.lake.files.files import remove_all
 from holdfast.pipeline.lake.files.history import history
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.storage.partition import partition_of
@@ -196,6 +197,17 @@ def test_days_of_the_log_before_the_lake_began(site: Site, table: str, point: st
     assert state(late) == before[2]
 
 
+def test_a_backfill_without_rows_leaves_no_lag(site: Site) -> None:
+    """A gold table notes that it has seen the replacement, although it has nothing to make."""
+    site.journal = Journal(site.folder / "broken", partitions=4)
+    site.put(1, broken=True)
+    lake = site.lake("lake")
+    names = (*TABLES, "device_minutes")
+    assert lake.run(names, source={"path": str(site.journal.directory)}).ok
+    assert backfill(lake, first=DAY[0]).run.ok
+    assert {table.lag for table in lake.status().tables if table.name in names} == {0}
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_damaged_file_of_records_is_made_again(site: Site, is_there: bool) -> None:
     lake = site.run(site.lake("lake", "ts"))
@@ -204,7 +216,9 @@ def test_a_damaged_file_of_records_is_made_again(site: Site, is_there: bool) -> 
     before = everything(lake)
     log = CommitLog(lake.path, "records")
     path = lake.path / next(file for file in log.live(2) if file.partition["date"] == DAY[1]).path
-    path.write_bytes(b"PAR1 and no more") if is_there else path.unlink()
+    remove_all([path])
+    if is_there:
+        path.write_bytes(b"PAR1 and no more")
     backfill(lake, "records", first=DAY[1], last=DAY[1])
     assert everything(lake) == before
     # A file of a backfill has records of many commits, so nothing tells which it had.

@@ -114,8 +114,9 @@ def step_gold(engine: Engine, table: Table, days: Days | None = None) -> Commit 
         return None
     live = engine.log(table.source).live(source.version)
     new = changed(live, before.upto)
-    spans = _again(_grain(table), unseen_replacement(source, before), days)
-    if not new and not spans and step.last is not None:
+    unseen = unseen_replacement(source, before)
+    spans = _again(_grain(table), unseen, days)
+    if not new and not spans and unseen is None and step.last is not None:
         return None  # commits without rows
     engine.reached(f"{table.name} began")
     removed: list[str] = []
