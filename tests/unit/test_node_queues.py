@@ -172,6 +172,22 @@ def test_bounds_and_rights() -> None:
     assert subscribe(reader, "$queue/a/#").reasons == [1]
 
 
+def test_a_member_that_may_read_nothing_does_not_empty_it(bench: NodeBench) -> None:
+    bench.node.state.acl = AclFile.parse("topic write a/#\npattern read a/%c\n", "acl")
+    publisher = bench.connect("p")
+    stranger = bench.connect("stranger")
+    subscribe(stranger, "$queue/a/#")
+    publish(bench, publisher, "a/worker", "1", "2")
+    publish(bench, publisher, "a/stranger", "3")
+    assert drain(stranger) == ["3"]
+    stranger.lose()
+    publish(bench, publisher, "a/worker", "4")
+    assert bench.node.state.stats.dropped_unreadable == 0
+    worker = bench.connect("worker")
+    subscribe(worker, "$queue/a/#")
+    assert drain(worker) == ["1", "2", "4"]
+
+
 def test_unsubscribe_leaves_the_queue_and_deletion_ends_it(bench: NodeBench) -> None:
     publisher = bench.connect("p")
     reader = bench.connect("r", expiry_s=100)

@@ -151,8 +151,10 @@ def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
 
 
 def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
-    """Whether any member of the group, connected or not, may receive a message of this topic."""
-    if not has_rules(state):
+    """Whether any member of the group, connected or not, may receive a message of this topic. A
+    queue waits for one that may. Otherwise a client that may read nothing, which anybody may let
+    subscribe, would empty it."""
+    if not has_rules(state) or group.key in state.cluster.queues():
         return True
     if group.readable_at != group.changes or len(group.readable) >= READABLE_MAX:
         group.readable.clear()

@@ -365,11 +365,11 @@ class Coordinator:
             self._send_assign(stake.node, assign)
 
     def _may_any_read(self, key: str, topic: bytes) -> bool:
-        """True if a member in the log, connected or not, may read the topic."""
-        group = self._replicated.state.groups.get(key)
-        return group is not None and any(
-            may_read_later(self._state, session, topic) for session in group.members
-        )
+        """See `rights.may_any_read`, of the members in the log."""
+        state = self._replicated.state
+        members = state.groups[key].members if key in state.groups else {}
+        readable = (may_read_later(self._state, each, topic) for each in members)
+        return key in state.queues or any(readable)
 
     def _retry_deferred(self, coordination: Coordination) -> None:
         """Tries the records aside again when members in the log have changed.
