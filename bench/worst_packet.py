@@ -284,6 +284,15 @@ def subscribe_long(world: World) -> Shot:
     return Client(world.port), subscribe(filters)
 
 
+def subscribe_queues(world: World) -> Shot:
+    """One queue again and again, and as many as there is room for beside other filters."""
+    client = Client(world.port, expiry_s=60)
+    half = world.filters // 2
+    return client, subscribe(
+        ["$queue/q/0"] * half + [f"$queue/q/{n}" for n in range(world.filters - half)]
+    )
+
+
 def unsubscribe_shared(world: World) -> Shot:
     client = Client(world.port, expiry_s=60)
     filters = [f"$share/g/{client.name}/{n}" for n in range(world.filters)]
@@ -415,6 +424,7 @@ SHOTS: dict[str, Callable[[World], Shot]] = {
     "SUBSCRIBE #, 20,000 retained": subscribe_all_retained,
     "SUBSCRIBE, wildcards": subscribe_wildcards,
     "SUBSCRIBE, $share": subscribe_shared,
+    "SUBSCRIBE, $queue": subscribe_queues,
     "SUBSCRIBE, bad filters, long client id": subscribe_bad,
     "SUBSCRIBE, long filters": subscribe_long,
     "SUBSCRIBE flood": subscribe_flood,
