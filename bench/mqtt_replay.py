@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +49,7 @@ from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.cursor import LogReader
+from holdfast.storage.reading.index import IndexHead
 from holdfast.storage.reading.starts import StartQuery
 
 ALL: Final = "$stream/@earliest/telemetry/#"
@@ -267,7 +267,8 @@ def start_ms(directory: Path, size_bytes: int) -> Figures:
     finder = LogReader(journal, opened.store).starts
     newest_us = journal.segments[-1].last_timestamp_us()
     first = journal.segments[0]
-    head = copy(first.head)
+    head = IndexHead(first.head.sequence, first.head.start_offsets)
+    head.end_offsets = first.head.end_offsets
     head.last_timestamp_us = 1
     before = [Segment(first.sequence, head, None, SEGMENT_BYTES)] * (size_bytes // SEGMENT_BYTES)
     journal.segments[:0] = before
