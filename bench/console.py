@@ -1,4 +1,4 @@
-"""What an open console costs the broker.
+"""The cost of an open console for the broker.
 
     python -m bench.console [--clients 10000] [--rate 10000] [--seconds 10] [--json PATH]
 

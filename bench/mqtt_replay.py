@@ -1,4 +1,4 @@
-"""What subscriptions that begin in the past take and cost.
+"""The speed and cost of subscriptions that begin in the past.
 
     python -m bench.mqtt_replay [--json PATH] [--records 500000] [--seconds 4] [--clients 1000]
 

@@ -229,6 +229,16 @@ def test_a_worker_that_hangs_is_replaced(site: Site) -> None:
     until(lambda: len(site.workers()) == WORKERS, "another worker")
 
 
+def test_settings_that_no_worker_can_read_are_refused(tmp_path: Path) -> None:
+    proxies = [f"10.{n >> 8}.{n & 255}.1" for n in range(12_000)]
+    listener = {"port": free_port(), "proxies": proxies}
+    broker = ListenersBroker(tmp_path, [listener], {"server": {"io_workers": 1}})
+    run = subprocess.run(broker.command(), capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1
+    assert "bytes, and at most 131072 with I/O workers" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
     broker = ListenersBroker(tmp_path, [], {"server": {"io_workers": 0}})
     command = [*broker.command(), "--io-workers", "many"]

@@ -85,7 +85,7 @@ class MayAnswer(Struct):
     rules: list[DecidingRule]
     """At most 20, in the order in which they decide."""
     notes: list[str] = []
-    """What may make the answer another one: a ban, or rights that only a connection brings."""
+    """Reasons for another answer: a ban, or rights that only a connection brings."""
     missing: list[AbsentNode] = []
     """The nodes that may have a connection of the client and did not reply."""
 

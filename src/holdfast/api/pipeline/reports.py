@@ -49,7 +49,7 @@ class TableReport(Struct):
     """The offsets, or rows of the source, that the table lacked at the report. None: not known."""
     lag_s: float | None = None
     counts: dict[str, int] = {}
-    """What the steps counted besides rows, such as repetitions."""
+    """The counts of the steps besides rows, such as repetitions."""
     error: Address = ""
     """The error that the table has failed with; empty: none."""
 

@@ -39,7 +39,7 @@ class KnownRights:
     has_wildcards: bool = True
     has_groups: bool = True
     notes: tuple[str, ...] = ()
-    """What may make the answer another one."""
+    """Reasons for another answer."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def split_start(filter: str) -> tuple[str, str]:
 
 
 def start_prefix(filter: str) -> str:
-    """What stands before the filter, "" if there is no start."""
+    """The part before the filter, "" if there is no start."""
     if not filter.startswith(STREAM_PREFIX):
         return ""
     rest = filter[len(STREAM_PREFIX) :]

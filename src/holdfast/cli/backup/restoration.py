@@ -97,7 +97,7 @@ def _check_log(root: Path, backup: Path) -> None:
 
 
 def advice(manifest: BackupManifest, target: Path) -> list[str]:
-    """What the operator does next."""
+    """The next step of the operator."""
     if manifest.kind == "pair":
         return [
             f"start the nodes of the pair on {target}: holdfast serve --standby --data {target}"

@@ -15,7 +15,7 @@ WINDOW_BYTES: Final = 262_144
 
 
 class SendingCredit:
-    """What a sender may still send."""
+    """The bytes that a sender may still send."""
 
     def __init__(self) -> None:
         self.unconfirmed = 0
@@ -39,7 +39,7 @@ class SendingCredit:
 
 
 class ReceivingCredit:
-    """What a receiver has yet to confirm."""
+    """The bytes that a receiver has yet to confirm."""
 
     def __init__(self) -> None:
         self.unconfirmed = 0

@@ -95,7 +95,7 @@ class RelayReader:
 
 
 def header(kind: int, number: int, length: int) -> bytes:
-    """What is in front of `length` bytes of content."""
+    """The header in front of `length` bytes of content."""
     return _HEADER.pack(kind, number, length)
 
 

@@ -147,7 +147,7 @@ class RelayedConnection(ConnectionDriver):
 class WorkerChannel:
     """An asyncio protocol for the stream to one worker.
 
-    What one turn writes to all of its clients leaves in one write, after the turn.
+    The bytes that one turn writes to all of its clients leave in one write, after the turn.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from errno import EMSGSIZE
 from typing import Final, Literal, cast
 
 import msgspec
@@ -14,7 +15,12 @@ import msgspec
 from holdfast.config.listener import Listener
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.io_workers.channel import WorkerChannel
-from holdfast.server.io_workers.messages import ListenerChange, WorkerNote, decode_note
+from holdfast.server.io_workers.messages import (
+    MESSAGE_BYTES_MAX,
+    ListenerChange,
+    WorkerNote,
+    decode_note,
+)
 from holdfast.server.sockets.acceptor import BACKLOG
 from holdfast.server.sockets.driver import ListenerCount
 from holdfast.server.sockets.reception import ListenerHost, RelayedListener
@@ -143,12 +149,19 @@ class IoWorkers(ListenerHost):
         sockets: list[socket.socket],
         count: ListenerCount,
     ) -> WorkerListener:
+        number = self._numbers.setdefault(settings.name, len(self._numbers))
+        change = ListenerChange(number, settings, broker.node.state.config.connect_timeout_s)
+        size = len(msgspec.json.encode(change))
+        if size > MESSAGE_BYTES_MAX:
+            # A worker would read a part of it, and end, and so would the next one.
+            for one in sockets:
+                one.close()
+            text = f"the settings of {settings.name} have {size} bytes, and at most"
+            raise OSError(EMSGSIZE, f"{text} {MESSAGE_BYTES_MAX} with I/O workers")
         for one in sockets:
             one.listen(BACKLOG)
         self._broker = broker
-        number = self._numbers.setdefault(settings.name, len(self._numbers))
         self.counts[number] = count
-        change = ListenerChange(number, settings, broker.node.state.config.connect_timeout_s)
         self._close_sockets(number)
         self._open[number] = (change, sockets)
         for worker in self._workers:

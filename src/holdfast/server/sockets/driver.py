@@ -39,7 +39,7 @@ def proved_name(transport: BaseTransport, source: str) -> str | None:
 
 
 class ConnectionDriver(ClientTransport):
-    """What connects a socket, wherever it is, to the node's `Connection`.
+    """The link between a socket, wherever it is, and the node's `Connection`.
 
     Reading pauses while the node has paused the connection's input.
     """

@@ -24,7 +24,7 @@ class ReceivedConnection(Protocol):
 
 
 class Reception:
-    """What accepts a listener's connections. `connect_timeout_s`: the seconds until a complete
+    """The receiver of a listener's connections. `connect_timeout_s`: the seconds until a complete
     CONNECT, and so also for a TLS handshake or the header of a proxy."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connect_timeout_s: float) -> None:
