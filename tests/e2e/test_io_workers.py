@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ class Site:
         """The worker that has the other end of a client's socket."""
         port = client.socket.getsockname()[1]
         for each in self.workers():
-            inodes = {os.readlink(one) for one in Path(f"/proc/{each}/fd").iterdir()}
+            inodes = _open_files(each)
             for line in Path(f"/proc/{each}/net/tcp").read_text().splitlines()[1:]:
                 fields = line.split()
                 remote = int(fields[2].rpartition(":")[2], 16)
@@ -88,6 +89,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
         assert made.broker.stop() == 0
         until(lambda: not any(map(_runs, workers)), "the workers have ended")
     assert "Traceback" not in made.broker.log_text()
+
+
+def _open_files(process_id: int) -> set[str]:
+    found = set()
+    for each in Path(f"/proc/{process_id}/fd").iterdir():
+        # It may be closed meanwhile.
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(each))
+    return found
 
 
 def _ignores_signals(process_id: int) -> bool:
