@@ -16,8 +16,9 @@ from holdfast.cluster.partitions.follower import FollowerSide
 from holdfast.cluster.partitions.in_sync import InSync
 from holdfast.cluster.partitions.progress import LedPartition
 from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.forwarding import PendingRecord, RecordForwarder
+from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.leader_sync import LeaderSync
+from holdfast.cluster.publish.pending_records import PendingRecord
 from holdfast.cluster.runtime import peer_check
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.epochs import EpochReservations

@@ -288,7 +288,7 @@ class Faults:
         if host.process is None or self._wiped:
             return
         earlier = host.disk.copy()
-        claim = host.process.cluster_node.disk_claim().text()
+        claim = host.process.cluster_node.positions.claim().text()
         self._world.schedule.note(host.name, "its disk is copied")
         number = host.incarnations
 

@@ -23,10 +23,11 @@ from msgspec.structs import replace
 from holdfast.cluster.frame_kinds import RAFT
 from holdfast.cluster.metadata import store as metastore
 from holdfast.cluster.metadata.commands import ChangePartitions, RemoveNode
+from holdfast.cluster.metadata.effects import Persist, ProposalDone, Send
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.cluster.metadata.state_machine import MetaState, peer_id
-from holdfast.cluster.metadata.store import MetaStore, Persist, ProposalDone, Send
+from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.raft import leader as raft_leading
 from holdfast.cluster.raft import node as raft
 from holdfast.cluster.raft.codec import decode_message

@@ -25,6 +25,12 @@ from holdfast.cluster.metadata.state_machine import decode_request, encode_reque
 from holdfast.cluster.partitions import codec as replication
 from holdfast.cluster.partitions.disk_position import DiskPosition, decode_report, encode_report
 from holdfast.cluster.publish import forwarding
+from holdfast.cluster.publish.forward_frames import (
+    ForwardResult,
+    decode_forward,
+    decode_result,
+    encode_result,
+)
 from holdfast.cluster.raft import messages as raft
 from holdfast.cluster.raft.codec import decode_message, encode_message
 from holdfast.cluster.reads import read_barrier
@@ -184,16 +190,16 @@ def _publishing() -> Iterator[Sample]:
     data = forwarding._HEAD.pack(5, 1) + batch(records)
     yield _frame("FORWARD", "all_kinds", [(5, 1, expected(records))], data, _forwarded)
     result = (3, 5, 9, 0x97, "quota")
-    data = forwarding.encode_result([forwarding.ForwardResult(*result)])
+    data = encode_result([ForwardResult(*result)])
     yield _frame("FORWARD_RESULT", "refused", [result], data, _results)
 
 
 def _forwarded(data: bytes) -> object:
-    return [(e, a, records_of(each.content())) for e, a, each in forwarding.decode_forward(data)]
+    return [(e, a, records_of(each.content())) for e, a, each in decode_forward(data)]
 
 
 def _results(data: bytes) -> object:
-    found = forwarding.decode_result(data)
+    found = decode_result(data)
     return [(each.partition, each.epoch, each.ticket, each.reason, each.text) for each in found]
 
 

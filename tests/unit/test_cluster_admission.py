@@ -7,7 +7,8 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.forwarding import RecordForwarder, decode_result
+from holdfast.cluster.publish.forward_frames import decode_result
+from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record

@@ -8,14 +8,9 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD
-from holdfast.cluster.publish.forwarding import (
-    FORWARD_BYTES_MAX,
-    WAIT_S,
-    Appender,
-    PendingRecord,
-    RecordForwarder,
-    decode_forward,
-)
+from holdfast.cluster.publish.forward_frames import decode_forward
+from holdfast.cluster.publish.forwarding import FORWARD_BYTES_MAX, WAIT_S, RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender, PendingRecord
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal

@@ -16,12 +16,9 @@ from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import Send
 from holdfast.cluster.partitions.progress import Peer
 from holdfast.cluster.partitions.state import ReplicaState
-from holdfast.cluster.publish.forwarding import (
-    FORWARD_BYTES_MAX,
-    Appender,
-    RecordForwarder,
-    decode_forward,
-)
+from holdfast.cluster.publish.forward_frames import decode_forward
+from holdfast.cluster.publish.forwarding import FORWARD_BYTES_MAX, RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.cluster.qos0_routing import QOS0_BYTES_MAX, Qos0Routing

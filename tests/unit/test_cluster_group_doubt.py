@@ -10,7 +10,8 @@ from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, GroupMember, Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport
 from holdfast.cluster.shared_groups.node_agent import NodeAgent

@@ -13,7 +13,8 @@ from holdfast.broker.session.session import Group, Inflight, Session, tag_of
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state import groups as group_images
 from holdfast.cluster.state.replicated import ReplicatedState

@@ -14,7 +14,8 @@ from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
 from holdfast.cluster.metadata.commands import InitCluster, PutNode, apply
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
 from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
 from holdfast.storage import record as log_record

@@ -12,7 +12,8 @@ from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.shared_groups.node_agent import KEPT_WAIT_S, NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal

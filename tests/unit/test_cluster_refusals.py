@@ -12,16 +12,14 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forwarding import (
-    WAIT_S,
-    Appender,
+from holdfast.cluster.publish.forward_frames import (
     ForwardResult,
-    PendingRecord,
-    RecordForwarder,
     decode_forward,
     decode_result,
     encode_result,
 )
+from holdfast.cluster.publish.forwarding import WAIT_S, RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender, PendingRecord
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal

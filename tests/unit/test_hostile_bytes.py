@@ -39,7 +39,7 @@ from holdfast.cluster.metadata.state_machine import MetaState, decode_request
 from holdfast.cluster.partitions import codec as partitions
 from holdfast.cluster.partitions.disk_position import DiskPosition, decode_position, encode_report
 from holdfast.cluster.partitions.disk_position import decode_report as decode_disk_report
-from holdfast.cluster.publish.forwarding import decode_forward, decode_result
+from holdfast.cluster.publish.forward_frames import decode_forward, decode_result
 from holdfast.cluster.raft.codec import (
     decode_entries,
     decode_message,
@@ -254,8 +254,8 @@ def table() -> dict[str, Decoder]:
         bad_frame,
         (encode_report(5, 6, DiskPosition(1, 2, 3)),),
     )
-    add("cluster/publish/forwarding.py:decode_forward", decode_forward, bad_frame, of_batch)
-    add("cluster/publish/forwarding.py:decode_result", decode_result, bad_frame, numbers)
+    add("cluster/publish/forward_frames.py:decode_forward", decode_forward, bad_frame, of_batch)
+    add("cluster/publish/forward_frames.py:decode_result", decode_result, bad_frame, numbers)
     add("cluster/raft/codec.py:decode_message", decode_message, bad_frame, raft)
     add(
         "cluster/raft/codec.py:decode_entries",

@@ -7,6 +7,14 @@ import pytest
 
 from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, REPLICATE, BadFrame
 from holdfast.cluster.metadata.commands import ChangePartitions, PutNode
+from holdfast.cluster.metadata.effects import (
+    LeaderChanged,
+    MetadataChanged,
+    MetaEffect,
+    Persist,
+    ProposalDone,
+    Send,
+)
 from holdfast.cluster.metadata.model import WITNESS, NodeInfo, NodePhase, PartitionInfo
 from holdfast.cluster.metadata.requests import (
     PENDING_MAX,
@@ -16,16 +24,7 @@ from holdfast.cluster.metadata.requests import (
     Unknown,
 )
 from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import (
-    UNWRITTEN_MAX,
-    LeaderChanged,
-    MetadataChanged,
-    MetaEffect,
-    MetaStore,
-    Persist,
-    ProposalDone,
-    Send,
-)
+from holdfast.cluster.metadata.store import UNWRITTEN_MAX, MetaStore
 from holdfast.cluster.metadata.voters import HandOver, plan
 from holdfast.cluster.raft.log import Membership, RaftState
 from tests.support.sim_raft import carry_out

@@ -9,9 +9,9 @@ from typing import Final
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.commands import ChangePartitions, Command
+from holdfast.cluster.metadata.effects import ProposalDone
 from holdfast.cluster.metadata.model import NodeInfo
 from holdfast.cluster.metadata.requests import RequestRefused
-from holdfast.cluster.metadata.store import ProposalDone
 from holdfast.cluster.partitions.effects import ProposeInSync
 from holdfast.cluster.parts import Parts
 from holdfast.cluster.placement.controller import Controller

@@ -10,47 +10,20 @@ effects of the broker's core. Nothing here blocks.
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast.broker.connections.close import close_connection
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.broker_port import BrokerPort
-from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.leadership_changes import LeadershipChanges
-from holdfast.cluster.metadata.model import DATA, ClusterMetadata
-from holdfast.cluster.metadata.requests import Outcome
+from holdfast.cluster.metadata.model import DATA
 from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import (
-    LeaderChanged,
-    MetadataChanged,
-    MetaStore,
-    Persist,
-    ProposalDone,
-    Send,
-)
-from holdfast.cluster.metadata_proposer import MetadataProposer
-from holdfast.cluster.partitions import disk_position
-from holdfast.cluster.partitions.disk_position import DiskPosition, decode_report, encode_report
-from holdfast.cluster.partitions.effects import (
-    BecameLeader,
-    Committed,
-    Diverged,
-    GivenUp,
-    LeadershipEnded,
-    ProposeInSync,
-    ReadBatches,
-    Restarted,
-)
-from holdfast.cluster.partitions.effects import Send as SendBatches
-from holdfast.cluster.parts import ClusterNodeConfig, Parts
-from holdfast.cluster.placement.planning import useless
-from holdfast.cluster.publish.forwarding import decode_forward, decode_result
-from holdfast.cluster.raft.node import Write
+from holdfast.cluster.metadata.store import MetaStore
+from holdfast.cluster.part_effects import PartEffects
+from holdfast.cluster.parts import ClusterNodeConfig
+from holdfast.cluster.publish.forward_frames import decode_forward, decode_result
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.protocol.mqtt import reasons
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import Batch
 
@@ -60,12 +33,8 @@ SETTLE_SESSIONS: Final = 1000
 """The most sessions that get their timers in one of these checks."""
 
 
-class ClusterNode(Parts):
-    """The core of one cluster node: it passes events to its parts and carries out their effects.
-
-    Effects are carried out until none is left (`_run`), because one may cause others. New metadata
-    can end a leadership, for example.
-    """
+class ClusterNode(PartEffects):
+    """The core of one cluster node: it passes the driver's events to its parts."""
 
     def __init__(
         self,
@@ -81,27 +50,11 @@ class ClusterNode(Parts):
     ) -> None:
         """The arguments are those of Parts."""
         super().__init__(node, replicated, meta, presence, config, random, now, lacking=lacking)
-        self.proposer = MetadataProposer(self)
-        self.leadership = LeadershipChanges(self)
-        self.persists: list[Write] = []
-        self.reads: list[ReadBatches] = []
-        # The outcomes of proposals that the driver made.
-        self.outcomes: list[tuple[int, Outcome]] = []
-        # True if the metadata's nodes have changed, so that the driver adjusts the links.
-        self.nodes_changed = False
-        self.has_diverged = False
-        """True if records committed here are not those that the other nodes continued with."""
         # A read of the metadata as of the start. Once it is passed, everything committed before the
         # start is applied here.
         self._first_read = self.metadata_reads.begin()
         self._tidy_at = now
-        self._applied = False
-        # The connected nodes that understand POSITION, with their incarnations.
-        self._reporting: dict[str, str] = {}
-        self._position = DiskPosition()
         self._is_late = False
-        # True unless this node must not lead Raft, because of its disk.
-        self._may_lead = True
         node.state.cluster = BrokerPort(self)
         if (metadata := meta.metadata) is not None:
             self._take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
@@ -128,11 +81,7 @@ class ClusterNode(Parts):
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
         self._drop_frames(node)
         self.context.connected.add(node)
-        self._reporting.pop(node, None)
-        if disk_position.FEATURE in presence.features.split(","):
-            self._reporting[node] = presence.incarnation
-            # The clock is sent first, because frames that are judged by it may follow at once.
-            self.context.outgoing.append((node, kinds.POSITION, self._report(now)))
+        self.positions.connected(node, presence, now)
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
@@ -149,7 +98,7 @@ class ClusterNode(Parts):
             return
         self._drop_frames(node)
         self.context.connected.discard(node)
-        self._reporting.pop(node, None)
+        self.positions.disconnected(node)
         self.proposer.disconnected(node)
         self.detector.closed(node, False, now)
         self.replication.handle_disconnected(node, now)
@@ -183,7 +132,7 @@ class ClusterNode(Parts):
             return
         self.detector.note_frame(node, now)
         if kind == kinds.POSITION:
-            self._handle_position(node, payload, now)
+            self.positions.handle(node, payload, now)
             return
         if kinds.REPLICATE <= kind <= kinds.COMMIT:
             self.replication.handle_frame(node, kind, payload, now)
@@ -208,35 +157,6 @@ class ClusterNode(Parts):
         else:
             self._handle_session_frame(node, kind, payload)
         self._run()
-
-    def _handle_position(self, node: str, payload: bytes, now: float) -> None:
-        wall_us, agreed_us, position = decode_report(payload)
-        incarnation = self._reporting.get(node)
-        metadata = self.context.metadata
-        if incarnation is not None and metadata is not None and node in metadata.nodes:
-            self.disk_memory.note(node, incarnation, position)
-            self.clock.add_sample(node, wall_us, agreed_us, now)
-
-    def _report(self, now: float) -> bytes:
-        clock = self.clock
-        return encode_report(clock.own_us(now), clock.agreed_us(now), self.disk_position())
-
-    def disk_position(self) -> DiskPosition:
-        """Returns what the disk here has under all circumstances: durable and committed. It never
-        decreases."""
-        journal = self.context.journal
-        durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
-        position = DiskPosition(*self.meta.durable, sum(map(min, durable)))
-        self._position = position.reached(self._position)
-        return self._position
-
-    def disk_claim(self) -> DiskPosition:
-        """Returns the position of the disk with its uncommitted records and entries.
-
-        After a restart this node cannot tell which of them are committed.
-        """
-        durable = self.context.journal.durable_offset
-        return DiskPosition(*self.meta.durable_end, sum(durable)).reached(self._position)
 
     def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
         if kind == kinds.SESSION_OPEN:
@@ -433,142 +353,6 @@ class ClusterNode(Parts):
         for node, skew_s, begins in self.clock.pop_changes():
             event = "clock_skewed" if begins else "clock_agrees"
             self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
-
-    def _look_at_itself(self, now: float) -> None:
-        """Checks whether the other nodes count this one as unhealthy, and adapts its ownership and
-        its vote."""
-        metadata = self.context.metadata
-        if metadata is not None:
-            health = self.detector.health(now)
-            own = self.meta.node_id
-            is_unhealthy = own in useless(metadata, health)
-            self.ownership.set_unhealthy(is_unhealthy, now)
-            # A node with a full disk does not lead Raft either, if another node can.
-            may_lead = own not in health.stalled and not (is_unhealthy and own in health.full)
-            if may_lead != self._may_lead:
-                self._may_lead = may_lead
-                self.meta.set_stalled(not may_lead, now)
-
-    def _run(self) -> None:
-        """Carries out the effects of the parts until none is left."""
-        now = self.state.now
-        while True:
-            meta = self.meta.effects
-            replication = self.replication.effects
-            detector = self.detector.effects
-            if not meta and not replication and not detector:
-                return
-            if meta:
-                self.meta.effects = []
-                for effect in meta:
-                    self._carry_out_meta(effect, now)
-            if replication:
-                self.replication.effects = []
-                for asked in replication:
-                    self._carry_out_replication(asked, now)
-                self.proposer.propose_in_sync(now)
-            if detector:
-                self.detector.effects = []
-                for seen in detector:
-                    self._carry_out_detector(seen)
-
-    def _carry_out_meta(self, effect: object, now: float) -> None:
-        if isinstance(effect, Send):
-            self.context.send(effect.node_id, effect.kind, effect.payload)
-        elif isinstance(effect, Persist):
-            self.persists.append(effect.write)
-        elif isinstance(effect, MetadataChanged):
-            self._take_metadata(effect.metadata, effect.changed_partitions, now)
-        elif isinstance(effect, LeaderChanged):
-            self.proposer.leader_changed(effect.is_leader, now)
-            self.state.note("info", "metadata_leader", {"leader": effect.leader_id})
-        elif isinstance(effect, ProposalDone):
-            done = self.metadata_reads.proposal_done(effect.request, effect.outcome, now)
-            if not done and not self.proposer.proposal_done(effect, now):
-                self.outcomes.append((effect.request, effect.outcome))
-
-    def _take_metadata(
-        self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
-    ) -> None:
-        is_first = self.context.metadata is None
-        if self.leadership.take_metadata(metadata, changed, now):
-            self.nodes_changed = True
-        self._look_at_itself(now)
-        self.ownership.renew()
-        self.proposer.is_changed = True
-        if is_first:
-            self.proposer.admit_all(now)
-
-    def _carry_out_replication(self, effect: object, now: float) -> None:
-        if isinstance(effect, SendBatches):
-            if effect.node in self.context.connected:
-                self.context.outgoing.append((effect.node, effect.kind, effect.payload))
-        elif isinstance(effect, Committed):
-            self.applier.apply_to(effect.partition, effect.offset)
-            self.admission.committed(effect.partition, effect.offset)
-            self.session_coordinator.committed(effect.partition)
-            self._applied = True
-        elif isinstance(effect, ReadBatches):
-            self.reads.append(effect)
-        elif isinstance(effect, ProposeInSync):
-            self.proposer.note_in_sync(effect)
-        elif isinstance(effect, BecameLeader):
-            self.leadership.lead(effect.partition, effect.epoch)
-        elif isinstance(effect, LeadershipEnded):
-            self.leadership.stop_leading(effect.partition)
-        elif isinstance(effect, Diverged):
-            self.has_diverged = self.has_diverged or not effect.takes_over
-            self.state.note(
-                "error",
-                "replica_diverged",
-                {
-                    "partition": effect.partition,
-                    "leader": effect.leader,
-                    "error": effect.text,
-                    "text": "this node takes over"
-                    if effect.takes_over
-                    else "the others have gone on without this node",
-                },
-            )
-        elif isinstance(effect, Restarted):
-            self.state.note(
-                "warning",
-                "replica_restarted",
-                {"partition": effect.partition, "offset": effect.offset},
-            )
-            self._restart(effect.partition, effect.offset)
-        elif isinstance(effect, GivenUp):
-            self.state.note("error", "images_given_up", {"partition": effect.partition})
-            self.transfer.abandon(effect.partition)
-
-    def _carry_out_detector(self, effect: object) -> None:
-        if isinstance(effect, Beat):
-            for node in self.context.connected:
-                self.context.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
-            if self._reporting:
-                report = self._report(self.state.now)
-                for node in self._reporting:
-                    self.context.outgoing.append((node, kinds.POSITION, report))
-            return
-        self.proposer.is_changed = True
-        if isinstance(effect, Suspected):
-            self.state.note(
-                "warning", "node_suspected", {"node": effect.node, "reason": effect.reason}
-            )
-        elif isinstance(effect, HeardAgain):
-            self.state.note("info", "node_heard_again", {"node": effect.node})
-
-    def _restart(self, partition: int, offset: int) -> None:
-        if self.state.delivered[partition] < offset:
-            # The clients connected here would never receive the records that were skipped. Another
-            # node may have them.
-            for session in list(self.state.sessions.values()):
-                if session.connection is not None:
-                    text = "this node was away for too long"
-                    close_connection(self.state, session.connection, reasons.SERVER_BUSY, text)
-            self.forwarding.refuse_unresolved(partition)
-        self.transfer.restarted(partition, offset)
-        self.context.is_whole = False
 
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)

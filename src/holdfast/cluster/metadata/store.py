@@ -18,8 +18,16 @@ from msgspec.structs import replace
 from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, BadFrame
 from holdfast.cluster.metadata.codec import decode_command, encode_command
 from holdfast.cluster.metadata.commands import Command, InitCluster, PutNode, RemoveNode, apply
+from holdfast.cluster.metadata.effects import (
+    LeaderChanged,
+    MetadataChanged,
+    MetaEffect,
+    Persist,
+    ProposalDone,
+    Send,
+)
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
-from holdfast.cluster.metadata.requests import Outcome, Proposals, RequestRefused, Unknown
+from holdfast.cluster.metadata.requests import Proposals, RequestRefused, Unknown
 from holdfast.cluster.metadata.state_machine import (
     MetaState,
     changed_since,
@@ -31,7 +39,7 @@ from holdfast.cluster.metadata.state_machine import (
 from holdfast.cluster.metadata.voters import HandOver, plan
 from holdfast.cluster.raft.codec import decode_message, encode_message
 from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftState
-from holdfast.cluster.raft.node import RaftFailure, RaftNode, RaftTiming, Ready, Write
+from holdfast.cluster.raft.node import RaftFailure, RaftNode, RaftTiming, Ready
 from holdfast.cluster.raft.state import Addressed, RaftDiverged
 
 COMPACT_ENTRIES: Final = 1024
@@ -42,45 +50,6 @@ UNWRITTEN_MAX: Final = 256
 """The most unwritten outputs; Raft messages are dropped while the disk is further behind."""
 REMOVALS_MAX: Final = 64
 """The most removals that wait for their node to stop voting."""
-
-
-@dataclass(frozen=True)
-class Send:
-    node_id: str
-    kind: int
-    payload: bytes
-
-
-@dataclass(frozen=True)
-class Persist:
-    """A write for the disk; the driver calls `persisted` when it is done."""
-
-    write: Write
-
-
-@dataclass(frozen=True)
-class MetadataChanged:
-    metadata: ClusterMetadata
-    changed_partitions: tuple[int, ...]
-    """The partitions that changed since the last such effect."""
-
-
-@dataclass(frozen=True)
-class LeaderChanged:
-    leader_id: str
-    """The leader's node id; "" if it is not known."""
-    is_leader: bool
-    """True if this node leads."""
-
-
-@dataclass(frozen=True)
-class ProposalDone:
-    request: int
-    outcome: Outcome
-
-
-MetaEffect = Send | Persist | MetadataChanged | LeaderChanged | ProposalDone
-"""A frame to send, a write, new metadata, a new leader, or the outcome of a request."""
 
 
 @dataclass

@@ -18,13 +18,9 @@ from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD_RESULT
-from holdfast.cluster.publish.forwarding import (
-    Appender,
-    ForwardResult,
-    PendingRecord,
-    RecordForwarder,
-    encode_result,
-)
+from holdfast.cluster.publish.forward_frames import ForwardResult, encode_result
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender, PendingRecord
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record

@@ -17,7 +17,6 @@ Invariants
   again; the rest is, in order. So a failover neither loses a record nor stores it twice.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -26,12 +25,18 @@ from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.recovery.session_records import LEADER_DECIDED
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import FORWARD, BadFrame
+from holdfast.cluster.frame_kinds import FORWARD
+from holdfast.cluster.publish.forward_frames import FORWARD_HEAD, ForwardResult
+from holdfast.cluster.publish.pending_records import (
+    RECOGNISED,
+    Appender,
+    PendingRecord,
+    is_group_progress,
+)
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.protocol.mqtt import reasons
-from holdfast.protocol.topics.names import SHARE_PREFIX
 from holdfast.storage import record as log_record
-from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+from holdfast.storage.record import BatchBuilder, Record
 
 PENDING_BYTES_MAX: Final = 64 << 20
 """The size in bytes of uncommitted records above which publishers are not read."""
@@ -50,93 +55,6 @@ together. That is more than peers accept in one frame, and it is built again aft
 REFUSED_MAX: Final = 1000
 """The number of clients with a refused message, per partition, at which those without a pending
 record are removed."""
-
-_HEAD: Final = struct.Struct("<II")
-"""The head of each batch in FORWARD: epoch, attempt."""
-_RESULT: Final = struct.Struct("<IBH")
-
-
-_GROUP: Final = SHARE_PREFIX.encode()
-RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_record.FLAG_WILL
-"""The flags of messages that a leader recognises as repetitions, whichever node sends them."""
-
-
-class ForwardResult:
-    """The result of a leader for one forwarded record.
-
-    `epoch`: the epoch in which the node led the partition. It is 0 if the node has an older version
-    that does not send it.
-    """
-
-    def __init__(self, partition: int, epoch: int, ticket: int, reason: int, text: str) -> None:
-        self.partition = partition
-        self.epoch = epoch
-        self.ticket = ticket
-        self.reason = reason
-        self.text = text
-
-
-class PendingRecord:
-    """A record of this node that is neither committed nor refused yet."""
-
-    def __init__(self, record: Record, number: int, since: float) -> None:
-        self.record = record
-        self.partition = record.partition
-        self.ticket = record.ticket
-        # The number of the record in append order. Tickets start again at 1.
-        self.number = number
-        self.since = since
-        # At least the size of the record in a frame, in a batch of its own.
-        self.size_bytes = (
-            200
-            + len(record.topic)
-            + len(record.client_id)
-            + len(record.producer)
-            + len(record.properties)
-            + len(record.payload)
-            + len(record.audience)
-        )
-        # True if a leader may have the record. This node's log shows it once it is aligned.
-        self.in_doubt = False
-        self.promise: Promise | None = None
-        self.afterwards: list[Callable[[], None]] | None = None
-        # True if committed or refused; `reason` and `text` as in Promise.
-        self.done = False
-        self.reason = 0
-        self.text = ""
-
-    def is_promised(self) -> bool:
-        """True if a promise waits for the record. None waits for a QoS 0 message or a will."""
-        record = self.record
-        if record.kind == log_record.MESSAGE:
-            return bool(record.flags & log_record.FLAG_QOS_MASK) and not is_will(record)
-        return record.kind != log_record.RETAINED
-
-    def is_refusable(self) -> bool:
-        """True if it is a message that its client can send again."""
-        return self.record.kind == log_record.MESSAGE and not is_will(self.record)
-
-
-def _is_group_progress(record: Record) -> bool:
-    """True if the record is the progress of a shared group, written by its coordinator.
-
-    Its epoch is that of the group's home partition. The record of a deposed coordinator is not sent
-    to the next leader, which is the coordinator now. Counter-example: it arrives after the next
-    coordinator has begun without it, and this one then logs a lower position. The nodes report
-    again what they have finished.
-    """
-    return record.kind == log_record.CURSOR and record.client_id.startswith(_GROUP)
-
-
-def is_will(record: Record) -> bool:
-    return record.flags & log_record.FLAG_WILL != 0 or is_due(record)
-
-
-class Appender:
-    """The interface of the leader's side for records of this node; Admission implements it."""
-
-    def append(self, pending: PendingRecord) -> None:
-        raise NotImplementedError
 
 
 class RecordForwarder:
@@ -260,7 +178,7 @@ class RecordForwarder:
             self._open[partition] = None
             if self._targets[partition] == target:
                 parts = frames.setdefault(target, [])
-                parts.append(_HEAD.pack(self._epochs[partition], attempt))
+                parts.append(FORWARD_HEAD.pack(self._epochs[partition], attempt))
                 parts.append(builder.build(0))
         for target, parts in frames.items():
             self._context.send(target, FORWARD, b"".join(parts))
@@ -384,7 +302,7 @@ class RecordForwarder:
             if pending.ticket in known:
                 continue
             record = pending.record
-            if _is_group_progress(record) and record.sequence < epoch:
+            if is_group_progress(record) and record.sequence < epoch:
                 # No client waits for it. SUCCESS keeps the messages appended after it from being
                 # refused.
                 self.refuse(pending.ticket, reasons.SUCCESS, "")
@@ -450,65 +368,3 @@ class RecordForwarder:
                     refused.add(client_id)
                     text = "no leader for the topic's partition"
                     self.refuse(pending.ticket, reasons.QUOTA_EXCEEDED, text)
-
-
-def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:
-    """Returns (epoch, attempt, batch) for each batch of a FORWARD frame. Raises BadFrame when it is
-    malformed."""
-    found: list[tuple[int, int, Batch]] = []
-    at = 0
-    try:
-        while at < len(payload):
-            epoch, attempt = _HEAD.unpack_from(payload, at)
-            batch = Batch(payload, at + _HEAD.size)
-            found.append((epoch, attempt, batch))
-            at += _HEAD.size + batch.length
-    except (struct.error, CorruptBatch) as error:
-        raise BadFrame(f"forwarded records: {error}") from None
-    return found
-
-
-def encode_result(answers: list[ForwardResult]) -> bytes:
-    """Encodes entries of (ticket, reason, text).
-
-    An entry with ticket 0, which no record has, precedes the results of a partition. Its text is
-    the partition and the epoch. Older versions find no record with that ticket and ignore the
-    entry.
-    """
-    parts: list[bytes] = []
-    partition = -1
-    epoch = 0
-    for answer in answers:
-        if answer.partition != partition or answer.epoch != epoch:
-            partition = answer.partition
-            epoch = answer.epoch
-            parts.append(_result(0, 0, f"{partition} {epoch}"))
-        parts.append(_result(answer.ticket, answer.reason, answer.text))
-    return b"".join(parts)
-
-
-def _result(ticket: int, reason: int, text: str) -> bytes:
-    data = text.encode()
-    return _RESULT.pack(ticket, reason, len(data)) + data
-
-
-def decode_result(payload: bytes) -> list[ForwardResult]:
-    """Returns the results in a FORWARD_RESULT frame. Raises BadFrame when it is malformed."""
-    found: list[ForwardResult] = []
-    partition = 0
-    epoch = 0
-    at = 0
-    try:
-        while at < len(payload):
-            ticket, reason, length = _RESULT.unpack_from(payload, at)
-            at += _RESULT.size
-            text = payload[at : at + length].decode()
-            at += length
-            if ticket:
-                found.append(ForwardResult(partition, epoch, ticket, reason, text))
-            else:
-                first, second = text.split(" ")
-                partition, epoch = int(first), int(second)
-    except (struct.error, ValueError) as error:
-        raise BadFrame(f"results of forwarding: {error}") from None
-    return found

@@ -22,7 +22,7 @@ class PeerCheck:
         damage has removed would look like an older copy."""
         if self._runtime.fitness.is_damaged or self._cluster_node.context.journal.damaged:
             return ""
-        return self._cluster_node.disk_claim().text()
+        return self._cluster_node.positions.claim().text()
 
     def objection(self, peer: PeerIdentity, known: Known) -> Refusal | None:
         """Return the reason why a node must not be linked. `known`: the positions of disks that

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.broker.state import NodeState
 from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.publish.forwarding import PendingRecord
+from holdfast.cluster.publish.pending_records import PendingRecord
 from holdfast.storage.journal.segment import WriteGroup
 
 PROBE_S: Final = 60.0

@@ -1,0 +1,72 @@
+"""The reports of disk positions and clocks between the nodes of a cluster."""
+
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.frame_kinds import POSITION
+from holdfast.cluster.partitions.disk_position import (
+    FEATURE,
+    DiskPosition,
+    decode_report,
+    encode_report,
+)
+from holdfast.cluster.parts import Parts
+
+
+class PositionReports:
+    """The nodes that understand POSITION, and the position of the disk here."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._context = parts.context
+        self._meta = parts.meta
+        self._clock = parts.clock
+        self._memory = parts.disk_memory
+        # The connected nodes that understand POSITION, with their incarnations.
+        self._nodes: dict[str, str] = {}
+        self._position = DiskPosition()
+
+    def connected(self, node: str, presence: Presence, now: float) -> None:
+        """Reports to `node` at once, because frames that are judged by this node's clock may
+        follow."""
+        self._nodes.pop(node, None)
+        if FEATURE in presence.features.split(","):
+            self._nodes[node] = presence.incarnation
+            self._context.outgoing.append((node, POSITION, self._encode(now)))
+
+    def disconnected(self, node: str) -> None:
+        self._nodes.pop(node, None)
+
+    def handle(self, node: str, payload: bytes, now: float) -> None:
+        """Takes the report of `node`. Raises BadFrame when it is malformed."""
+        wall_us, agreed_us, position = decode_report(payload)
+        incarnation = self._nodes.get(node)
+        metadata = self._context.metadata
+        if incarnation is not None and metadata is not None and node in metadata.nodes:
+            self._memory.note(node, incarnation, position)
+            self._clock.add_sample(node, wall_us, agreed_us, now)
+
+    def send(self, now: float) -> None:
+        """Reports to all nodes, with each heartbeat."""
+        if self._nodes:
+            report = self._encode(now)
+            for node in self._nodes:
+                self._context.outgoing.append((node, POSITION, report))
+
+    def _encode(self, now: float) -> bytes:
+        clock = self._clock
+        return encode_report(clock.own_us(now), clock.agreed_us(now), self.position())
+
+    def position(self) -> DiskPosition:
+        """Returns what the disk here has under all circumstances: durable and committed. It never
+        decreases."""
+        journal = self._context.journal
+        durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
+        position = DiskPosition(*self._meta.durable, sum(map(min, durable)))
+        self._position = position.reached(self._position)
+        return self._position
+
+    def claim(self) -> DiskPosition:
+        """Returns the position of the disk with its uncommitted records and entries.
+
+        After a restart this node cannot tell which of them are committed.
+        """
+        durable = self._context.journal.durable_offset
+        return DiskPosition(*self._meta.durable_end, sum(durable)).reached(self._position)
