@@ -14,6 +14,12 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are named by their parameter: all workers must collect the same names, and compressed
+    bytes may hold the second in which they were made."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[postgresql.PostgresqlServer]:
     """Nobody may stop it: a test that does so makes one of its own."""
