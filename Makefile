@@ -18,6 +18,8 @@ ifndef FIRST_SEED
 FIRST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 STALLS ?= 200
+# Containers set it, and hundreds of processes that the tests start would each compile their source.
+unexport PYTHONDONTWRITEBYTECODE
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 4
 # What the interpreted form is tested with: the pure parts. Processes and clients of other makers are
