@@ -7,16 +7,6 @@ HOT_SOURCES := $(shell find src/holdfast -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
 SEEDS ?= 5000
-# A run of a whole cluster takes some two seconds.
-CLUSTER_SEEDS ?= $(shell expr $(SEEDS) / 5)
-# Of nodes on one directory, in real threads that take turns: replaced parts must be interpreted.
-LEASE_SEEDS ?= $(shell expr $(SEEDS) / 5)
-# A federation takes up to half a second.
-FEDERATION_SEEDS ?= $(shell expr $(SEEDS) / 5)
-# Of simulations: drawn once for each `make sim`, so that no two of them look at the same runs.
-ifndef FIRST_SEED
-FIRST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-endif
 STALLS ?= 200
 # Containers set it, and hundreds of processes that the tests start would each compile their source.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,7 +41,7 @@ help:
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make bench-federation  the federation papers' runs beside Mosquitto bridges, faults, a real manager, 500 members simulated: 40 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets, and of each door of running processes beside a good client"
-	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters, of federations: fresh seeds each time"
+	@echo "make sim       SEEDS=5000 of each simulation of a part, and of whole clusters: fresh seeds each time, hours"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
 	@echo "make long      the tests that make test leaves out, but those of the pipeline and the browser"
@@ -162,17 +152,9 @@ stalls: setup
 	HOLDFAST_STALLS=$(STALLS) $(BIN)/python -m pytest -q -s tests/e2e/test_stalls.py
 
 sim: setup
-	@echo "again: make sim FIRST_SEED=$(FIRST_SEED) SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS)"
 	@status=0; \
-	  HOLDFAST_SEEDS=$(SEEDS) HOLDFAST_FIRST_SEED=$(FIRST_SEED) $(BIN)/python -m pytest -q -n auto \
-	  tests/model/test_sessions.py tests/model/test_producer_sequences.py \
-	  tests/model/test_controller_simulation.py tests/model/test_raft_simulation.py tests/model/test_replication_simulation.py \
-	  || status=1; \
-	  HOLDFAST_SEEDS=$(FEDERATION_SEEDS) HOLDFAST_FIRST_SEED=$(FIRST_SEED) $(BIN)/python -m pytest -q -n auto \
-	  tests/model/test_federation_*.py tests/model/test_paper_simulation.py tests/model/test_retained_updates.py || status=1; \
-	  HOLDFAST_INTERPRETED=1 HOLDFAST_SEEDS=$(LEASE_SEEDS) HOLDFAST_FIRST_SEED=$(FIRST_SEED) \
-	  $(BIN)/python -m pytest -q -n auto tests/model/test_lease_simulation.py || status=1; \
-	  $(BIN)/python -m tests.sim --seed $(FIRST_SEED) --seeds $(CLUSTER_SEEDS) || status=1; \
+	  $(BIN)/python -m tests.model --seeds $(SEEDS) $(if $(FIRST_SEED),--seed $(FIRST_SEED)) || status=1; \
+	  $(BIN)/python -m tests.sim --seeds $(SEEDS) $(if $(FIRST_SEED),--seed $(FIRST_SEED)) || status=1; \
 	  exit $$status
 
 # The documentation site, in build/site.

@@ -20,10 +20,10 @@ from tests.sim.schedule import Violation
 from tests.sim.world import World
 from tests.support.seeds import block_of_seeds
 
-SEEDS = int(os.environ.get("HOLDFAST_CLUSTER_SEEDS", "12"))
-"""How many runs; `make sim` has more. A failure names its seed: python -m tests.sim --seed N"""
+SEEDS = 12
+"""How many runs; `tests.sim` has more. A failure names its seed: python -m tests.sim --seed N"""
 BLOCKS = 4
-DURATION_S = float(os.environ.get("HOLDFAST_CLUSTER_SECONDS", "2.5"))
+DURATION_S = 2.5
 """Of faults, in each."""
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -4,7 +4,6 @@ tests/support/sim_controller.py for what is checked; in the end everything is as
 """
 
 import dataclasses
-import os
 
 import pytest
 from msgspec.structs import replace
@@ -16,8 +15,8 @@ from holdfast.cluster.placement.planning import NodeConditions
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_controller import Wrong, life
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
-"""How many lives; `make sim` runs more. A failure names its seed."""
+SEEDS = 20
+"""How many lives; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 4
 PLANTED_SEEDS = 12
 """Within which each planted bug is found."""

@@ -9,6 +9,7 @@ from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage.record import Record
 from tests.support.node_bench import NodeBench, Peer
+from tests.support.seeds import run_seeds
 
 SEEDS = 40
 
@@ -118,8 +119,4 @@ def run(seed: int) -> None:
 
 
 def test_each_is_published_once() -> None:
-    for seed in range(SEEDS):
-        try:
-            run(seed)
-        except (AssertionError, KeyError) as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(range(SEEDS), run)

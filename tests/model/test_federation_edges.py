@@ -2,7 +2,6 @@
 in order. The stream between them is the federation's: in order, given away before the origin has it
 in custody, kept by the origin from custody on, given again from the first that was not done."""
 
-import os
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "30"))
+SEEDS = 30
 """How many histories; a failure names its seed."""
 BLOCKS = 4
 NODE = bytes(range(16))

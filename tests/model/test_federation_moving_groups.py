@@ -2,7 +2,6 @@
 that leave. Each message that is acknowledged comes to the group: mostly once, and twice where those
 who left had it and their member could not confirm that in time."""
 
-import os
 import random
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import World, random_edges, random_weather
 from tests.support.sim_groups import QUICK, settle
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "12"))
+SEEDS = 12
 """How many worlds; a failure names its seed."""
 BLOCKS = 4
 GROUP = "$share/m/a/#"

@@ -2,7 +2,6 @@
 sim_groups.py for what is checked; and mistakes, made in the production code for the length of a
 test, that break a promise within a bounded number of seeds."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,7 +23,7 @@ from tests.support.sim_federation import World, Wrong
 from tests.support.sim_groups import rough_groups_world
 from tests.support.sim_retained import rough_retained_world
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
+SEEDS = 24
 """How many worlds of each kind; a failure names its seed."""
 PLANTED_SEEDS = 60
 """At most; a planted bug that is not found in these is not looked for well enough."""

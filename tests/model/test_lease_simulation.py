@@ -3,15 +3,13 @@ read-only or vanishing directory, and clocks of their own: no promise is broken,
 serves when all is well again. See tests/support/sim_world.py for what is checked.
 """
 
-import os
-
 import pytest
 
 from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_world import World
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
-"""How many worlds; `make sim` runs more. A failure names its seed."""
+SEEDS = 24
+"""How many worlds; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 8
 
 

@@ -136,6 +136,11 @@ def check_recovery(bench: ReplicaBench, models: list[PartitionModel], snapshot: 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_crashes(seed: int) -> None:
+    assert crash_a_replica(seed).removed
+
+
+def crash_a_replica(seed: int) -> RandomReplica:
+    """The replica after eight crashes, each in the middle of its writes."""
     disk = SimDisk()
     replica = RandomReplica(ReplicaBench(disk), seed)
     chance = random.Random(seed)
@@ -170,7 +175,7 @@ def test_crashes(seed: int) -> None:
         following.snapshot = replica.snapshot
         following.removed = replica.removed
         replica = following
-    assert replica.removed
+    return replica
 
 
 @pytest.mark.parametrize("seed", range(3))

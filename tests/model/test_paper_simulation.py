@@ -1,7 +1,6 @@
 """Federations of the published protocol under crashes, partitions, loss and reordering: see
 tests/support/sim_paper.py for what is checked; and what a calm one costs, how it heals."""
 
-import os
 import random
 
 import pytest
@@ -12,7 +11,7 @@ from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import LAN_EDGES, edges_of, random_edges
 from tests.support.sim_paper import TOPIC, PaperWorld, Weather
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
+SEEDS = 24
 """How many worlds; a failure names its seed."""
 BLOCKS = 4
 INTERVALS = 10

@@ -6,7 +6,6 @@ message must be in the log exactly once, each producer's in order, and after eac
 must be what the log says.
 """
 
-import os
 import random
 from collections.abc import Iterator
 
@@ -20,7 +19,7 @@ from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import ATTRIBUTE_STATE, FLAG_PRODUCER, MESSAGE, Batch, Record
 from tests.support.node_bench import NodeBench, Peer
-from tests.support.seeds import block_of_seeds
+from tests.support.seeds import block_of_seeds, run_seeds
 
 PARTITIONS = 3
 TOPICS = ["a/1", "a/2", "b/1", "b/2", "c"]
@@ -279,22 +278,22 @@ class World:
             newest[line] = numbers[value]
 
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "160"))
-"""How many worlds; `make sim` runs more. A failure names its seed."""
+def run(seed: int) -> None:
+    world = World(seed)
+    for _ in range(300):
+        world.step()
+    world.drain()
+    world.check()
+    world.crash()
+    world.check()
+
+
+SEEDS = 160
+"""How many worlds; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 4
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_message_once_and_in_order(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, SEEDS):
-        try:
-            world = World(seed)
-            for _ in range(300):
-                world.step()
-            world.drain()
-            world.check()
-            world.crash()
-            world.check()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), run)

@@ -7,7 +7,6 @@ is stored or reported as failed, by the first broker exactly once; nothing is ev
 order is broken only where docs/publish-queue.md says it may be.
 """
 
-import os
 import random
 from collections import deque
 
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
 
 from holdfast.client.pubqueue.core import QueueCore
 from holdfast.client.pubqueue.messages import QueueEntry
+from tests.support.seeds import run_seeds
 
 PARTITIONS = 2
 QUOTA, BUSY, DENIED, FENCED = 0x97, 0x89, 0x87, 0x83
@@ -307,12 +307,7 @@ def walk(seed: int) -> None:
 
 
 def test_long_runs() -> None:
-    """`HOLDFAST_SEEDS` (default 400) of them."""
-    for seed in range(int(os.environ.get("HOLDFAST_SEEDS", "400"))):
-        try:
-            walk(seed)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(range(400), walk)
 
 
 def test_every_interleaving() -> None:

@@ -9,6 +9,7 @@ with it. [MQTT-4.8.2-5]
 import pytest
 
 from tests.model.test_sessions import Subscriber, World
+from tests.support.seeds import block_of_seeds, run_seeds
 
 SEEDS = 12
 QUEUE = "$stream/@earliest/$queue/#"
@@ -82,8 +83,4 @@ def run(seed: int) -> None:
 
 @pytest.mark.parametrize("block", range(2))
 def test_a_queue_loses_nothing(block: int) -> None:
-    for seed in range(block, SEEDS, 2):
-        try:
-            run(seed)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, 2, SEEDS), run)

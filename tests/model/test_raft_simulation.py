@@ -3,7 +3,6 @@ that was committed is lost, all nodes come to the same metadata, and when all is
 on. See tests/support/sim_raft.py (elections) and sim_meta.py (whole nodes, files, membership).
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,9 +16,9 @@ from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_meta import World
 from tests.support.sim_raft import ElectionWorld, Wrong
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
-"""How many worlds of whole nodes; `make sim` runs more. A failure names its seed."""
-ELECTION_SEEDS = max(240, 2 * SEEDS)
+SEEDS = 24
+"""How many worlds of whole nodes; A failure names its seed; `tests.model` runs more."""
+ELECTION_SEEDS = 240
 """How many of elections, which are cheap."""
 BLOCKS = 8
 PLANTED_SEEDS = 1000

@@ -1,7 +1,6 @@
 """Replicated partitions under crashes, power cuts, lost disks, cut and one-way links, stalls and
 leaders that move at any time: see tests/support/sim_replication.py for what is checked."""
 
-import os
 from collections import Counter
 
 import pytest
@@ -10,8 +9,8 @@ from msgspec.structs import replace
 from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_replication import World
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "16"))
-"""How many worlds; `make sim` runs more. A failure names its seed."""
+SEEDS = 16
+"""How many worlds; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 4
 
 

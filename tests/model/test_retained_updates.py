@@ -1,7 +1,6 @@
 """Retained updates of QoS 0 and 1 against commits and crashes: what a new subscriber finds is the
 newest of what was delivered, and after a crash the newest that the disk has."""
 
-import os
 import random
 
 import pytest
@@ -11,7 +10,7 @@ from tests.support.node_bench import NodeBench
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish, subscribe
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "40"))
+SEEDS = 40
 """How many histories; a failure names its seed."""
 BLOCKS = 4
 TOPICS = ["a", "b"]

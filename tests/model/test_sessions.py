@@ -5,7 +5,6 @@ the end everyone connects and drains; then every acknowledged message must have 
 durable subscriber, QoS 2 ones exactly once, and every topic in one order for all.
 """
 
-import os
 import random
 
 import pytest
@@ -14,7 +13,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer, check_routing
-from tests.support.seeds import block_of_seeds
+from tests.support.seeds import block_of_seeds, run_seeds
 
 TOPICS = ["a/1", "a/2", "b/1"]
 
@@ -311,20 +310,20 @@ class World:
                 assert order == known, f"{subscriber.name}: another order of {topic}"
 
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "96"))
-"""How many worlds; `make sim` runs more. A failure names its seed."""
+def run(seed: int) -> None:
+    world = World(seed)
+    for _ in range(250):
+        world.step()
+    world.drain()
+    world.check()
+
+
+SEEDS = 96
+"""How many worlds; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 8
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_nothing_lost_nothing_twice_one_order(block: int) -> None:
-    for seed in block_of_seeds(block, BLOCKS, SEEDS):
-        try:
-            world = World(seed)
-            for _ in range(250):
-                world.step()
-            world.drain()
-            world.check()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), run)

@@ -12,6 +12,7 @@ from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.storage.reading.scan import SegmentScan
 from tests.model.test_sessions import TOPICS, Subscriber, World
+from tests.support.seeds import block_of_seeds, run_seeds
 
 SEEDS = 64
 PLANTED_SEEDS = 150
@@ -133,11 +134,7 @@ def run(seed: int, *, finishes_progress: bool = True) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(8))
 def test_a_group_loses_nothing(block: int) -> None:
-    for seed in range(block, SEEDS, 8):
-        try:
-            run(seed)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    run_seeds(block_of_seeds(block, 8, SEEDS), run)
 
 
 def is_found(first: int = 0, **named: bool) -> bool:

@@ -1,13 +1,8 @@
-"""Which seeds the simulations run: the same ones each time, or those from HOLDFAST_FIRST_SEED on.
+"""Which seeds the simulations run. Their tests run the same ones each time; `python -m tests.model`
+runs fresh ones."""
 
-`make sim` draws a first seed that nobody has seen, and prints it. `make test` does not set it.
-"""
-
-import os
 from collections.abc import Callable
-from typing import Final, Protocol
-
-FIRST: Final = int(os.environ.get("HOLDFAST_FIRST_SEED", "0"))
+from typing import Protocol
 
 
 class SimulatedWorld(Protocol):
@@ -20,27 +15,30 @@ class SimulatedWorld(Protocol):
 
 def block_of_seeds(block: int, blocks: int, count: int) -> range:
     """One of `blocks` parts of `count` seeds."""
-    return range(FIRST + block, FIRST + count, blocks)
+    return range(block, count, blocks)
 
 
 def run_seeds(seeds: range, run: Callable[[int], object]) -> None:
     """Runs every seed, also after a wrong one. Raises AssertionError with all wrong seeds."""
-    wrong = []
-    for seed in seeds:
-        try:
-            run(seed)
-        except Exception as error:  # noqa: BLE001
-            notes = getattr(error, "__notes__", [])
-            wrong.append("\n".join((f"seed {seed}: {type(error).__name__}: {error}", *notes)))
+    wrong = [f"seed {seed}: {found}" for seed in seeds if (found := what_is_wrong(run, seed))]
     if wrong:
         raise AssertionError(f"{len(wrong)} of {len(seeds)} seeds are wrong\n" + "\n".join(wrong))
 
 
-def run_worlds(seeds: range, world_class: Callable[[int], SimulatedWorld]) -> None:
-    """Runs the world of every seed as `run_seeds` does. The message has the traces of the wrong
-    ones."""
+def what_is_wrong(run: Callable[[int], object], seed: int) -> str:
+    """The error that the run of this seed ends with, and its notes. Empty if there is none."""
+    try:
+        run(seed)
+    except Exception as error:  # noqa: BLE001
+        notes = getattr(error, "__notes__", [])
+        return "\n".join((f"{type(error).__name__}: {error}", *notes))
+    return ""
 
-    def run(seed: int) -> None:
+
+def playing(world_class: Callable[[int], SimulatedWorld]) -> Callable[[int], None]:
+    """A function that plays the world of a seed. Its errors have the world's events as a note."""
+
+    def play(seed: int) -> None:
         world = world_class(seed)
         try:
             world.play()
@@ -48,4 +46,9 @@ def run_worlds(seeds: range, world_class: Callable[[int], SimulatedWorld]) -> No
             error.add_note("\n".join(world.trace))
             raise
 
-    run_seeds(seeds, run)
+    return play
+
+
+def run_worlds(seeds: range, world_class: Callable[[int], SimulatedWorld]) -> None:
+    """Plays the world of every seed as `run_seeds` does."""
+    run_seeds(seeds, playing(world_class))
