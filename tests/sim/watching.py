@@ -225,7 +225,7 @@ class OwnersWatch:
 
     def _look_at_assigned(self, process: "Process") -> None:
         agent = process.cluster_node.groups.agent
-        kept = {(share.key, place) for share, place in agent._session_records}
+        kept = {(share.key, place) for share, place in agent.kept.records}
         for share in agent.assignments.values():
             tag = tag_of(share.key)
             found = {place for key, place in kept if key == share.key}

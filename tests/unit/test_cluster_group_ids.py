@@ -61,7 +61,7 @@ class Member:
         self.pubrel = Pubrel(self.connection)
 
     def wait(self) -> None:
-        self.shares.wait(self.session, self.entry, self.pubrel)
+        self.shares.waits.wait(self.session, self.entry, self.pubrel)
         self.promises.add(self.pubrel)
 
     def log(self, positions: list[tuple[int, int]], *done: tuple[int, int]) -> None:
@@ -90,7 +90,7 @@ def test_positions_behind_it_do_as_well() -> None:
 def test_what_the_log_says_already_is_not_waited_for() -> None:
     member = Member()
     member.log([(1, 5)], PLACE)
-    assert member.shares.unfinished(member.session, member.entry) == []
+    assert member.shares.waits.unfinished(member.session, member.entry) == []
 
 
 def test_it_waits_for_as_long_as_the_group_has_no_coordinator() -> None:
@@ -148,7 +148,7 @@ def test_nothing_is_kept_for_a_connection_that_is_gone() -> None:
     member.wait()
     member.connection.state = CLOSED
     member.shares.tidy()
-    assert not member.shares.is_waiting
+    assert not member.shares.waits
 
 
 def test_only_the_group_that_gave_it_is_waited_for() -> None:

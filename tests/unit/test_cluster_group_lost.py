@@ -125,7 +125,7 @@ class Bench:
         message = Message(b"t", b"payload", 2, False, b"", -1, 0, b"p")
         message.partition, message.offset = PLACE
         self.state.delivered[0] = 1
-        (coordination,) = self.coordinator.homes[0].groups.values()
+        (coordination,) = self.coordinator.homes.led[0].groups.values()
         self.coordinator.record(coordination.cursor, message)
         self.coordinator.flush()
         assert len(self.assigned) == 1
@@ -236,7 +236,7 @@ def test_the_next_coordinator_waits_likewise(is_back: bool) -> None:
     bench = Bench()
     bench.state.delivered[0] = 1
     bench.lead("n1")
-    (coordination,) = bench.coordinator.homes[0].groups.values()
+    (coordination,) = bench.coordinator.homes.led[0].groups.values()
     assert not coordination.is_open
     if is_back:
         bench.tell("n2")
@@ -298,10 +298,10 @@ def test_what_is_finished_is_not_claimed() -> None:
         else:
             bench.coordinator.handle_full_report("n2", bench.stock((0, 4), (0, 12)))
         bench.pass_time(10.0)
-        coordination = bench.coordinator.homes[0].groups[KEY]
+        coordination = bench.coordinator.homes.led[0].groups[KEY]
         assert coordination.is_open
         assert list(coordination.assigned) == [(0, 12)]
-        assert coordination.stakes["n2"].count == 1
+        assert coordination.weights.nodes["n2"].count == 1
         assert coordination.positions() == [10]
 
 
@@ -311,10 +311,10 @@ def test_a_home_is_opened_behind_what_was_logged_before() -> None:
     bench.context.journal.append(Record(0, log_record.CONTROL))
     bench.coordinator.start_leading(0, 2)
     bench.pass_time(10.0)
-    assert not bench.coordinator.homes[0].is_open
+    assert not bench.coordinator.homes.led[0].is_open
     bench.state.delivered[0] = 1
     bench.pass_time()
-    assert bench.coordinator.homes[0].is_open
+    assert bench.coordinator.homes.led[0].is_open
 
 
 def test_the_position_of_a_group_never_goes_back() -> None:

@@ -14,7 +14,8 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.shared_groups.node_agent import KEPT_WAIT_S, NodeAgent
+from holdfast.cluster.shared_groups.kept_records import KEPT_WAIT_S
+from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of

@@ -27,48 +27,20 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, message_of
-from holdfast.broker.delivery.transmission import READ_BYTES_MAX, fall_behind, has_room
-from holdfast.broker.effects import ReadLog
+from holdfast.broker.delivery.transmission import fall_behind, has_room
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
+from holdfast.cluster.shared_groups.node_weights import NodeWeight, NodeWeights
+from holdfast.cluster.shared_groups.record_fetch import RecordFetch, request_read
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import split_shared
-from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
-LOAD_BYTES_MAX: Final = 8 << 20
-"""The size in bytes of unfinished records at one node, over all groups. The last assigned record
-may exceed it."""
 ASIDE_MAX: Final = 1000
 """The most records of one group that wait for a node or a member that may read them."""
-FETCH_SPAN: Final = 1000
-"""The distance in offsets within which returned records of a partition are read together."""
-
-
-class NodeLoad:
-    """The size of the assigned records at one node, over all groups of this coordinator."""
-
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        self.is_full = False
-
-
-class NodeWeight:
-    """The current capacity and weight of a node in one shared group."""
-
-    def __init__(self, node: str, load: NodeLoad) -> None:
-        self.node = node
-        self.load = load
-        self.members = 0
-        self.limit = 0
-        self.count = 0
-        # The credit of the weighted round robin. The node with the highest credit is next.
-        self.credit = 0
-        # False if the link is lost or the node must report again.
-        self.is_connected = False
 
 
 class Coordination:
@@ -89,7 +61,7 @@ class Coordination:
         # The read barrier that began when the last member left. Once it is passed, earlier
         # subscriptions are applied here. -1: none.
         self.barrier = -1
-        self.stakes: dict[str, NodeWeight] = {}
+        self.weights = NodeWeights()
         # Place -> node, bytes.
         self.assigned: dict[Place, tuple[str, int]] = {}
         # Places ahead of the cursor that are not assigned again, because they are given or
@@ -106,9 +78,7 @@ class Coordination:
         self.retries = False
         # `Group.changes` of the members in the log at the last try of the records aside.
         self.changes = -1
-        self._fetch: Group | None = None
-        self._fetch_limits: list[int] = []
-        self._fetching: dict[Place, None] = {}
+        self._fetch = RecordFetch(state, name, inner)
         self.starts: list[int] | None = None
         # For a new group: the offsets below which records were published before the group existed.
         self._floor: list[int] | None = None
@@ -117,16 +87,6 @@ class Coordination:
         self.logged: list[int] | None = None
 
     # Members and nodes
-
-    def node_weight(self, node: str, load: NodeLoad) -> NodeWeight:
-        stake = self.stakes.get(node)
-        if stake is None:
-            stake = NodeWeight(node, load)
-            self.stakes[node] = stake
-        return stake
-
-    def member_count(self) -> int:
-        return sum(stake.members for stake in self.stakes.values())
 
     def set_start(self, start: list[int]) -> None:
         """Takes the start of a group that the log does not have. The earliest of several counts."""
@@ -174,9 +134,9 @@ class Coordination:
             return False
         if self.doubtful.pop(place, None) is not None:
             return True
-        if place in self.to_assign or place in self._fetching or place in self.deferred:
+        if place in self.to_assign or place in self._fetch.places or place in self.deferred:
             self.to_assign.pop(place, None)
-            self._fetching.pop(place, None)
+            self._fetch.places.pop(place, None)
             self.deferred.pop(place, None)
             return True
         for message in self.cursor.returned:
@@ -190,7 +150,7 @@ class Coordination:
 
     def lose(self, node: str) -> list[Place]:
         """Removes the capacity of a node. Returns the records that are assigned to it."""
-        stake = self.stakes.get(node)
+        stake = self.weights.nodes.get(node)
         if stake is not None:
             stake.members = 0
             stake.limit = 0
@@ -264,7 +224,7 @@ class Coordination:
 
     def _take(self, place: Place) -> None:
         node, size_bytes = self.assigned.pop(place)
-        stake = self.stakes.get(node)
+        stake = self.weights.nodes.get(node)
         if stake is not None:
             stake.count -= 1
             stake.load.size_bytes -= size_bytes
@@ -323,52 +283,24 @@ class Coordination:
 
     def read(self) -> None:
         """Requests the next records from the log if the cursor is behind."""
-        if self.to_assign and self._fetch is None:
-            self._fetch_some()
+        if self.to_assign and not self._fetch.is_reading:
+            self._fetch.start(self.to_assign)
         cursor = self.cursor
         if cursor.reading or cursor.tailing or cursor.outbox_count() > READ_RECORDS_MAX // 2:
             return
         positions = cursor.positions
         assert positions is not None
         cursor.start_read()
-        self._ask(cursor, list(positions), list(self._state.delivered))
-
-    def _ask(self, reader: Group, positions: list[int], limits: list[int]) -> None:
-        self._state.stats.log_reads += 1
-        self._state.effects.append(
-            ReadLog(
-                reader,
-                None,
-                positions,
-                limits,
-                [ReadInterest(self.cursor.filter, None)],
-                READ_RECORDS_MAX,
-                READ_BYTES_MAX,
-            )
-        )
-
-    def _fetch_some(self) -> None:
-        positions = list(self._state.delivered)
-        limits = list(positions)
-        first: dict[int, int] = {}
-        for partition, offset in sorted(self.to_assign):
-            begin = first.setdefault(partition, offset)
-            if offset < begin + FETCH_SPAN:
-                del self.to_assign[(partition, offset)]
-                self._fetching[(partition, offset)] = None
-                positions[partition] = begin
-                limits[partition] = offset + 1
-        reader = Group(self.cursor.name, self.cursor.filter)
-        self._fetch = reader
-        self._fetch_limits = limits
-        reader.start_read()
-        self._ask(reader, positions, limits)
+        limits = list(self._state.delivered)
+        request_read(self._state, cursor, self.cursor.filter, list(positions), limits)
 
     def handle_read(
         self, reader: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
-        if reader is self._fetch:
-            self._handle_fetched(reader, records, positions, done)
+        if self._fetch.is_by(reader):
+            self.cursor.returned.extend(self._fetch.take(records))
+            for place in self._fetch.finish(positions, done):
+                self._finish(place)
             return
         if reader is not self.cursor:
             return
@@ -381,22 +313,6 @@ class Coordination:
                 cursor.push(Delivery(message, message.qos, message.retain, None))
         cursor.reading = True
         cursor.finish_read(positions, done)
-
-    def _handle_fetched(
-        self, reader: Group, records: list[Record], positions: list[int], done: bool
-    ) -> None:
-        for record in records:
-            if self._fetching.pop((record.partition, record.offset), 0) is None:
-                self.cursor.returned.append(message_of(record))
-        if self._fetching and not done:
-            self._ask(reader, positions, self._fetch_limits)
-            return
-        self._fetch = None
-        # The records that were not found have been deleted by retention.
-        self._state.stats.dropped_lost += len(self._fetching)
-        for place in self._fetching:
-            self._finish(place)
-        self._fetching = {}
 
     # Records to the nodes
 
@@ -412,11 +328,13 @@ class Coordination:
                 return found
             place = (message.partition, message.offset)
             denied = self.denied.get(place) if self.denied else None
-            stake = self._next_node(denied)
+            stake = self.weights.next(denied)
             if stake is None:
                 if denied is None:
                     return found
-                is_awaited = self._is_awaited(denied) or may_any_read(self.key, message.topic)
+                is_awaited = self.weights.is_awaited(denied) or may_any_read(
+                    self.key, message.topic
+                )
                 if is_awaited and len(self.deferred) >= ASIDE_MAX:
                     return found
                 self._pop()
@@ -461,38 +379,16 @@ class Coordination:
             self._pop()
         return None
 
-    def _is_awaited(self, denied: set[str]) -> bool:
-        """True if a node with members has not denied the record."""
-        return any(stake.members and stake.node not in denied for stake in self.stakes.values())
-
-    def _next_node(self, denied: set[str] | None) -> NodeWeight | None:
-        """Returns the node for the next record, by smooth weighted round robin over the numbers of
-        members.
-
-        Only nodes with capacity that have not denied the record take part.
-        """
-        best: NodeWeight | None = None
-        total = 0
-        for stake in self.stakes.values():
-            if not stake.is_connected or stake.count >= stake.limit:
-                continue
-            if denied is not None and stake.node in denied:
-                continue
-            if stake.load.size_bytes > LOAD_BYTES_MAX:
-                stake.load.is_full = True
-                continue
-            stake.credit += stake.members
-            total += stake.members
-            if best is None or stake.credit > best.credit:
-                best = stake
-        if best is not None:
-            best.credit -= total
-        return best
-
     def positions(self) -> list[int]:
         """Returns the first unfinished offset per partition."""
         positions = self.cursor.resume_positions(self._state.delivered)
-        for places in (self.assigned, self.doubtful, self.to_assign, self._fetching, self.deferred):
+        for places in (
+            self.assigned,
+            self.doubtful,
+            self.to_assign,
+            self._fetch.places,
+            self.deferred,
+        ):
             for partition, offset in places:
                 if offset < positions[partition]:
                     positions[partition] = offset

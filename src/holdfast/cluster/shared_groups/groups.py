@@ -97,7 +97,7 @@ class Groups(GroupPort):
         self.agent.note_session_record(group.key, session, (entry.partition, entry.offset))
 
     def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
-        self.agent.wait(session, entry, promise)
+        self.agent.waits.wait(session, entry, promise)
 
     def record(self, group: Group, message: Message) -> None:
         self.coordinator.record(group, message)

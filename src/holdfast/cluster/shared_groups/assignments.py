@@ -1,0 +1,98 @@
+"""The records of one shared group that are assigned to this node."""
+
+from typing import Final
+
+from holdfast.broker.delivery.delivery import note_blocked, note_room
+from holdfast.broker.delivery.transmission import can_send
+from holdfast.broker.session.connection import OPEN
+from holdfast.broker.session.session import Group
+from holdfast.broker.state import NodeState
+from holdfast.cluster.shared_groups.control_frames import Place
+
+LIMIT_MAX: Final = 2000
+"""The most records of one group at one node, whatever the capacity of its members."""
+FINISHED_MAX: Final = 100_000
+"""The most finished records of one group that the log does not have as finished. A new coordinator
+may assign the oldest ones again if there are more."""
+
+
+class NodeAssignments:
+    """The records of one group that are assigned to this node, and what the coordinator knows of
+    them."""
+
+    def __init__(self, key: str, home: int) -> None:
+        self.key = key
+        self.home = home
+        # None: no client here has subscribed.
+        self.group: Group | None = None
+        self.assigned: dict[Place, None] = {}
+        self.finished: dict[Place, None] = {}
+        # The finished and the returned records that are not reported yet.
+        self.done: list[Place] = []
+        self.returned: list[Place] = []
+        # Those of `returned` that no member here may read.
+        self.denied: list[Place] = []
+        # The records denied since members last joined or left, and those assigned again since.
+        self.refused: dict[Place, None] = {}
+        self.again: dict[Place, None] = {}
+        # `Group.changes` when the coordinator was last informed of joined or left members.
+        self.changes = 0
+        # The start of the group, if it begins at this node, until the log has its positions.
+        self.start: list[int] | None = None
+        self.announces_start = False
+        # The capacity as last reported to the coordinator.
+        self.members = 0
+        self.durable = 0
+        self.limit = 0
+        self.queued_at = -1.0
+
+    def finish(self, place: Place) -> None:
+        """Marks an assigned record as finished; the next report has it."""
+        del self.assigned[place]
+        self.done.append(place)
+        self.finished[place] = None
+        if len(self.finished) > FINISHED_MAX:
+            del self.finished[next(iter(self.finished))]
+
+    def return_record(self, place: Place) -> None:
+        """Returns an assigned record to the coordinator; the next report has it."""
+        del self.assigned[place]
+        self.returned.append(place)
+
+    def deny(self, place: Place) -> None:
+        """Returns a record that no member here may read."""
+        self.return_record(place)
+        self.denied.append(place)
+        self.refused[place] = None
+        if len(self.refused) > FINISHED_MAX:
+            del self.refused[next(iter(self.refused))]
+
+    def measure(self, state: NodeState) -> bool:
+        """Measures the capacity of the members here. Returns False if it has not changed."""
+        members = 0
+        durable = 0
+        limit = len(self.assigned)
+        group = self.group
+        if group is not None:
+            for member in list(group.connected):
+                session = member.session
+                connection = session.connection
+                if connection is None or connection.state != OPEN:
+                    continue
+                members += 1
+                durable += session.is_durable()
+                if group.returned:
+                    continue
+                if can_send(state, session):
+                    note_room(group, member)
+                    limit += session.inflight_max - len(session.inflight)
+                else:
+                    # The group is measured again when the session has capacity.
+                    note_blocked(state, group, member)
+        limit = min(limit, LIMIT_MAX)
+        if (members, durable, limit) == (self.members, self.durable, self.limit):
+            return False
+        self.members = members
+        self.durable = durable
+        self.limit = limit
+        return True

@@ -1,0 +1,127 @@
+"""The home partitions of shared groups that a node leads."""
+
+from typing import Final
+
+from holdfast.broker.session.session import Group
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.metadata.model import DATA
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.protocol.topics.names import InvalidFilter, split_shared
+from holdfast.storage.partition import partition_of
+
+START_WAIT_S: Final = 2.0
+"""The longest time in seconds that a new coordinator waits for the reports of the nodes."""
+
+
+class Home:
+    """A home partition that this node leads.
+
+    `begins_at`: the log end when the leadership began. The records of earlier coordinators are
+    below it.
+    """
+
+    def __init__(
+        self, partition: int, epoch: int, since: float, barrier: int, begins_at: int
+    ) -> None:
+        self.partition = partition
+        self.begins_at = begins_at
+        self.epoch = epoch
+        self.since = since
+        self.barrier = barrier
+        # The nodes that have reported, with the number of their TELL.
+        self.reported: dict[str, int] = {}
+        self.is_open = False
+        self.groups: dict[str, Coordination] = {}
+        # The groups that this coordinator has ended. The replicated state may still have them.
+        self.ended: set[str] = set()
+
+
+class LedHomes:
+    """The homes of one coordinator, by partition, with their groups."""
+
+    def __init__(self, state: NodeState, context: ClusterContext) -> None:
+        self._state = state
+        self._context = context
+        self.led: dict[int, Home] = {}
+        # Those that are not open yet.
+        self.opening: dict[Home, None] = {}
+
+    def coordination(self, home: Home, key: str) -> Coordination:
+        coordination = home.groups.get(key)
+        if coordination is None:
+            coordination = Coordination(key, home.partition, home.epoch, self._state)
+            home.groups[key] = coordination
+            cursor = coordination.cursor
+            self._state.subscriptions.add(cursor.filter, cursor, cursor)
+            self._state.change_routes()
+        return coordination
+
+    def coordination_of(self, cursor: Group) -> Coordination | None:
+        home = self.led.get(self.home_of(cursor.key))
+        return None if home is None else home.groups.get(cursor.key)
+
+    def home_of(self, key: str) -> int:
+        return partition_of(key.encode(), self._state.config.partitions)
+
+    def has_reported(self, coordination: Coordination, node: str) -> bool:
+        return node in self.led[coordination.home].reported
+
+    def may_start(self, home: Home) -> bool:
+        """True if every data node that is not down has reported, or START_WAIT_S has passed."""
+        metadata = self._context.metadata
+        if metadata is None:
+            return False
+        if self._state.now >= home.since + START_WAIT_S:
+            return True
+        return all(
+            node in home.reported or info.role != DATA or self._context.is_gone(node)
+            for node, info in metadata.nodes.items()
+        )
+
+    def pop_ready(self, barriers: Barriers) -> list[Home]:
+        """Removes and returns the homes whose groups may be opened now."""
+        ready = [
+            home
+            for home in self.opening
+            if self._state.delivered[home.partition] >= home.begins_at
+            and barriers.has_passed(home.barrier)
+            and self.may_start(home)
+        ]
+        for home in ready:
+            del self.opening[home]
+        return ready
+
+    def unreported(self) -> dict[str, list[tuple[int, int]]]:
+        """Returns the connected data nodes without a current report, with the partitions and epochs
+        of those homes.
+
+        A node reports as soon as it is up again. This node may apply the metadata that had it as
+        down only after that report, and then drops the report.
+        """
+        metadata = self._context.metadata
+        found: dict[str, list[tuple[int, int]]] = {}
+        if metadata is None:
+            return found
+        for node in (self._context.node_id, *sorted(self._context.connected)):
+            info = metadata.nodes.get(node)
+            if info is None or info.role != DATA or self._context.is_gone(node):
+                continue
+            homes = [
+                (home.partition, home.epoch)
+                for home in self.led.values()
+                if node not in home.reported
+            ]
+            if homes:
+                found[node] = homes
+        return found
+
+
+def is_group(key: str) -> bool:
+    """True if `key` is the key of a shared group: a filter with `$share/`."""
+    try:
+        split_shared(key)
+    except InvalidFilter:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""The progress of shared groups in the log, as CURSOR records of their coordinator."""
+
+from typing import Final
+
+from holdfast.broker.recovery.state_records import append_state, changed_positions
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
+from holdfast.cluster.shared_groups.control_frames import Place
+from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.storage import record as log_record
+
+DONE_IN_RECORD: Final = 10_000
+"""The most finished offsets in one CURSOR record, below the limit of its count field."""
+
+
+class ProgressLog:
+    """The groups whose progress is to be logged, and the time for it."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._due: dict[Coordination, None] = {}
+        self._due_at = -1.0
+
+    def add(self, coordination: Coordination) -> None:
+        if not self._due:
+            self._due_at = self._state.now + self._state.config.progress_interval_s
+        self._due[coordination] = None
+
+    def forget(self, coordination: Coordination) -> None:
+        self._due.pop(coordination, None)
+
+    def flush(self) -> None:
+        """Logs the progress of all groups if it is time."""
+        if not self._due or self._due_at > self._state.now:
+            return
+        due = self._due
+        self._due = {}
+        for coordination in due:
+            if coordination.is_open:
+                self._log(coordination)
+
+    def timer(self) -> float | None:
+        return self._due_at if self._due else None
+
+    def _log(self, coordination: Coordination) -> None:
+        positions = coordination.positions()
+        changed = changed_positions(coordination.logged, positions)
+        done = [place for place in coordination.finished if place[1] >= positions[place[0]]]
+        coordination.finished = []
+        coordination.logged = positions
+        while changed or done:
+            self._append(coordination, changed, done[:DONE_IN_RECORD])
+            changed = []
+            done = done[DONE_IN_RECORD:]
+
+    def log_end(self, coordination: Coordination) -> None:
+        """Logs that the group has ended: a record without positions."""
+        self._append(coordination, [], [])
+
+    def _append(
+        self, coordination: Coordination, changed: list[tuple[int, int]], done: list[Place]
+    ) -> None:
+        append_state(
+            self._state,
+            log_record.CURSOR,
+            coordination.key.encode(),
+            encode_cursor(changed, {}, done),
+            coordination.epoch,
+        )
