@@ -141,3 +141,48 @@ def test_a_service_that_hangs_refuses_and_delays_nobody(
             client.socket.close()
     hangs.set()
     assert "http_check_failed" in broker.log_text()
+
+
+def test_a_service_decides_about_topics(
+    start_holdfast: StartHoldfast, service: Service, tmp_path: Path
+) -> None:
+    """It allows, denies, breaks, replies with garbage, and hangs, which delays its client only."""
+    users = tmp_path / "header"
+    users.write_text("Bearer very-secret\n")
+    settings = {"topic_url": service.url, "authorization_file": str(users), "timeout_s": 0.7}
+    broker = start_holdfast({"security.http": settings})
+    hangs = threading.Event()
+
+    def reply(body: dict[str, object]) -> tuple[int, bytes]:
+        topic = str(body["topic"])
+        if topic == "hangs":
+            hangs.wait(20.0)
+        replies = {"no": (403, b""), "broken": (500, b""), "garbage": (200, b"<html>")}
+        return replies.get(topic, (200, b'{"Ok": true}'))
+
+    service.answer = reply
+    client, reason = login(broker)
+    other, _ = login(broker, client_id="other")
+    with client, other:
+        assert reason == 0
+        asked = len(service.requests)
+        for _ in range(3):
+            assert client.publish("yes", b"", qos=1) in (0, 0x10)
+        assert client.publish("no", b"", qos=1) == reasons.NOT_AUTHORIZED
+        assert client.publish("broken", b"", qos=1) == reasons.QUOTA_EXCEEDED
+        assert client.publish("garbage", b"", qos=1) == reasons.QUOTA_EXCEEDED
+        assert len(service.requests) == asked + 4
+        assert service.requests[asked] == {
+            "client_id": "c", "clientid": "c", "username": None, "address": "127.0.0.1",
+            "listener": f"127.0.0.1:{broker.port}", "action": "publish", "acc": 2, "topic": "yes",
+        }  # fmt: skip
+        assert service.authorization == "Bearer very-secret"
+        began = time.monotonic()
+        client.send(wire.publish("hangs", b"", 1, 700))
+        while time.monotonic() < began + 0.5:
+            pinged = time.monotonic()
+            other.ping()
+            assert time.monotonic() - pinged < 0.4
+        assert client.expect(wire.PUBACK).reason == reasons.QUOTA_EXCEEDED
+        hangs.set()
+    assert "http_check_failed" in broker.log_text()

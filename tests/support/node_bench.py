@@ -9,6 +9,7 @@ from holdfast.broker.delivery.subscribe import handle_starts
 from holdfast.broker.effects import (
     AskRights,
     AskSources,
+    AskTopics,
     CheckPassword,
     FetchInflight,
     FindStarts,
@@ -25,6 +26,7 @@ from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState
+from holdfast.broker.topic_rights.questions import handle_topics
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode
@@ -116,6 +118,9 @@ class NodeBench:
         # The replies of the sources of identity, and of the hooks that give rights.
         self.identity: Answer = None
         self.rights: ClientRules | None = None
+        # The questions about topics, and their answers; None: they come by `answer`.
+        self.questions: list[AskTopics] = []
+        self.verdicts: Callable[[str, str], str] | None = None
         # Reads of the log are answered once this is false again.
         self.delay_reads = False
         self.delayed: list[ReadLog | FindStarts] = []
@@ -275,6 +280,16 @@ class NodeBench:
                 self.node.tick(self.now, self.wall_us)
                 self.node.handle_timers()
 
+    def answer(self, verdicts: Callable[[str, str], str]) -> list[tuple[str, str]]:
+        """Answer the open questions about topics, for 60 seconds. Returns them."""
+        asked: list[tuple[str, str]] = []
+        while self.questions:
+            effect = self.questions.pop(0)
+            asked += [(effect.action, topic) for topic in effect.topics]
+            answers = [(verdicts(effect.action, topic), 60.0) for topic in effect.topics]
+            handle_topics(self.node.state, effect, answers)
+        return asked
+
     def _carry_out(self, effect: object) -> None:
         if isinstance(effect, ResumeInput):
             if effect.connection.transport is not None:
@@ -285,6 +300,10 @@ class NodeBench:
             self.node.handle_answer(effect.connection, self.identity)
         elif isinstance(effect, AskRights):
             self.node.handle_rights(effect, self.rights)
+        elif isinstance(effect, AskTopics):
+            self.questions.append(effect)
+            if self.verdicts is not None:
+                self.answer(self.verdicts)
         elif isinstance(effect, RunCommands):
             self.commands.append(effect.payload)
             finish_commands(self.node.state, effect, b"the response")

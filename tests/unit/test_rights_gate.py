@@ -14,13 +14,15 @@ TESTS: Final = Path(__file__).parent
 GATE: Final = (
     "broker/rights.py",
     "broker/admission/client_rights.py",
+    "broker/topic_rights/questions.py",
     "broker/admission/explanation.py",
 )
-"""The gate, the memory of its decisions, and the explanation of them."""
+"""The gate, the memory of its decisions, the questions to a service, and the explanation."""
 LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 
 ASKS: Final = {
+    "can_leave",
     "can_read",
     "can_replay",
     "can_subscribe",
@@ -132,6 +134,8 @@ OF_OTHERS: Final = {
     "server/io_workers/relays.py",
 }
 WRITE_WAYS: Final = {
+    # Its record is never appended.
+    "broker/publish/acceptance.py:refuse_for_now": WRITE,
     "broker/publish/inbound.py:handle_publish": WRITE,
     "broker/publish/inbound.py:log_qos0": WRITE,
     "broker/connections/wills.py:publish_will": WILL,

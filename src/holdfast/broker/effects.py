@@ -1,5 +1,7 @@
 """The requests of the node to its driver. Results come back through `Node`."""
 
+from collections.abc import Callable
+
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Group, Inflight, Session
 from holdfast.protocol.mqtt.packets import Connect, Properties
@@ -98,6 +100,24 @@ class AskRights(Effect):
     def __init__(self, connection: Connection, extra: Properties | None) -> None:
         self.connection = connection
         self.extra = extra
+
+
+Proceed = Callable[[object, Connection], None]
+"""The continuation of what waits for answers. The first argument is the NodeState."""
+
+
+class AskTopics(Effect):
+    """The question to a service whether a client may publish or subscribe to topics; the driver
+    replies with `topic_rights.questions.handle_topics`."""
+
+    def __init__(
+        self, connection: Connection, action: str, topics: list[str], proceed: Proceed | None
+    ) -> None:
+        """`proceed` is called after the answers; None: the packet is in the connection's input."""
+        self.connection = connection
+        self.action = action
+        self.topics = topics
+        self.proceed = proceed
 
 
 class RunCommands(Effect):

@@ -48,6 +48,7 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import STEPS_PER_TURN, NodeState
 from holdfast.broker.sys_topics import SysTopics
+from holdfast.broker.topic_rights.questions import is_waiting
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode, decode_ack
 from holdfast.protocol.mqtt.encode import PINGRESP_BYTES
@@ -168,7 +169,7 @@ class Node:
 
     def handle_resumed(self, connection: Connection) -> None:
         """Read from the connection again. Bytes that have arrived already are processed first."""
-        if throttled_until(connection) > self.state.now:
+        if throttled_until(connection) > self.state.now or is_waiting(connection):
             return
         connection.input_paused = False
         if connection.closing:

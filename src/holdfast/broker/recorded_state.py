@@ -37,6 +37,7 @@ THROTTLE: Final = 8
 IDENTITY_ENDS: Final = 9
 REPLAY: Final = 10
 DELAYED: Final = 11
+TOPIC_RIGHTS: Final = 12
 
 
 class Timer:

@@ -27,6 +27,7 @@ from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
 from holdfast.protocol.topics.names import is_delayed_filter, is_queue
 from holdfast.security.acl import ClientRules, RuleSource
+from holdfast.security.identity.asked_rules import AskedRules
 
 READABLE_MAX: Final = 1000
 """The most topics for which a group remembers whether any member may read them."""
@@ -116,7 +117,9 @@ def may_leave_now(state: NodeState, connection: Connection, topic: str) -> bool:
     if rules is None:
         names = (connection.username, connection.client_id)
         rules = _rules_for(state, connection.listener, *names)
-    return not is_reserved(topic) and (rules is None or rules.can_write(topic))
+    elif isinstance(rules, AskedRules):
+        rules.fallback = _rules_for(state, None, connection.username, connection.client_id)
+    return not is_reserved(topic) and (rules is None or rules.can_leave(topic))
 
 
 def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
@@ -128,7 +131,7 @@ def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
     else:
         listener = None if rights is None else rights.listener
         rules = _rules_for(state, listener, session.username, session.client_id)
-    return not is_reserved(topic) and (rules is None or rules.can_write(topic))
+    return not is_reserved(topic) and (rules is None or rules.can_leave(topic))
 
 
 def has_passing_rules(connection: Connection) -> bool:
@@ -300,6 +303,8 @@ def _rights_of(state: NodeState, session: Session) -> Rights | None:
         mount = connection.mount
         listener = connection.listener
         if given is not None:
+            if isinstance(given, AskedRules):
+                given.fallback = _rules_for(state, None, session.username, session.client_id)
             return Rights(given, mount, is_given=True)
     if session.is_internal:
         return None

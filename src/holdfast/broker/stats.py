@@ -12,6 +12,9 @@ class Stats:
     io_workers_replaced: int = 0
     """I/O workers that ended; their clients had to connect again."""
 
+    topic_questions_failed: int = 0
+    """Topics that the service which decides about them did not decide about."""
+
     delayed_published: int = 0
     delayed_denied: int = 0
     """Delayed messages that their client may not publish any more."""

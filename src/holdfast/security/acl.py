@@ -95,6 +95,10 @@ class ClientRules:
         """Whether the client may publish to this topic."""
         return self.verdict_on(topic, WRITE).is_allowed
 
+    def can_leave(self, topic: str) -> bool:
+        """Whether the client may leave a will to this topic."""
+        return self.can_write(topic)
+
     def can_replay(self, topic: str) -> bool:
         """Whether the client may receive a message of the past, if it may receive one now."""
         return self.verdict_on(topic, HISTORY).is_allowed

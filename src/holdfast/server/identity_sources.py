@@ -10,6 +10,7 @@ from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
 from holdfast.hooks import Hooks
 from holdfast.security.identity.claims import ClaimRules
 from holdfast.security.identity.http_check import HttpSource
+from holdfast.security.identity.http_service import HttpService
 from holdfast.security.identity.identity import IdentitySource
 from holdfast.security.identity.keys import (
     KEYS_BYTES_MAX,
@@ -19,6 +20,7 @@ from holdfast.security.identity.keys import (
     read_keys,
 )
 from holdfast.security.identity.tokens import TokenSource
+from holdfast.security.identity.topic_check import TopicCheck
 
 HOOK_GROUP: Final = "holdfast.hooks"
 """The group of entry points."""
@@ -36,7 +38,7 @@ def identity_sources(security: Security) -> tuple[IdentitySource, ...]:
             found.append(_token_source(security.jwt))
         except KeysError as error:
             raise SourceError(str(error)) from error
-    if security.http.url:
+    if security.http.url or security.http.topic_url:
         found.append(_http_source(security.http))
     return tuple(found)
 
@@ -65,17 +67,15 @@ def load_hooks(settings: HookSettings) -> list[Hooks]:
 
 
 def _http_source(settings: HttpCheck) -> HttpSource:
-    _require_httpx("security.http.url")
+    _require_httpx("security.http.url" if settings.url else "security.http.topic_url")
     headers = {"Content-Type": "application/json"}
     if settings.authorization_file:
         headers["Authorization"] = _first_line(Path(settings.authorization_file))
-    return HttpSource(
-        settings.url,
-        headers=headers,
-        timeout_s=settings.timeout_s,
-        connections=settings.connections,
-        remember_s=settings.remember_s,
-    )
+    service = HttpService(headers, settings.timeout_s, settings.connections)
+    topics: TopicCheck | None = None
+    if settings.topic_url:
+        topics = TopicCheck(settings.topic_url, service, settings.topic_remember_s)
+    return HttpSource(settings.url, service, remember_s=settings.remember_s, topics=topics)
 
 
 def _first_line(path: Path) -> str:

@@ -59,12 +59,8 @@ class SecurityFiles:
     def apply_to(self, node: Node) -> None:
         """Make the node authenticate clients by these files."""
         state = node.state
-        state.admission.asks_sources = any(
-            not isinstance(each, HookSource) or each.authenticates for each in self.sources
-        )
-        state.admission.asks_rights = any(
-            isinstance(each, HookSource) and each.authorises for each in self.sources
-        )
+        state.admission.asks_sources = any(each.authenticates for each in self.sources)
+        state.admission.asks_rights = any(each.authorises for each in self.sources)
         state.admission.checks_passwords = self.passwords is not None
         users = self.users
         state.admission.takes_commands = users is not None

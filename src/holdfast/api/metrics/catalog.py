@@ -51,6 +51,7 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "sessions_taken_over": "Connections replaced by another one with the same client id.",
     "authentications_failed": "Connections with wrong or missing credentials.",
     "authentications_shed": "CONNECT packets refused unchecked: too many passwords waited.",
+    "topic_questions_failed": "Topics that the HTTP service did not decide about.",
     "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
     "subscriptions_denied": "Filters refused in SUBSCRIBE or UNSUBSCRIBE: the client has no right.",
     "reads_denied": "Messages not delivered to a client that may not read their topic.",

@@ -12,7 +12,8 @@ TOPIC_BYTES: Final = 100
 
 
 class Rights:
-    """The rights of one client, remembered by topic. The rules do not change while it lives."""
+    """The rights of one client, remembered by topic. The rules do not change while it lives,
+    except those of a service that is asked about each topic (`topic_rights`)."""
 
     def __init__(
         self,
@@ -45,6 +46,16 @@ class Rights:
             self.reads_bytes = len(raw) + TOPIC_BYTES
         self.reads[raw] = allowed
         return allowed
+
+    def forget_write(self, raw: bytes) -> None:
+        """Look the right to write a topic up again at the next message."""
+        if self.writes is not None and self.writes.pop(raw, None) is not None:
+            self.writes_bytes -= len(raw) + TOPIC_BYTES
+
+    def forget_writes(self) -> None:
+        """Look the rights to write all topics up again."""
+        self.writes = None
+        self.writes_bytes = 0
 
     def learn_write(self, raw: bytes, topic: str) -> bool:
         """Look up whether the client may write a topic, and remember the result."""

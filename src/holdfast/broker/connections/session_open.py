@@ -24,6 +24,7 @@ from holdfast.broker.session.connection import (
 )
 from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
 from holdfast.broker.state import NodeState
+from holdfast.broker.topic_rights.kept_subscriptions import waits_for_decisions
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
@@ -57,6 +58,8 @@ class ConnackPromise(Promise):
         session = self.session
         assert connection is not None
         if connection.state != OPENING or session.connection is not connection:
+            return
+        if session.subscriptions and waits_for_decisions(state, connection, session, self):
             return
         connection.state = OPEN
         note_connected(state, connection, session)

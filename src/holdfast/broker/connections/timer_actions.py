@@ -28,6 +28,7 @@ from holdfast.broker.recorded_state import (
     SESSION_EXPIRY,
     SYS,
     THROTTLE,
+    TOPIC_RIGHTS,
     WILL_DUE,
     WORK,
     Timer,
@@ -37,6 +38,7 @@ from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.sys_topics import SysTopics
+from holdfast.broker.topic_rights.questions import handle_topic_expiry
 
 PROGRESS_STEPS_PER_TURN: Final = 500
 """The most steps of logging cursors in one turn. The cursors of all sessions at once would hold up
@@ -83,3 +85,5 @@ def _fire_for_connection(state: NodeState, kind: int, connection: Connection) ->
         handle_throttle(state, connection)
     elif kind == IDENTITY_ENDS:
         handle_identity_end(state, connection)
+    elif kind == TOPIC_RIGHTS:
+        handle_topic_expiry(state, connection)

@@ -1,8 +1,10 @@
 """SUBSCRIBE. A durable session's change is in the log before its SUBACK."""
 
+from functools import partial
 from typing import Final
 
 from holdfast.broker.connections.client_notes import note_filter_denied
+from holdfast.broker.connections.close import handle_violation
 from holdfast.broker.delivery.log_replay import continue_reading, feed_group
 from holdfast.broker.delivery.replay import (
     StartPlan,
@@ -44,6 +46,10 @@ from holdfast.broker.session.session import (
 )
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
+from holdfast.broker.topic_rights.questions import (
+    asks_to_subscribe,
+    is_filter_unanswered,
+)
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import ProtocolViolation
@@ -193,7 +199,24 @@ def handle_subscribe(
     state: NodeState, connection: Connection, session: Session, packet: Subscribe
 ) -> None:
     """Check and log a SUBSCRIBE; SubscribePromise does the rest. The starts of subscriptions that
-    begin in the past may have to be searched for first."""
+    begin in the past may have to be searched for first, and a service asked about the filters."""
+    if not asks_to_subscribe(state, connection, packet, partial(_decided, packet)):
+        _plan_and_subscribe(state, connection, session, packet)
+
+
+def _decided(packet: Subscribe, state: object, connection: Connection) -> None:
+    """Continue a SUBSCRIBE whose filters are decided."""
+    session = connection.session
+    if isinstance(state, NodeState) and connection.state == OPEN and session is not None:
+        try:
+            _plan_and_subscribe(state, connection, session, packet)
+        except ProtocolViolation as error:
+            handle_violation(state, connection, error)
+
+
+def _plan_and_subscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Subscribe
+) -> None:
     plan: StartPlan | None = None
     if asks_for_past(packet):
         plan = plan_starts(state, session, packet)
@@ -274,8 +297,7 @@ def _check_all(
     for index, request in enumerate(packet.subscriptions):
         filter = request.filter
         reason = 0 if plan is None else plan.refused[index]
-        if reason == 0:
-            reason = _check(state, session, connection, request, invalid)
+        reason = reason or _check(state, session, connection, request, invalid)
         if reason < 0x80 and filter not in session.subscriptions and filter not in added:
             has_room = _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter))
             if has_room and has_queue_room(state, filter, begun, plan):
@@ -361,6 +383,8 @@ def _check(
         # The limits for clients do not apply to the federation.
         return min(request.qos, config.qos_max)
     if not may_subscribe(session, request.filter):
+        if is_filter_unanswered(connection, request.filter):
+            return reasons.QUOTA_EXCEEDED
         note_filter_denied(state, session, "subscribe_denied", request.filter)
         return reasons.NOT_AUTHORIZED
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):

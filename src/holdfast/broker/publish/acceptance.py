@@ -23,7 +23,7 @@ from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
-from holdfast.protocol.mqtt.errors import MessageRefused
+from holdfast.protocol.mqtt.errors import MessageRefused, ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBREC
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage import record as log_record
@@ -126,6 +126,32 @@ def refuse(
         state.promise(RefusalPromise(connection, reply))
     else:
         state.promise(ReplyPromise(connection, reply, False))
+
+
+def refuse_for_now(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    partition: int,
+    text: str,
+) -> None:
+    """Refuse a message that the client should send again later. Later messages of its producer are
+    refused, too: one that is stored would make this one a repetition."""
+    if publish.qos == 0:
+        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+        return
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
+        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
+        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
+    if publish.qos == 2 and is_repeated(state, connection, session, publish.packet_id):
+        return
+    is_numbered = publish.properties and (publish.qos == 1 or connection.numbers_qos2)
+    record = Record(partition, log_record.MESSAGE, topic=publish.topic)
+    if is_numbered and is_replied(state, connection, session, publish, record, text):
+        return
+    refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
 
 
 def reply_sequenced(

@@ -13,6 +13,7 @@ from holdfast.broker.publish.acceptance import (
     is_replied,
     note_inbound,
     refuse,
+    refuse_for_now,
 )
 from holdfast.broker.publish.aliases import resolve_alias
 from holdfast.broker.publish.completion import (
@@ -21,15 +22,25 @@ from holdfast.broker.publish.completion import (
     TracedPromise,
     retain_at_once,
 )
-from holdfast.broker.publish.control import take_command
+from holdfast.broker.publish.control import COMMAND_TOPIC, take_command
 from holdfast.broker.publish.delayed_inbound import publish_delayed
-from holdfast.broker.publish.delayed_table import DELAYED_PREFIX, mounted
-from holdfast.broker.rights import may_write
+from holdfast.broker.publish.delayed_table import (
+    DELAYED_PREFIX,
+    InvalidDelay,
+    mounted,
+    split_delayed,
+)
+from holdfast.broker.rights import is_reserved, may_write
 from holdfast.broker.routing import look_up, resolved
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Route
+from holdfast.broker.topic_rights.questions import (
+    UNANSWERED,
+    asks_to_publish,
+    is_unanswered,
+)
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.errors import ProtocolViolation
@@ -47,15 +58,15 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
     state.stats.publish_received += 1
     route = _checked_route(state, connection, publish)
+    if not may_write(connection, route):
+        _handle_special(state, connection, session, publish, route)
+        return
     if connection.meter is not None and not charge_publish(
         state, connection, reader.end - reader.begin, publish.qos
     ):
         return
     if state.stats.topics is not None:
         state.stats.topics.add(route.raw, len(publish.payload))
-    if not may_write(connection, route):
-        _handle_special(state, connection, session, publish, route)
-        return
     if route.version != state.route_version:
         resolved(state, route)
     qos = publish.qos
@@ -105,12 +116,39 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
 def _handle_special(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> None:
-    """Handle a PUBLISH to a topic that the client may not write: a delayed message and a command
-    have such topics, and any other is refused."""
-    if route.reserved and publish.topic.startswith(DELAYED_PREFIX):
+    """Handle a PUBLISH to a topic that the client may not write, as far as is known. A service may
+    have to be asked. A delayed message and a command have such topics. Any other is refused."""
+    asked = _topic_in_question(state, publish, route)
+    if asked and asks_to_publish(state, connection, asked):
+        return
+    reader = connection.reader
+    if connection.meter is not None and not charge_publish(
+        state, connection, reader.end - reader.begin, publish.qos
+    ):
+        return
+    if state.stats.topics is not None:
+        state.stats.topics.add(route.raw, len(publish.payload))
+    if asked and is_unanswered(connection, asked):
+        refuse_for_now(state, connection, session, publish, route.partition, UNANSWERED)
+    elif route.reserved and publish.topic.startswith(DELAYED_PREFIX):
         publish_delayed(state, connection, session, publish)
     elif not take_command(state, connection, session, publish, route):
         refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+
+
+def _topic_in_question(state: NodeState, publish: Publish, route: Route) -> str:
+    """The topic whose right decides about a PUBLISH; "": no right helps."""
+    if not route.reserved:
+        return route.topic
+    if route.topic == COMMAND_TOPIC and state.admission.takes_commands:
+        return route.topic
+    if publish.topic.startswith(DELAYED_PREFIX):
+        try:
+            topic = split_delayed(publish.topic)[1].decode()
+        except InvalidDelay:
+            return ""
+        return "" if is_reserved(topic) else topic
+    return ""
 
 
 def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:

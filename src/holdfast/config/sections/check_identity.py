@@ -10,13 +10,14 @@ from holdfast.config.schema import Security
 
 def identity_problems(security: Security) -> Iterator[Problem]:
     """Settings that are valid on their own but not together."""
-    for key, url in (("jwt.jwks", security.jwt.jwks), ("http.url", security.http.url)):
+    http = (("http.url", security.http.url), ("http.topic_url", security.http.topic_url))
+    for key, url in (("jwt.jwks", security.jwt.jwks), *http):
         text = url_problem(url)
         if text:
             yield f"security.{key}", f" = {shown(url)}: {text}"
-    url = security.http.url
-    if url and not url.startswith(("http:", "https:")):
-        yield "security.http.url", f" = {shown(url)}: must begin with https://"
+    for key, url in http:
+        if url and not url.startswith(("http:", "https:")):
+            yield f"security.{key}", f" = {shown(url)}: must begin with https://"
     if security.jwt.jwks and not security.jwt.algorithms:
         yield "security.jwt.algorithms", " = []: must allow at least one algorithm"
 

@@ -45,10 +45,16 @@ class HttpCheck(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     url: str = ""
     """The URL of the POST for each CONNECT, with https (http only on loopback); empty: none."""
+    topic_url: str = ""
+    """The URL of the POST for each filter of a SUBSCRIBE, and for the first PUBLISH to each topic,
+    as `url`; empty: `acl_file` decides about topics."""
+    topic_remember_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    """The seconds for which a decision about a topic counts."""
     authorization_file: str = ""
     """The file with the value of the header Authorization, in its first line."""
     timeout_s: Annotated[float, Meta(gt=0, le=60)] = 3.0
-    """The seconds after which a client without a reply is refused with 0x88."""
+    """The seconds after which a client without a reply is refused with 0x88, and a message or
+    filter with 0x97."""
     connections: Annotated[int, Meta(ge=1, le=1000)] = 16
     """The most connections to the service."""
     remember_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0

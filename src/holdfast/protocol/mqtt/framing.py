@@ -106,6 +106,10 @@ class FrameReader:
             if not self._join(wanted):
                 return False
 
+    def unread(self) -> None:
+        """Take the present frame back, so that next() returns it again. Input may be fed before."""
+        self._position = self.begin
+
     def _read_length(self, position: int) -> int:
         """The remaining length at `position`; -1 if it has not arrived entirely."""
         buffer = self.buffer

@@ -10,18 +10,17 @@ The request is JSON with the members of `LoginRequest`. The reply is status 200 
 mean deny. Everything else (another status, no JSON, no reply in time) refuses the client with 0x88.
 """
 
-import asyncio
 import hashlib
-import logging
 import math
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from holdfast.security.acl import AclError, given_rules
+from holdfast.security.identity.http_service import HttpService
 from holdfast.security.identity.identity import (
     HTTP,
     NOT_AUTHORIZED,
@@ -31,18 +30,10 @@ from holdfast.security.identity.identity import (
     LoginRefusal,
     LoginRequest,
 )
+from holdfast.security.identity.topic_check import TopicCheck
 
-if TYPE_CHECKING:
-    import httpx
-
-logger = logging.getLogger("holdfast")
-
-REPLY_BYTES_MAX: Final = 65_536
-"""The most bytes of a reply."""
 REMEMBERED_MAX: Final = 10_000
 """The most accepted logins that are remembered."""
-FAILURE_LINE_S: Final = 10.0
-"""The least seconds between two log lines about a service that fails."""
 _UNAVAILABLE: Final = LoginRefusal(UNAVAILABLE, "the authentication service does not reply")
 
 
@@ -59,53 +50,42 @@ class HttpReply(msgspec.Struct):
 
 
 class HttpSource:
-    """The source of identity that asks a service. Its connections are pooled."""
+    """The source of identity that asks a service. Its connections are pooled, and shared
+    with the check of topics."""
 
     method = HTTP
 
     def __init__(
         self,
         url: str,
+        service: HttpService,
         *,
-        headers: dict[str, str],
-        timeout_s: float,
-        connections: int,
         remember_s: float,
+        topics: TopicCheck | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`remember_s`: for how long an accepted login is accepted again without a request."""
+        """`url` "": the service is not asked who a client is. `remember_s`: for how long an
+        accepted login is accepted again without a request. `topics`: the check of topics."""
+        self.topics = topics
+        self.authenticates = bool(url)
+        self.authorises = topics is not None
         self._url = url
-        self._headers = headers
-        self._timeout_s = timeout_s
-        self._connections = connections
+        self._service = service
         self._remember_s = remember_s
         self._clock = clock
-        self._client: httpx.AsyncClient | None = None
-        self._is_started = asyncio.Event()
         self._secret = secrets.token_bytes(32)
         # By keyed digest of the request: (the identity, until when it counts). The oldest first.
         self._remembered: dict[bytes, tuple[ClientIdentity, float]] = {}
-        self._noted_at = float("-inf")
 
     async def start(self) -> None:
-        import httpx
-
-        limits = httpx.Limits(
-            max_connections=self._connections, max_keepalive_connections=self._connections
-        )
-        # Importing certificates takes milliseconds.
-        self._client = await asyncio.to_thread(
-            lambda: httpx.AsyncClient(
-                limits=limits, timeout=self._timeout_s, follow_redirects=False, trust_env=False
-            )
-        )
-        self._is_started.set()
+        await self._service.start()
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        await self._service.close()
 
     async def authenticate(self, request: LoginRequest) -> Answer:
+        if not self._url:
+            return None
         key = self._key(request)
         now = self._clock()
         known = self._remembered.get(key)
@@ -141,34 +121,12 @@ class HttpSource:
 
     async def _ask(self, request: LoginRequest, now: float) -> Answer:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                # The first clients come while the library is loaded.
-                await self._is_started.wait()
-                assert self._client is not None
-                status, body = await self._post(self._client, encode_request(request))
+            status, body = await self._service.post(self._url, encode_request(request))
             return read_reply(status, body, request, now)
         except Exception as error:  # noqa: BLE001
             # Errors of httpx, of sockets and of the reply: nothing is known about the client.
-            self._note(error)
+            self._service.note(self._url, error)
             return _UNAVAILABLE
-
-    async def _post(self, client: "httpx.AsyncClient", content: bytes) -> tuple[int, bytes]:
-        async with client.stream(
-            "POST", self._url, content=content, headers=self._headers
-        ) as response:
-            body = bytearray()
-            async for part in response.aiter_bytes():
-                body += part
-                if len(body) > REPLY_BYTES_MAX:
-                    raise ValueError(f"a reply of more than {REPLY_BYTES_MAX} bytes")
-            return response.status_code, bytes(body)
-
-    def _note(self, error: Exception) -> None:
-        now = time.monotonic()
-        if now - self._noted_at >= FAILURE_LINE_S:
-            self._noted_at = now
-            text = str(error) or type(error).__name__
-            logger.error("http_check_failed url=%r error=%r", self._url, text)
 
 
 def encode_request(request: LoginRequest) -> bytes:

@@ -64,6 +64,16 @@ class IdentitySource(Protocol):
 
     method: str
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether it wants to see each CONNECT."""
+        ...
+
+    @property
+    def authorises(self) -> bool:
+        """Whether it decides about rights of clients that have proved who they are."""
+        ...
+
     async def start(self) -> None:
         """Begin to work."""
 

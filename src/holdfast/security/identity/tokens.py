@@ -76,6 +76,8 @@ class TokenSource:
     """The source of identity that verifies tokens."""
 
     method = TOKEN
+    authenticates = True
+    authorises = False
 
     def __init__(
         self,

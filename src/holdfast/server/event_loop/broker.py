@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 from holdfast.broker.effects import (
     AskRights,
     AskSources,
+    AskTopics,
     CheckPassword,
     Cut,
     Effect,
@@ -160,6 +161,8 @@ class Broker:
             self.identities.ask(effect)
         elif isinstance(effect, AskRights):
             self.identities.ask_rights(effect)
+        elif isinstance(effect, AskTopics):
+            self.identities.topics.ask(effect)
         elif isinstance(effect, RunCommands):
             if self.commands is None:
                 # A reload has switched them off since the message came.

@@ -10,6 +10,7 @@ from holdfast.broker.effects import AskRights, AskSources
 from holdfast.broker.node import Node
 from holdfast.broker.session.connection import AUTHENTICATING
 from holdfast.security.acl import ClientRules
+from holdfast.security.identity.http_check import HttpSource
 from holdfast.security.identity.identity import (
     BUSY,
     UNAVAILABLE,
@@ -21,6 +22,7 @@ from holdfast.security.identity.identity import (
 from holdfast.security.password_queue import PasswordQueue
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.event_loop.hook_runner import HookSource, client_of
+from holdfast.server.event_loop.topic_checks import TopicChecks, TopicServiceError
 
 logger = logging.getLogger("holdfast")
 
@@ -45,12 +47,14 @@ class IdentityChecks:
         self._touch = touch
         self._sources: tuple[IdentitySource, ...] = ()
         self.hooks: HookSource | None = None
+        self.topics = TopicChecks(node, loop, touch)
         self._queue: PasswordQueue[AskSources] = PasswordQueue()
         self._asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask_rights(self, effect: AskRights) -> None:
-        """Ask the hooks for the rights of a client, and report the reply to the node."""
+        """Find the rights of a client that hooks or a service decide about, and report them to the
+        node."""
         self._keep(watched(self._give_rights(effect)))
 
     async def _give_rights(self, effect: AskRights) -> None:
@@ -59,13 +63,17 @@ class IdentityChecks:
         try:
             if self.hooks is not None:
                 rules = await self.hooks.authorise(client_of(effect.connection))
+            if rules is None:
+                rules = await self.topics.rules_of(effect.connection)
         except Exception as error:  # noqa: BLE001
             # Code of the operator may raise anything. Without its rights the client gets none.
             failure = error
         self._touch()
         if failure is not None:
             text = str(failure) or type(failure).__name__
-            logger.error("hook_failed hook='authorise' error=%r", text)
+            # The service's failure has a line of its own.
+            if not isinstance(failure, TopicServiceError):
+                logger.error("hook_failed hook='authorise' error=%r", text)
             self._node.handle_answer(effect.connection, _FAILED)
         else:
             self._node.handle_rights(effect, rules)
@@ -75,6 +83,8 @@ class IdentityChecks:
         before, self._sources = self._sources, tuple(sources)
         hooks = (each for each in self._sources if isinstance(each, HookSource))
         self.hooks = next(hooks, None)
+        services = (each.topics for each in self._sources if isinstance(each, HttpSource))
+        self.topics.replace(next(services, None))
         for source in before:
             if source not in self._sources:
                 self._keep(watched(source.close()))
@@ -91,6 +101,7 @@ class IdentityChecks:
 
     def close(self) -> None:
         """End all questions and sources."""
+        self.topics.close()
         for task in self._tasks:
             task.cancel()
         for source in self._sources:

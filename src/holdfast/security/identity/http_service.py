@@ -1,0 +1,73 @@
+"""An HTTP service of the operator: POSTs over pooled connections, with a time and bytes at most."""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import httpx
+
+logger = logging.getLogger("holdfast")
+
+REPLY_BYTES_MAX: Final = 65_536
+"""The most bytes of a reply."""
+FAILURE_LINE_S: Final = 10.0
+"""The least seconds between two log lines about a service that fails."""
+
+
+class HttpService:
+    """The connections to a service."""
+
+    def __init__(self, headers: dict[str, str], timeout_s: float, connections: int) -> None:
+        self._headers = headers
+        self.timeout_s = timeout_s
+        self._connections = connections
+        self._client: httpx.AsyncClient | None = None
+        self._is_started = asyncio.Event()
+        self._noted_at = float("-inf")
+
+    async def start(self) -> None:
+        """Begin to work."""
+        import httpx
+
+        limits = httpx.Limits(
+            max_connections=self._connections, max_keepalive_connections=self._connections
+        )
+        # Importing certificates takes milliseconds.
+        self._client = await asyncio.to_thread(
+            lambda: httpx.AsyncClient(
+                limits=limits, timeout=self.timeout_s, follow_redirects=False, trust_env=False
+            )
+        )
+        self._is_started.set()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def post(self, url: str, content: bytes) -> tuple[int, bytes]:
+        """The status and the body of the reply. Raises errors of httpx and of sockets,
+        `TimeoutError`, and `ValueError` for too large a reply."""
+        async with asyncio.timeout(self.timeout_s):
+            # The first clients come while the library is loaded.
+            await self._is_started.wait()
+            assert self._client is not None
+            async with self._client.stream(
+                "POST", url, content=content, headers=self._headers
+            ) as response:
+                body = bytearray()
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > REPLY_BYTES_MAX:
+                        raise ValueError(f"a reply of more than {REPLY_BYTES_MAX} bytes")
+                return response.status_code, bytes(body)
+
+    def note(self, url: str, error: Exception) -> None:
+        """Log a failure, at most every `FAILURE_LINE_S`."""
+        now = time.monotonic()
+        if now - self._noted_at >= FAILURE_LINE_S:
+            self._noted_at = now
+            text = str(error) or type(error).__name__
+            logger.error("http_check_failed url=%r error=%r", url, text)
