@@ -24,6 +24,8 @@ HOT = [
     "storage/journal/journal.py",
     "storage/partition.py",
     "storage/record.py",
+    "storage/batch.py",
+    "storage/batch_builder.py",
     "storage/journal/segment.py",
     "storage/journal/segment_list.py",
     "protocol/mqtt/decode.py",

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.storage.batch import Batch
 from holdfast.storage.files.data_directory import create_or_open
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE, Batch, Record
+from holdfast.storage.record import MESSAGE, Record
 from holdfast.storage.snapshot import SnapshotEncoder
 
 SOURCE = Path(__file__).parents[2] / "src"

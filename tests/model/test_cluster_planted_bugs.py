@@ -25,8 +25,9 @@ from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
 from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import Batch, Record
+from holdfast.storage.record import Record
 from tests.sim.casts import TIMED
 from tests.sim.checks import Checks
 from tests.sim.schedule import Violation

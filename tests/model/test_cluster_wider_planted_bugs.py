@@ -24,7 +24,8 @@ from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.record import Batch, Record
+from holdfast.storage.batch import Batch
+from holdfast.storage.record import Record
 from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, QUEUES, SCHEDULED, TIMED
 from tests.sim.schedule import Violation
 from tests.sim.storing import RaftDisk

@@ -17,13 +17,13 @@ from holdfast.server.disk import mastership, standby
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.mastership import Renewal
 from holdfast.server.disk.storage import Storage
+from holdfast.storage.batch import Batch
 from holdfast.storage.files.filesystem import FileSystem, Lock, TemporaryFile
 from holdfast.storage.files.layout import DataDirectory, Manifest
 from holdfast.storage.journal.epoch_folders import EPOCH_FILE, Epoch, newest_epoch
 from holdfast.storage.journal.segment import Segment, WriteGroup
 from holdfast.storage.journal.tailing import JournalFollower
 from holdfast.storage.reading.segment_reader import CHUNK_BYTES, SegmentReader
-from holdfast.storage.record import Batch
 from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.protocol.topics.names import matches
+from holdfast.storage.batch import Batch
 from holdfast.storage.partition import partition_of
 from holdfast.storage.reading import interest as interest_module
 from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.record import MESSAGE, SESSION, Batch, Record
+from holdfast.storage.record import MESSAGE, SESSION, Record
 from tests.sim.disk import SimDisk
 from tests.support.log_bench import TIME_US, LogBench
 

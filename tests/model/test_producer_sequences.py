@@ -16,8 +16,9 @@ from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, encode_block
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import ATTRIBUTE_STATE, FLAG_PRODUCER, MESSAGE, Batch, Record
+from holdfast.storage.record import FLAG_PRODUCER, MESSAGE, Record
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
 

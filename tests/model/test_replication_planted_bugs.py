@@ -16,7 +16,7 @@ from holdfast.cluster.partitions.in_sync import InSync
 from holdfast.cluster.partitions.leader import LeaderSide
 from holdfast.cluster.partitions.progress import LedPartition, Progress
 from holdfast.cluster.partitions.replication import Replication
-from holdfast.storage.record import Batch
+from holdfast.storage.batch import Batch
 from tests.sim.schedule import Wrong
 from tests.support.sim_replication import Faults, World
 

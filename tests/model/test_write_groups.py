@@ -12,6 +12,8 @@ import pytest
 import holdfast.storage.reading.scan as scan
 from holdfast.client.log.reading.segment_index import SegmentMap
 from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.storage.batch import ATTRIBUTE_GROUPED, HEADER_BYTES, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.data_directory import create
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name
@@ -21,14 +23,7 @@ from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.tailing import JournalFollower
 from holdfast.storage.reading.scan import SegmentScan
 from holdfast.storage.reading.segment_reader import SegmentReader
-from holdfast.storage.record import (
-    ATTRIBUTE_GROUPED,
-    HEADER_BYTES,
-    MESSAGE,
-    Batch,
-    BatchBuilder,
-    Record,
-)
+from holdfast.storage.record import MESSAGE, Record
 
 PAGE_BYTES = 4096
 PARTITIONS = 4

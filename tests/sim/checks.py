@@ -17,7 +17,8 @@ from holdfast.broker.session.state import decode_cursor
 from holdfast.cluster.metadata.model import NodePhase
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage import record as log_record
-from holdfast.storage.record import Batch, Record
+from holdfast.storage.batch import Batch
+from holdfast.storage.record import Record
 from tests.sim.schedule import Violation
 from tests.sim.story import SessionStory
 

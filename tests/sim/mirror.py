@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from holdfast.server.disk.storage import Storage
+from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
 from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import ATTRIBUTE_RESET, Batch
 
 if TYPE_CHECKING:
     from tests.sim.checks import Checks

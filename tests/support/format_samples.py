@@ -33,15 +33,16 @@ from holdfast.pipeline.lake.files.settings import LakeSettings, Registration
 from holdfast.security import peer_identity
 from holdfast.security.access import access_file
 from holdfast.server.disk import raft_files
-from holdfast.storage import record as log_record
 from holdfast.storage import snapshot
+from holdfast.storage.batch import ATTRIBUTE_GROUPED, ATTRIBUTE_MORE, FORMAT, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files import layout
 from holdfast.storage.files.data_directory import read_manifest
 from holdfast.storage.journal import watermarks
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.epoch_folders import Epoch, read_epoch, write_epoch
 from holdfast.storage.reading import index_file
-from holdfast.storage.record import Batch, BatchBuilder, Record
+from holdfast.storage.record import Record
 from tests.sim.disk import SimDisk
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "formats"
@@ -50,7 +51,7 @@ A, B, C = (bytes((number,)) * 16 for number in (1, 2, 3))
 
 NUMBERS: Final = {
     "manifest": layout.FORMAT,
-    "batch": log_record.FORMAT,
+    "batch": FORMAT,
     "index": index_file.FORMAT,
     "snapshot": snapshot.FORMAT,
     "watermarks": watermarks.FORMAT,
@@ -142,7 +143,7 @@ def expected(records: list[Record]) -> list[dict[str, Any]]:
 def _disk() -> Iterator[Sample]:
     records = log_records()
     yield Sample("batch", "all_kinds", expected(records), batch(records), records_of)
-    grouped = batch(records[:1], log_record.ATTRIBUTE_GROUPED | log_record.ATTRIBUTE_MORE)
+    grouped = batch(records[:1], ATTRIBUTE_GROUPED | ATTRIBUTE_MORE)
     yield Sample(
         "batch", "grouped", (6, 0x0C), grouped, lambda d: (Batch(d).group, Batch(d).attributes)
     )

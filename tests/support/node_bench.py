@@ -35,11 +35,12 @@ from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import is_shared, matches
 from holdfast.security.acl import ClientRules
 from holdfast.security.identity.identity import Answer
+from holdfast.storage.batch import Batch
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.reading.scan import scan_segment
 from holdfast.storage.reading.starts import FoundStart
-from holdfast.storage.record import MESSAGE, Batch, Record
+from holdfast.storage.record import MESSAGE, Record
 from tests.sim.disk import SimContent, SimReadFile
 
 PACKET_BYTES_MAX = 268_435_460

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.data_directory import create, read_manifest
 from holdfast.storage.files.filesystem import FileSystem
 from holdfast.storage.files.layout import DataDirectory, Manifest
@@ -14,14 +16,7 @@ from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import (
-    ATTRIBUTE_RESET,
-    FLAG_RETAIN,
-    MESSAGE,
-    Batch,
-    BatchBuilder,
-    Record,
-)
+from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
 from tests.support.journal_files import batches_of
 
 TIME_US = 1_700_000_000_000_000

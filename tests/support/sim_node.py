@@ -34,11 +34,12 @@ from holdfast.server.disk.journal_writer import GroupWriter, JournalWriter
 from holdfast.server.disk.mastership import Mastership, Renewal
 from holdfast.server.disk.storage import Storage
 from holdfast.server.maintenance import Maintenance
+from holdfast.storage.batch import Batch
 from holdfast.storage.files.layout import Manifest
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Batch, Record
+from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
 from tests.support.sim_files import Process
 from tests.support.sim_schedule import Killed, SimEvent, SimQueue, SimThreading, ThreadSchedule
 

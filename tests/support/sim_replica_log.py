@@ -4,7 +4,9 @@ leaves what was synced and perhaps a little more."""
 from dataclasses import dataclass
 from random import Random
 
-from holdfast.storage.record import MESSAGE, Batch, BatchBuilder, Record
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import MESSAGE, Record
 from tests.sim.schedule import Wrong
 
 

@@ -8,6 +8,7 @@ import pytest
 from holdfast.broker.session.session import Inflight
 from holdfast.broker.session.state import encode_cursor
 from holdfast.cli.main import main
+from holdfast.storage.batch import Batch
 from holdfast.storage.record import (
     CURSOR,
     FLAG_PACKET_ID,
@@ -17,7 +18,6 @@ from holdfast.storage.record import (
     RELEASE,
     RETAINED,
     SESSION,
-    Batch,
 )
 from holdfast.storage.snapshot import SnapshotEncoder
 from tests.support.journal_files import TIME_US, Journal, record

@@ -12,8 +12,10 @@ from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Batch, BatchBuilder, Record
+from holdfast.storage.record import Record
 
 EPOCH = 4
 QOS_2 = 2 | log_record.FLAG_PACKET_ID

@@ -15,8 +15,9 @@ from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.state.replicated import CLOCK_SLACK_S, ReplicatedState
+from holdfast.storage.batch import Batch
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import FLAG_WILL, SESSION, Batch, Record
+from holdfast.storage.record import FLAG_WILL, SESSION, Record
 
 CLIENT = "c"
 EPOCH = 5

@@ -27,17 +27,10 @@ from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import PIECE_BYTES
 from holdfast.config.schema import PACKET_BYTES_LIMIT
 from holdfast.server.peers.links import FRAME_BYTES_MAX
+from holdfast.storage.batch import HEAD_BYTES, HEADER_BYTES, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.journal import BATCH_BODY_BYTES_MAX, Journal
-from holdfast.storage.record import (
-    FLAG_PRODUCER,
-    FLAG_RETAIN,
-    HEAD_BYTES,
-    HEADER_BYTES,
-    MESSAGE,
-    Batch,
-    BatchBuilder,
-    Record,
-)
+from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, Record
 
 ROOM_BYTES = FRAME_BYTES_MAX - PACKET_BYTES_LIMIT
 """What a frame may add to the largest packet."""

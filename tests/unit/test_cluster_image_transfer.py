@@ -19,8 +19,10 @@ from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Batch, BatchBuilder, Record
+from holdfast.storage.record import Record
 
 PARTITIONS = 4
 

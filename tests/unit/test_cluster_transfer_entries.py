@@ -17,9 +17,11 @@ from holdfast.broker.session.state import encode_cursor
 from holdfast.cluster.state import entries as image_entries
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Batch, BatchBuilder, Record
+from holdfast.storage.record import Record
 
 PARTITIONS = 8
 CLIENTS = [f"client-{number}" for number in range(40)]

@@ -24,7 +24,9 @@ from holdfast.cluster.state.replicated import (
 )
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.topics.names import InvalidTopic
-from holdfast.storage.record import MESSAGE, Batch, BatchBuilder, CorruptBatch, Record
+from holdfast.storage.batch import Batch, CorruptBatch
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import MESSAGE, Record
 from tests.fuzz.mutation import damage
 from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED, TRAVELLERS
 from tests.sim.world import Settings, World

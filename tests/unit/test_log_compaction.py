@@ -7,21 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli.main import main
+from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.compaction import SegmentCompactor, compact_segment, is_worthwhile
 from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.reading.cursor import LogReader
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.segment_store import SegmentStore
-from holdfast.storage.record import (
-    ATTRIBUTE_STATE,
-    CONTROL,
-    CURSOR,
-    FLAG_RETAIN,
-    MESSAGE,
-    Batch,
-    BatchBuilder,
-    Record,
-)
+from holdfast.storage.record import CONTROL, CURSOR, FLAG_RETAIN, MESSAGE, Record
 from tests.support.journal_files import Journal
 
 

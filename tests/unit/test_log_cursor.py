@@ -5,12 +5,13 @@ import errno
 
 import pytest
 
+from holdfast.storage.batch import Batch
 from holdfast.storage.reading import cache, interest
 from holdfast.storage.reading.cursor import LogReader, ReadResult
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.segment_reader import Damage
 from holdfast.storage.reading.segment_store import SegmentStore
-from holdfast.storage.record import SESSION, Batch
+from holdfast.storage.record import SESSION
 from tests.sim.disk import SimContent, SimDisk
 from tests.support.log_bench import LogBench
 

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.storage.record import (
+from holdfast.storage.batch import (
     ATTRIBUTE_STATE,
     BATCH_BYTES_MAX,
+    HEAD_BYTES,
+    HEADER_BYTES,
+    Batch,
+    CorruptBatch,
+)
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import (
     CONTROL,
     CURSOR,
     FLAG_AUDIENCE,
@@ -17,12 +24,7 @@ from holdfast.storage.record import (
     FLAG_PRODUCER,
     FLAG_RETAIN,
     FLAG_WILL,
-    HEAD_BYTES,
-    HEADER_BYTES,
     MESSAGE,
-    Batch,
-    BatchBuilder,
-    CorruptBatch,
     Record,
 )
 

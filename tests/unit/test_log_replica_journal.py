@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.server.disk.storage import Storage, StorageError
+from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open, open_to_read
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import snapshot_name
@@ -13,7 +15,7 @@ from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.retention import RetentionPolicy
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
-from holdfast.storage.record import ATTRIBUTE_RESET, Batch, BatchBuilder, Record
+from holdfast.storage.record import Record
 from holdfast.storage.snapshot import SnapshotEncoder
 from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.replica_bench import ReplicaBench, build_batch

@@ -2,8 +2,9 @@
 
 import pytest
 
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.reading.scan import WINDOW_BYTES, scan_segment
-from holdfast.storage.record import MESSAGE, BatchBuilder, Record
+from holdfast.storage.record import MESSAGE, Record
 
 
 class Memory:

@@ -18,8 +18,9 @@ from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.security.acl import AclFile
+from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import ATTRIBUTE_STATE, FLAG_PRODUCER, MESSAGE, PRODUCER, Batch, Record
+from holdfast.storage.record import FLAG_PRODUCER, MESSAGE, PRODUCER, Record
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

@@ -25,8 +25,9 @@ from holdfast.cluster.partitions.effects import (
 )
 from holdfast.cluster.partitions.log_matching import compare, cut_offset
 from holdfast.cluster.partitions.progress import IDLE, LedPartition, Peer, Progress
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.epoch_table import EpochTable
-from holdfast.storage.record import MESSAGE, BatchBuilder, Record
+from holdfast.storage.record import MESSAGE, Record
 from tests.support.replica_cores import Cores
 from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog
 

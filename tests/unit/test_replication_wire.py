@@ -22,7 +22,8 @@ from holdfast.cluster.partitions.codec import (
     range_of,
     replicate_parts,
 )
-from holdfast.storage.record import MESSAGE, BatchBuilder, Record
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import MESSAGE, Record
 
 
 def batch(partition: int, base: int, count: int, epoch: int) -> bytes:

@@ -25,7 +25,7 @@ from holdfast.protocol.topics.names import matches
 from holdfast.security.acl import READ, AclFile
 from holdfast.security.filter_verdict import verdict_on_filter
 from holdfast.storage import record as log_record
-from holdfast.storage.record import BatchBuilder
+from holdfast.storage.batch_builder import BatchBuilder
 from tests.support.node_bench import NodeBench, Peer
 
 RULES = """\

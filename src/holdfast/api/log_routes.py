@@ -44,8 +44,8 @@ from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.event_loop.log_reads import LogReads
+from holdfast.storage.batch import Batch
 from holdfast.storage.reading.byte_ranges import Plan
-from holdfast.storage.record import Batch
 
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20

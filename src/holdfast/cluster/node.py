@@ -24,8 +24,8 @@ from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.publish.forward_frames import decode_forward, decode_result
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
 from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.storage.batch import Batch
 from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import Batch
 
 TIDY_S: Final = 0.25
 """The interval in seconds between checks for overdue messages, sessions and nodes."""

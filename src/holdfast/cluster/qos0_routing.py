@@ -35,7 +35,9 @@ from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, is_shared, split_shared
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.storage import record as log_record
-from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+from holdfast.storage.batch import Batch, CorruptBatch
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import Record
 
 WAIT_S: Final = 0.5
 """The longest time in seconds that a SUBACK waits for the peers."""

@@ -29,7 +29,8 @@ from holdfast.broker.publish.control import COMMAND_TOPIC
 from holdfast.security.dynamic.commands import SecurityChange
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
-from holdfast.storage.record import CONTROL, Batch, Record
+from holdfast.storage.batch import Batch
+from holdfast.storage.record import CONTROL, Record
 
 logger = logging.getLogger("holdfast")
 

@@ -28,9 +28,10 @@ from holdfast.broker.recovery.session_records import (
 )
 from holdfast.security.access.scopes import Scope
 from holdfast.server.event_loop.note_ring import TEXT_MAX
+from holdfast.storage.batch import Batch
 from holdfast.storage.partition import partition_of
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import SESSION, Batch, Record
+from holdfast.storage.record import SESSION, Record
 
 EVENTS_MAX: Final = 200
 SEARCH_BYTES_MAX: Final = 8 << 20

@@ -21,8 +21,8 @@ from holdfast.api.pipeline.reports import (
 from holdfast.api.views.pages import AbsentNode
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
+from holdfast.storage.batch import Batch
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import Batch
 
 SILENT: Final = "silent"
 SILENT_PERIODS: Final = 3

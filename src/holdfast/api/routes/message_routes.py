@@ -26,7 +26,8 @@ from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, check_fi
 from holdfast.protocol.topics.retained import RetainedScan
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, RETAINED, Batch, Record
+from holdfast.storage.batch import Batch
+from holdfast.storage.record import FLAG_RETAIN, MESSAGE, RETAINED, Record
 
 PUBLISH_BYTES_MAX: Final = 2 << 20
 """The most bytes of the body of a publish, base64 included."""

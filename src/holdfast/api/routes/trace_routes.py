@@ -30,9 +30,10 @@ from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.storage.batch import Batch
 from holdfast.storage.partition import partition_of
 from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.record import FLAG_PACKET_ID, FLAG_QOS_MASK, MESSAGE, RELEASE, Batch, Record
+from holdfast.storage.record import FLAG_PACKET_ID, FLAG_QOS_MASK, MESSAGE, RELEASE, Record
 
 PARTITION: Final = Whole("partition", "the partition of the message", most=65_535)
 OFFSET: Final = Whole("offset", "its offset")

@@ -20,8 +20,9 @@ from holdfast.broker.recovery.session_records import (
 )
 from holdfast.broker.session.state import decode_cursor
 from holdfast.protocol.topics.names import is_shared, matches
+from holdfast.storage.batch import Batch
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import CURSOR, SESSION, Batch, Record
+from holdfast.storage.record import CURSOR, SESSION, Record
 
 BEFORE_BYTES_MAX: Final = 32 << 20
 """The most bytes of the session's partition that are read before the time in question."""

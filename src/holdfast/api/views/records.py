@@ -17,6 +17,7 @@ from holdfast.api.views.pages import BadCursor
 from holdfast.api.views.payloads import Content, content_of
 from holdfast.broker.session.state import decode_cursor
 from holdfast.protocol.topics.names import matches
+from holdfast.storage.batch import Batch
 from holdfast.storage.kinds import KIND_NAMES
 from holdfast.storage.reading.cursor import LogReader
 from holdfast.storage.record import (
@@ -26,7 +27,6 @@ from holdfast.storage.record import (
     FLAG_RETAIN,
     MESSAGE,
     RETAINED,
-    Batch,
     Record,
 )
 

@@ -48,8 +48,9 @@ from holdfast.broker.session.state import CursorState, decode_cursor, in_sending
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_queue, is_shared
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
 from holdfast.storage.kinds import KIND_NAMES
-from holdfast.storage.record import Batch, Record
+from holdfast.storage.record import Record
 
 
 class Recovery(SenderPacketIds):

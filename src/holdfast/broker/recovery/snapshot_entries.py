@@ -26,7 +26,7 @@ from holdfast.broker.recovery.state_records import (
 )
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
-from holdfast.storage.record import BatchBuilder
+from holdfast.storage.batch_builder import BatchBuilder
 
 SNAPSHOT_SESSION = 1
 """The kind of an entry with one complete session, as JSON."""

@@ -11,8 +11,9 @@ from holdfast.broker.session.session import SENT, Group, Inflight, Session
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.storage import record as log_record
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.partition import partition_of
-from holdfast.storage.record import BatchBuilder, Record
+from holdfast.storage.record import Record
 
 
 def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from typing import Final
 
 from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.log.records import time_text
+from holdfast.storage.batch import ATTRIBUTE_MORE, ATTRIBUTE_RESET
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
 from holdfast.storage.files.layout import DataDirectory, segment_name, snapshot_name
@@ -25,7 +26,6 @@ from holdfast.storage.journal.recovery import OpenedJournal, open_journal
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.journal.watermarks import Checkpoint
 from holdfast.storage.reading.index import SegmentIndex
-from holdfast.storage.record import ATTRIBUTE_MORE, ATTRIBUTE_RESET
 from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
 MARGIN_US: Final = 1_000_000

@@ -36,10 +36,11 @@ from holdfast.cli.log.report import examine
 from holdfast.cli.log.text import report_lines
 from holdfast.cli.text import count_text
 from holdfast.numbers import whole_number
+from holdfast.storage.batch import Batch, CorruptBatch
 from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.reading.segment_reader import Damage, SegmentReader
-from holdfast.storage.record import Batch, CorruptBatch, Record
+from holdfast.storage.record import Record
 
 EXIT_DAMAGE: Final = 1
 EXIT_UNREADABLE: Final = 2

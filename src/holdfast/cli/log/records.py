@@ -15,6 +15,7 @@ from typing import Final
 from holdfast.broker.session.audience import Audience, decode_audience
 from holdfast.broker.session.state import decode_cursor
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
+from holdfast.storage.batch import Batch
 from holdfast.storage.kinds import KIND_NAMES
 from holdfast.storage.record import (
     CURSOR,
@@ -28,7 +29,6 @@ from holdfast.storage.record import (
     RELEASE,
     RETAINED,
     WILL,
-    Batch,
     Record,
 )
 

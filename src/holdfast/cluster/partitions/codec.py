@@ -18,7 +18,7 @@ from struct import Struct, error, unpack_from
 from typing import Final
 
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.storage.record import Batch, CorruptBatch
+from holdfast.storage.batch import Batch, CorruptBatch
 
 GO_ON: Final = 1
 """Batches from `offset` follow; the follower's log ends there."""

@@ -33,7 +33,7 @@ from holdfast.cluster.partitions.codec import (
 from holdfast.cluster.partitions.effects import Diverged, ProposeInSync, Restarted, Send, Truncated
 from holdfast.cluster.partitions.log_matching import cut_offset
 from holdfast.cluster.partitions.state import ReplicaState
-from holdfast.storage.record import Batch
+from holdfast.storage.batch import Batch
 
 WAITING: Final = 0
 """There is no leader, or no link to it, or newer metadata must come first, or it is suspended."""

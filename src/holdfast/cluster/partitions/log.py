@@ -3,7 +3,7 @@ it."""
 
 from typing import Protocol
 
-from holdfast.storage.record import Batch
+from holdfast.storage.batch import Batch
 
 
 class ReplicaLog(Protocol):

@@ -24,7 +24,8 @@ from holdfast.cluster.publish.pending_records import Appender, PendingRecord
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
-from holdfast.storage.record import Batch, Record
+from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
+from holdfast.storage.record import Record
 
 HOLES_MAX: Final = 10_000
 """The most producers of one partition with a refused sequence that must be sent again first.
@@ -188,7 +189,7 @@ class Admission(Appender):
             return
         self._origin = origin
         self._attempt = attempt
-        is_plain = not batch.attributes & log_record.ATTRIBUTE_STATE
+        is_plain = not batch.attributes & ATTRIBUTE_STATE
         if is_plain and not self._refusal(self._tails[partition], partition):
             # Plain records have no packet id or sequence, so none is a known repetition.
             self._context.journal.extend(batch)

@@ -22,8 +22,9 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.topics.names import InvalidTopic
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Batch, Record
+from holdfast.storage.record import Record
 
 
 class ApplyingLog:

@@ -4,7 +4,7 @@ import struct
 from typing import Final
 
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.storage.record import Batch, CorruptBatch
+from holdfast.storage.batch import Batch, CorruptBatch
 
 FORWARD_HEAD: Final = struct.Struct("<II")
 """The head of each batch in FORWARD: epoch, attempt."""

@@ -36,7 +36,8 @@ from holdfast.cluster.publish.pending_records import (
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
-from holdfast.storage.record import BatchBuilder, Record
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import Record
 
 PENDING_BYTES_MAX: Final = 64 << 20
 """The size in bytes of uncommitted records above which publishers are not read."""

@@ -17,7 +17,9 @@ from holdfast.broker.session.message import Message, stored_message
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.control_frames import ASSIGN, REPORT, Place
 from holdfast.storage import record as log_record
-from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+from holdfast.storage.batch import Batch, CorruptBatch
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.record import Record
 
 _PLACE: Final = struct.Struct("<HQ")
 # operation, home, epoch, number, key length, members, durable, limit, done, returned, start

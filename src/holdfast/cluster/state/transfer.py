@@ -30,7 +30,7 @@ from holdfast.cluster.frames import ImageRequest, decode_frame
 from holdfast.cluster.publish.apply import Applier
 from holdfast.cluster.state.entries import FIRED, Entry, drop, entries, take
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.record import CorruptBatch
+from holdfast.storage.batch import CorruptBatch
 
 PIECE_BYTES: Final = 32 << 10
 """The size in bytes at which an IMAGE frame is closed. A single larger entry has a frame of its

@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.broker.node import Node
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.server.disk.storage import Storage, report_damage, usable_snapshot, whole_snapshot
+from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
 from holdfast.storage.files.filesystem import FileSystem, Lock
 from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name
 from holdfast.storage.journal.epoch_folders import Epoch
@@ -26,7 +27,6 @@ from holdfast.storage.journal.recovery import (
 )
 from holdfast.storage.journal.tailing import FollowError, JournalFollower
 from holdfast.storage.reading.segment_store import SegmentStore, quarantine
-from holdfast.storage.record import ATTRIBUTE_STATE, Batch
 
 logger = logging.getLogger("holdfast")
 

@@ -12,18 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.storage.batch import HEAD_BYTES, HEAD_FIELDS, HEADER_BYTES
 from holdfast.storage.columns.chunk import Chunk
 from holdfast.storage.columns.headers import headers_at
 from holdfast.storage.reading.topic_filter import TopicFilter
-from holdfast.storage.record import (
-    FLAG_PRODUCER,
-    FLAG_QOS_MASK,
-    FLAG_RETAIN,
-    HEAD_BYTES,
-    HEAD_FIELDS,
-    HEADER_BYTES,
-    MESSAGE,
-)
+from holdfast.storage.record import FLAG_PRODUCER, FLAG_QOS_MASK, FLAG_RETAIN, MESSAGE
 
 Places = npt.NDArray[np.int32]
 """Byte positions in a chunk. 32 bits are enough, because a chunk is always smaller than 2 GiB."""

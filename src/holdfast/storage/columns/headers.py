@@ -5,8 +5,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.storage.batch import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER_BYTES, MAGIC
 from holdfast.storage.columns.chunk import Data
-from holdfast.storage.record import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER_BYTES, MAGIC
 
 HEADER_DTYPE = np.dtype(
     [

@@ -3,6 +3,8 @@
 from array import array
 from collections.abc import Callable, Sequence
 
+from holdfast.storage.batch import ATTRIBUTE_RESET, ATTRIBUTE_STATE, Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.reading.index import (
     INDEX_BITS,
     TOPICS_BETWEEN_PAUSES,
@@ -11,7 +13,6 @@ from holdfast.storage.reading.index import (
     SegmentIndex,
 )
 from holdfast.storage.reading.index_file import encode_array, encode_head
-from holdfast.storage.record import ATTRIBUTE_RESET, ATTRIBUTE_STATE, Batch, BatchBuilder
 from holdfast.storage.sorting import sorted_in_pieces
 
 

@@ -10,21 +10,19 @@ begins after them. Records of other kinds stay unchanged.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from holdfast.storage.batch import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
+    HEADER_BYTES,
+    Batch,
+    CorruptBatch,
+)
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.filesystem import ReadFile, TemporaryFile
 from holdfast.storage.files.layout import DataDirectory, segment_name
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.segment import Segment
-from holdfast.storage.record import (
-    ATTRIBUTE_GROUPED,
-    ATTRIBUTE_MORE,
-    CONTROL,
-    HEADER_BYTES,
-    MESSAGE,
-    Batch,
-    BatchBuilder,
-    CorruptBatch,
-    Record,
-)
+from holdfast.storage.record import CONTROL, MESSAGE, Record
 
 WRITE_BYTES: Final = 1 << 20
 """The bytes collected before a write."""

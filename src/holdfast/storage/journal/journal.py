@@ -31,12 +31,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.storage.journal import segment_list
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.epoch_table import PartitionEpochs
-from holdfast.storage.journal.segment import Segment, WriteGroup
-from holdfast.storage.journal.watermarks import Checkpoint
-from holdfast.storage.record import (
+from holdfast.storage.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
@@ -44,9 +39,14 @@ from holdfast.storage.record import (
     HEAD_BYTES,
     HEADER_BYTES,
     Batch,
-    BatchBuilder,
-    Record,
 )
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.journal import segment_list
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.journal.epoch_table import PartitionEpochs
+from holdfast.storage.journal.segment import Segment, WriteGroup
+from holdfast.storage.journal.watermarks import Checkpoint
+from holdfast.storage.record import Record
 
 BATCH_RECORDS_MAX: Final = 1 << 20
 """The most records of a batch: a posting has INDEX_BITS for the index in a batch."""

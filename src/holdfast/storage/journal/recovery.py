@@ -1,5 +1,4 @@
-"""Opening a journal: it makes a Journal of the files that a crash, or a bad disk, has left. It uses
-os, through files.
+"""The opening of a journal: it makes a Journal of the files that a crash or a bad disk has left.
 
 - A sealed segment is trusted if its index is valid (checksum of the head, length of the segment).
   Otherwise it is scanned and its index is built again.
@@ -30,6 +29,7 @@ from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
+from holdfast.storage.batch import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch
 from holdfast.storage.files.layout import DataDirectory, segment_name
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.journal import SEGMENT_BYTES_DEFAULT, Journal
@@ -44,7 +44,7 @@ from holdfast.storage.reading.scan import (
 )
 from holdfast.storage.reading.segment_reader import Damage
 from holdfast.storage.reading.segment_store import OnDamage, SegmentStore, quarantine
-from holdfast.storage.record import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch, Record
+from holdfast.storage.record import Record
 from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
 READ_BYTES: Final = 1 << 20

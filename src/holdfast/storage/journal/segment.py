@@ -1,7 +1,7 @@
 """A file of the journal, and the group of batches that one write adds to it."""
 
+from holdfast.storage.batch import Batch
 from holdfast.storage.reading.index import DamagedOffsets, IndexHead, SegmentIndex
-from holdfast.storage.record import Batch
 
 
 class Segment:

@@ -4,9 +4,10 @@ ones, and removal from the front.
 
 from collections.abc import Sequence
 
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.segment import Segment
-from holdfast.storage.record import Batch, BatchBuilder
 
 
 def add_batches(

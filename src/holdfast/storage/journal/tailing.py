@@ -12,12 +12,12 @@ follower is then useless, and the journal must be opened again.
 from collections.abc import Iterator
 from typing import Final
 
+from holdfast.storage.batch import ATTRIBUTE_MORE, HEADER_BYTES, MAGIC, Batch
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.recovery import OpenedJournal
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.segment_reader import Damage, SegmentReader
-from holdfast.storage.record import ATTRIBUTE_MORE, HEADER_BYTES, MAGIC, Batch
 
 CHUNK_BYTES: Final = 256 << 10
 """The bytes of one read at the end of the journal, where little is new."""

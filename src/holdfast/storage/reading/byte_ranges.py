@@ -12,13 +12,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from holdfast.storage.batch import HEADER_BYTES
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.cache import SegmentCache
 from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
 from holdfast.storage.reading.topic_postings import TopicChoice
-from holdfast.storage.record import HEADER_BYTES
 
 EXTENTS_MAX: Final = 256
 """The most extents of a plan."""

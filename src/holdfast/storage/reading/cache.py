@@ -12,11 +12,11 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager
 from typing import Final
 
+from holdfast.storage.batch import Batch, CorruptBatch
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.index import SegmentIndex
 from holdfast.storage.reading.segment_store import SegmentStore
-from holdfast.storage.record import Batch, CorruptBatch
 
 OPEN_FILES_MAX: Final = 32
 """The most open segment files."""

@@ -9,8 +9,7 @@ Invariant: every record below the resulting positions was returned, did not matc
 lost. Positions of all partitions move together. Otherwise a session with one rare filter would scan
 the segments again for the other partitions.
 
-Methods may be called in any thread while the event loop appends. Written data is only ever added
-to, and a lock protects what readers share.
+Any thread may call the methods while the loop appends: data is only added, shared state is locked.
 """
 
 import heapq
@@ -19,6 +18,7 @@ from bisect import bisect_left
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+from holdfast.storage.batch import Batch, CorruptBatch
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.byte_ranges import Extents
@@ -27,7 +27,7 @@ from holdfast.storage.reading.index import INDEX_BITS, INDEX_MASK, SegmentIndex
 from holdfast.storage.reading.interest import Matcher, ReadInterest, matching_topics
 from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.reading.starts import StartFinder
-from holdfast.storage.record import MESSAGE, Batch, CorruptBatch, Record
+from holdfast.storage.record import MESSAGE, Record
 
 WORK_BYTES_MAX: Final = 16 << 20
 """The most bytes of batches that one call to `read` processes, even without a match."""

@@ -17,10 +17,7 @@ must have the journal's tag (`storage.journal.journal`), if that is known.
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.storage.files.filesystem import ReadFile
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.reading.segment_reader import ALIGNMENT, Damage
-from holdfast.storage.record import (
+from holdfast.storage.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
@@ -34,6 +31,9 @@ from holdfast.storage.record import (
     Batch,
     CorruptBatch,
 )
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.reading.segment_reader import ALIGNMENT, Damage
 
 WINDOW_BYTES: Final = 4 << 20
 """The bytes of one read; a longer batch is read as a whole."""

@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.storage.files.filesystem import ReadFile
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.record import (
+from holdfast.storage.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
     BATCH_BYTES_MAX,
@@ -29,6 +27,8 @@ from holdfast.storage.record import (
     Batch,
     CorruptBatch,
 )
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.files.layout import DataDirectory
 
 CHUNK_BYTES: Final = 4 << 20
 """The bytes of one read; a longer batch is read as a whole."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
+from holdfast.storage.batch import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER, HEADER_BYTES, MAGIC
 from holdfast.storage.columns.checksum import crc32
 from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.record import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER, HEADER_BYTES, MAGIC
 
 try:
     from holdfast.client.log.reading.stretch import scan_stretch

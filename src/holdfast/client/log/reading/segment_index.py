@@ -25,15 +25,15 @@ from zlib import crc32
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
 from holdfast.client.log.reading.scan import header_damage
-from holdfast.storage.reading.index import IndexHead
-from holdfast.storage.reading.segment_reader import is_later_group
-from holdfast.storage.record import (
+from holdfast.storage.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
     HEADER,
     HEADER_BYTES,
 )
+from holdfast.storage.reading.index import IndexHead
+from holdfast.storage.reading.segment_reader import is_later_group
 
 WINDOW_BYTES: Final = 64 << 10
 """The bytes per read when only batch headers matter."""
