@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import setup
-from setuptools._distutils.ccompiler import CCompiler
+from setuptools.command.build_ext import build_ext
 
 HOT = [
     "storage/journal/active_index.py",
@@ -184,30 +184,25 @@ HOT = [
 ]
 
 
-def compile_side_by_side(
-    self: CCompiler,
-    sources: list,
-    output_dir: str | None = None,
-    macros: list | None = None,
-    include_dirs: list | None = None,
-    debug: bool = False,
-    extra_preargs: list | None = None,
-    extra_postargs: list | None = None,
-    depends: list | None = None,
-) -> list:
-    """In place of CCompiler.compile, which compiles one file after the other."""
-    macros, objects, extra_postargs, flags, build = self._setup_compile(
-        output_dir, macros, include_dirs, sources, depends, extra_postargs
-    )
-    arguments = self._get_cc_args(flags, debug, extra_preargs)
+class BuildSideBySide(build_ext):
+    """Compiles on all cores: distutils compiles the files of one module one after the other."""
 
-    def compile_one(name: str) -> None:
-        source, extension = build[name]
-        self._compile(name, source, extension, arguments, extra_postargs, flags)
+    def build_extensions(self) -> None:
+        compiler = self.compiler
+        compile_in_turn = compiler.compile
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_one, [name for name in objects if name in build]))
-    return objects
+        def compile_side_by_side(sources: list, *args: object, **kwargs: object) -> list:
+            def compile_one(source: str) -> list:
+                return compile_in_turn([source], *args, **kwargs)
+
+            # The largest first, so that no core waits for one of them at the end.
+            by_size = sorted(sources, key=os.path.getsize, reverse=True)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return [each for objects in pool.map(compile_one, by_size) for each in objects]
+
+        compiler.compile = compile_side_by_side
+        self.parallel = self.parallel or os.cpu_count()
+        super().build_extensions()
 
 
 def compiled_modules() -> list:
@@ -243,4 +238,4 @@ def compiled_modules() -> list:
     return modules
 
 
-setup(ext_modules=compiled_modules())
+setup(ext_modules=compiled_modules(), cmdclass={"build_ext": BuildSideBySide})
