@@ -53,12 +53,23 @@ class NodeRecovery(Recovery):
         return session
 
     def precompute(self, sessions_max: int) -> None:
-        """Do some of the work of `finish` in advance. The state's clock is set."""
+        """Do some of the work of `finish` in advance. The state's clock is set.
+
+        A session of a newer snapshot may be ahead of the log that this standby has read. Its
+        positions must stay: cut off at today's end, the session would receive the messages of the
+        records between once more after a takeover, also those of QoS 2.
+        """
+        ahead = []
         for _ in range(min(sessions_max, len(self.touched))):
             session = self.touched.pop()
+            positions = session.positions
+            if positions is not None and positions != _clamped(self.state, positions):
+                ahead.append(session)
+                continue
             self._complete_session(session)
             if session not in self.open and not self._rearm(session):
                 self.expired.add(session)
+        self.touched.update(ahead)
 
     def finish(self) -> None:
         """Finish the state after the last record. Earlier connections are closed, so their wills
