@@ -438,11 +438,12 @@ class World(VirtualTime):
         """And after a while it asks to come back, in vain as long as it has its disk."""
         leader = self._leader()
         names = [name for name in self.nodes if name != "n1"]
-        if leader is None or self.chance.random() < 0.5:
+        if leader is None or leader.store is None or self.chance.random() < 0.5:
             return
         node = self.nodes[self.chance.choice(names)]
         self.note(f"{leader.name} removes {node.name}")
-        self.input(leader, lambda store, now: store.remove(node.name, now))
+        known = leader.store.metadata.nodes.get(node.name) if leader.store.metadata else None
+        self._ask(leader, RemoveNode(node.name, known.version if known else 0))
         self.after(1.0, self._join_later(node))
 
     def _wipe(self) -> None:
@@ -552,6 +553,9 @@ class World(VirtualTime):
         self._start(node)
 
     def _is_settled(self) -> bool:
+        """A removal that is asked for may still be carried out."""
+        if any(node.asked for node in self.nodes.values()):
+            return False
         stores = [node.store for node in self.nodes.values() if node.store is not None]
         leaders = [store for store in stores if store.is_leader]
         if len(leaders) != 1 or len(stores) < self.size:
@@ -576,7 +580,7 @@ class World(VirtualTime):
 
     def _state(self) -> str:
         return "; ".join(
-            f"{node.name} {node.store.raft._raft.role} term {node.store.term} "
+            f"{node.name} {node.store.raft.role} term {node.store.term} "
             f"log {node.store.raft.log.last_index} commit {node.store.raft.commit} "
             f"{node.store.membership} {node.store.metadata and node.store.metadata.nodes}"
             for node in self.nodes.values()

@@ -302,6 +302,29 @@ def test_a_voter_is_removed_after_it_has_stopped_voting() -> None:
     assert peer_id("n3", "i") not in nodes.leader().membership.members
 
 
+@pytest.mark.parametrize("steps", range(0, 20, 5))
+def test_a_node_whose_removal_is_in_the_log_does_not_begin_to_vote(steps: int) -> None:
+    """The leader took the second and third node up as voters while it waited for its disk. The
+    removal was agreed on, the operator wiped the node, and the change of the voters, which needed
+    it, was never committed: nothing was decided any more."""
+    nodes = founded(2)
+    one = nodes.stores["n1"]
+    nodes.start("n3")
+    one.admit(info("n3"), nodes.now)
+    nodes.run(steps * 0.01)
+    request = one.remove("n2", nodes.now)
+    nodes.now = one.timer()
+    one.handle_timers(nodes.now)
+    while nodes.outcome("n1", request) is None:
+        nodes.run(0.01)
+    assert isinstance(nodes.outcome("n1", request), Accepted)
+    assert peer_id("n2", "i") not in one.membership.voters
+    del nodes.stores["n2"]
+    later = one.propose(bump(one), nodes.now)
+    nodes.run(1.0)
+    assert isinstance(nodes.outcome("n1", later), Accepted)
+
+
 def test_the_leader_is_removed_and_another_leads() -> None:
     nodes = founded(4)
     one = nodes.stores["n1"]

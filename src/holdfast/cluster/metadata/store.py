@@ -9,7 +9,6 @@ continue while a Persist is being written; `persisted` reports them in the same 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -52,15 +51,6 @@ REMOVALS_MAX: Final = 64
 """The most removals that wait for their node to stop voting."""
 
 
-@dataclass
-class Removal:
-    """A request to remove a node that was a voter when the request arrived."""
-
-    request_id: str
-    command: bytes
-    is_in_log: bool = False
-
-
 class MetaStore:
     """The metadata of one node with its Raft peer. Any input may raise `RaftFailure`: stop the
     node."""
@@ -90,8 +80,8 @@ class MetaStore:
         self._unwritten: list[Ready] = []
         self._in_log: set[str] = set()
         """The requests in the log that are not applied yet, while this node leads."""
-        self._removals: dict[str, Removal] = {}
-        """The unapplied removals by node, while this node leads."""
+        self._removals: dict[str, tuple[str, bytes]] = {}
+        """The request and command of unapplied removals by node, while this node leads."""
         self._reported_leader = LeaderChanged("", False)
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
@@ -300,11 +290,15 @@ class MetaStore:
             return False
         if request_id in self._in_log or self._state.outcome(request_id) is not None:
             return True
+        if isinstance(command, RemoveNode):
+            # From now on the node may not begin to vote: the removal would be agreed on, and what
+            # made it a voter not yet. If its disk is wiped then, nothing is ever agreed on again.
+            if command.node_id not in self._removals and len(self._removals) >= REMOVALS_MAX:
+                return True
+            self._removals[command.node_id] = (request_id, encoded)
+            if self._votes(command.node_id):
+                return True
         data = encode_request(request_id, encoded)
-        if isinstance(command, RemoveNode) and self._votes(command.node_id):
-            if len(self._removals) < REMOVALS_MAX:
-                self._removals[command.node_id] = Removal(request_id, encoded)
-            return True
         if len(self._unwritten) >= UNWRITTEN_MAX or self._raft.propose(data, now) is None:
             return False
         self._in_log.add(request_id)
@@ -317,9 +311,8 @@ class MetaStore:
         raft, metadata = self._raft, self.metadata
         if metadata is None or not raft.may_change_members or raft.is_transferring:
             return
-        for node_id, removal in self._removals.items():
-            if not removal.is_in_log and not self._votes(node_id):
-                removal.is_in_log = self._append_request(removal.request_id, removal.command, now)
+        for request_id, encoded in list(self._removals.values()):
+            self._append_request(request_id, encoded, now)
         is_live = partial(raft.is_caught_up, now=now)
         step = plan(raft.peer, raft.membership, metadata.nodes, self._removals, is_live)
         if isinstance(step, HandOver):
@@ -375,7 +368,7 @@ class MetaStore:
         self._removals = {
             node_id: removal
             for node_id, removal in self._removals.items()
-            if removal.request_id != request_id
+            if removal[0] != request_id
         }
         self._finish(request_id)
 
