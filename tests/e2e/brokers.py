@@ -102,6 +102,13 @@ class Broker:
         self.process = None
         return code
 
+    def children(self) -> list[int]:
+        """The process ids of what the broker has started, its I/O workers."""
+        assert self.process is not None
+        parent = self.process.pid
+        text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        return [int(each) for each in text.split()]
+
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 

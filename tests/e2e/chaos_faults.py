@@ -2,6 +2,7 @@
 goes on, and heals what it hurt; when it is over, every node runs again or is about to."""
 
 import math
+import os
 import random
 import shutil
 import signal
@@ -89,6 +90,16 @@ def kill_two(scene: Scene) -> Iterator[float]:
 
 def kill_all(scene: Scene) -> Iterator[float]:
     yield from _kill_and_launch(scene, *scene.nodes)
+
+
+def kill_workers(scene: Scene) -> Iterator[float]:
+    """One of a node's I/O workers or all of them; the node goes on and starts others."""
+    name = scene.busy_leader()
+    workers = scene.hit(name).children()
+    assert workers, f"{name} has no I/O worker: set HOLDFAST_CHAOS_IO_WORKERS"
+    for process_id in scene.rng.sample(workers, scene.rng.choice((1, len(workers)))):
+        os.kill(process_id, signal.SIGKILL)
+    yield scene.hold_s()
 
 
 def pause_leader(scene: Scene) -> Iterator[float]:
@@ -224,6 +235,7 @@ def wait_whole(scene: Scene, timeout_s: float) -> Iterator[float]:
 
 OF_ONE_NODE: Final[dict[str, Fault]] = {
     "kill -9": kill_leader,
+    "kill -9 workers": kill_workers,
     "SIGSTOP": pause_leader,
     "host lost": lose_host,
     "full disk": fill_disk,
@@ -233,6 +245,7 @@ OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "kill -9 metadata leader": kill_metadata_leader,
     "kill -9 two": kill_two,
     "kill -9 all": kill_all,
+    "kill -9 workers": kill_workers,
     "SIGSTOP": pause_leader,
     "partition": part_from_peers,
     "host lost": lose_host,

@@ -4,6 +4,7 @@ and clients on a host that can be.
 The thread of the test lives on the operator's host; a watcher asks every node for its status.
 """
 
+import os
 import subprocess
 import threading
 import time
@@ -25,7 +26,9 @@ WATCH_S: Final = 0.1
 CLIENTS: Final = "clients"
 OPERATOR: Final = "operator"
 SMALL_DISK_BYTES: Final = 256 << 20
+IO_WORKERS: Final = int(os.environ.get("HOLDFAST_CHAOS_IO_WORKERS", "0"))
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
+    "server": {"io_workers": IO_WORKERS},
     "log": {"reserve_bytes": 8 << 20, "segment_bytes": 4 << 20, "snapshot_bytes": 4 << 20},
     "security": {"allow_anonymous": True},
 }
@@ -82,6 +85,12 @@ class Site:
         finally:
             self._over.set()
             self._watcher.join()
+
+    def unplayable(self) -> set[str]:
+        """The faults that this machine and these settings have no means for."""
+        found = {"full disk"} if self.small_disk is None else set()
+        found |= {"disk hangs"} if self.hanging_disk is None else set()
+        return found if IO_WORKERS else found | {"kill -9 workers"}
 
     def whole_since(self, moment: float) -> bool:
         """Whether it was found whole in a look that began after that moment."""

@@ -3,6 +3,7 @@ acknowledged stays, once and in order. For `make chaos` alone.
 
 `HOLDFAST_CHAOS_ROUNDS` faults, `HOLDFAST_CHAOS_SEED` to repeat their choice,
 `HOLDFAST_CHAOS_FAULTS` to play only those (their names, separated by commas),
+`HOLDFAST_CHAOS_IO_WORKERS` of each node (default 0: none, and none is killed),
 `HOLDFAST_CHAOS_REPORT` names a file for the report.
 """
 
@@ -51,8 +52,7 @@ def run(directory: Path, nodes: int, rounds: int) -> None:
         pytest.skip(missing())
     faults = schedule(rounds, random.Random(SEED))
     with cluster_site(directory, nodes, has_hanging_disk=True) as site:
-        without = {"full disk"} if site.small_disk is None else set()
-        without |= {"disk hangs"} if site.hanging_disk is None else set()
+        without = site.unplayable()
         playable = [one for one in faults if one[0] not in without]
         outcome = play(site, playable, SEED, directory, pause_max_s=PAUSE_MAX_S)
         judge(outcome)

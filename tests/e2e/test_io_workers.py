@@ -56,10 +56,7 @@ class Site:
 
     def workers(self) -> list[int]:
         """The process ids of the workers."""
-        assert self.broker.process is not None
-        parent = self.broker.process.pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return [int(each) for each in children]
+        return self.broker.children()
 
     def worker_of(self, client: "Wire") -> int:
         """The worker that has the other end of a client's socket."""
