@@ -266,13 +266,13 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "acknowledged before the fsync": (
         acknowledged_before_the_fsync,
         settings("power", "outage"),
-        0,
+        4,
     ),
-    "truncation to the watermark": (truncation_to_the_watermark, settings("kill", "pause"), 10),
+    "truncation to the watermark": (truncation_to_the_watermark, settings("kill", "pause"), 21),
     "no epoch check at the follower": (
         no_epoch_check_at_the_follower,
         settings("pause", "late", mean_s=0.3),
-        9,
+        16,
     ),
     "releases are not logged": (releases_are_not_logged, settings("kill"), 0),
     "shrink before the metadata": (
@@ -296,8 +296,8 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings("wrong-clock", "leave", casts=(TIMED,), skew_s=0.02),
         13,
     ),
-    "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
-    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 26),
+    "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 2),
+    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 31),
     "owners are not asked": (owners_are_not_asked, settings("isolate", "pause", "kill"), 7),
     "epochs are not reserved": (epochs_are_not_reserved, settings("kill", "isolate"), 3),
     "messages of an owner before are stored": (
@@ -308,13 +308,13 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "a request opens twice": (
         a_request_opens_twice,
         settings("isolate", "pause", "one-way"),
-        0,
+        16,
     ),
-    "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 2),
+    "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 14),
     "what was refused is stored": (
         what_was_refused_is_stored,
         settings("kill"),
-        0,
+        1,
     ),
     "frames leave on the next link": (
         frames_leave_on_the_next_link,

