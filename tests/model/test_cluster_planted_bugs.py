@@ -147,8 +147,8 @@ def home_decides_before_it_has_applied() -> AbstractContextManager[object]:
 
     def begin_at_once(homes: SessionCoordinator, partition: int) -> None:
         start(homes, partition)
-        if partition in homes._begins_at:
-            homes._begins_at[partition] = 0
+        if partition in homes.decisions.begins_at:
+            homes.decisions.begins_at[partition] = 0
             homes.committed(partition)
 
     return patch.object(SessionCoordinator, "start_leading", begin_at_once)

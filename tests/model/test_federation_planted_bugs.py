@@ -14,7 +14,8 @@ from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.frames import Data
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.messages.arrivals import Arrivals
-from holdfast.federation.core.messages.custody import Custody, Stream
+from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.custody_stream import Stream
 from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.shared_groups import owner
 from holdfast.federation.core.messages.streams import IncomingStreams, StreamSource

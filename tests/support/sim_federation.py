@@ -18,10 +18,11 @@ from functools import partial
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, StoreRetained
-from holdfast.federation.core.frames import CONTROL, HOPS_MAX, Data, InvalidFrame, Retained, decode
+from holdfast.federation.core.frames import HOPS_MAX, Data, InvalidFrame, Retained, decode
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.core.retained.clock import Version
+from holdfast.federation.sidecar.counters import CONTROL
 from holdfast.protocol.topics.names import is_shared, matches
 from holdfast_lab.targets.graph import LAN_EDGES as LAN_EDGES
 from holdfast_lab.targets.graph import edges_of as edges_of

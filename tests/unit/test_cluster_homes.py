@@ -67,7 +67,7 @@ class Bench:
             self.state.promises.popleft().release(self.state)
 
     def early(self) -> int:
-        return sum(len(kept) for kept in self.homes._early.values())
+        return sum(len(kept) for kept in self.homes.decisions.postponed.values())
 
     def commit(self) -> None:
         self.state.delivered[0] = 1

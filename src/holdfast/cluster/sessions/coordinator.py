@@ -26,7 +26,7 @@ Invariants
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -41,6 +41,7 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame, decode_json
 from holdfast.cluster.frames import OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owned import OWNED_DECODER
 from holdfast.cluster.sessions.owners import Owners
@@ -80,10 +81,7 @@ class SessionCoordinator:
         self.answers = HomeAnswers(context, replicated)
         # The requests per client id. The first one is being served.
         self._requests: dict[str, deque[SessionRequest]] = {}
-        # Per newly led partition: the offset that must be applied before this node decides, and the
-        # calls that arrive meanwhile. Of repeated calls only the last is kept.
-        self._begins_at: dict[int, int] = {}
-        self._early: dict[int, dict[tuple[str, str, int], Callable[[], None]]] = {}
+        self.decisions = Decisions(state, context)
         self.endings = Endings(state, replicated, barriers, self.decides, self.is_opening)
         # Partitions for which the nodes must report their sessions.
         self._asks: set[int] = set()
@@ -111,8 +109,10 @@ class SessionCoordinator:
         if not self._context.leads(home):
             # The node repeats its request once it knows the leader.
             return
-        if home in self._begins_at:
-            self._keep(home, ("open", node, request.number), partial(self.open, node, frame))
+        if home in self.decisions.begins_at:
+            self.decisions.postpone(
+                home, ("open", node, request.number), partial(self.open, node, frame)
+            )
             return
         if frame.gone:
             self._withdraw(request)
@@ -142,16 +142,6 @@ class SessionCoordinator:
             if queue and queue[0] is not request and request in queue:
                 queue.remove(request)
             self.opened(request, 0, False, is_lost=True)
-
-    def _keep(self, home: int, key: tuple[str, str, int], again: Callable[[], None]) -> None:
-        """Postpones a call until this node may decide for the partition `home`.
-
-        A repeated call replaces the earlier one with the same key, because nodes repeat requests as
-        long as the replicas are away. Without this the queue would grow without limit.
-        """
-        early = self._early[home]
-        early.pop(key, None)
-        early[key] = again
 
     def _begin(self, request: SessionRequest) -> None:
         if self._was_answered(request):
@@ -206,9 +196,9 @@ class SessionCoordinator:
         """Marks the session as released by `node`. The records that the node appended for it came
         before."""
         home = self.home(client_id)
-        if home in self._begins_at:
+        if home in self.decisions.begins_at:
             again = partial(self.closed, node, client_id, epoch)
-            self._keep(home, ("closed", client_id, epoch), again)
+            self.decisions.postpone(home, ("closed", client_id, epoch), again)
             return
         self.owners.closed(node, client_id, epoch)
         queue = self._requests.get(client_id)
@@ -371,9 +361,9 @@ class SessionCoordinator:
         session that belongs to one. A session that the report lacks is closed.
         """
         for partition in partitions:
-            if partition in self._begins_at:
+            if partition in self.decisions.begins_at:
                 again = partial(self.owned, node, [partition], owned, asking, users)
-                self._keep(partition, ("owned", node, 0), again)
+                self.decisions.postpone(partition, ("owned", node, 0), again)
         led = {partition for partition in partitions if self.decides(partition)}
         for client_id, epoch in owned.items():
             if self.home(client_id) not in led:
@@ -433,8 +423,8 @@ class SessionCoordinator:
         log_close(self._state, session, maybe_sent=True)
 
     def decides(self, partition: int) -> bool:
-        """True if this node leads `partition` and has applied all records of earlier leaders."""
-        return self._context.leads(partition) and partition not in self._begins_at
+        """See Decisions.decides."""
+        return self.decisions.decides(partition)
 
     def decides_for(self, client_id: str) -> bool:
         return self.decides(self.home(client_id))
@@ -442,28 +432,24 @@ class SessionCoordinator:
     def start_leading(self, partition: int) -> None:
         """Begins to coordinate the sessions of `partition`, once the log up to its present end is
         applied."""
-        self._begins_at[partition] = self._context.journal.next_offset[partition]
-        self._early[partition] = {}
+        self.decisions.start_leading(partition)
         self.committed(partition)
 
     def committed(self, partition: int) -> None:
         """Begins to decide for `partition` if enough of it is applied."""
-        begins_at = self._begins_at.get(partition)
-        if begins_at is None or self._state.delivered[partition] < begins_at:
+        if not self.decisions.is_ready(partition):
             return
-        del self._begins_at[partition]
         for session in list(self._replicated.open):
             if self._context.is_gone(session.owner) and self.home(session.client_id) == partition:
                 self._close(session)
         self.endings.start_deciding(partition)
-        for again in self._early.pop(partition).values():
+        for again in self.decisions.pop_postponed(partition):
             again()
         self._asks.add(partition)
 
     def stop_leading(self, partition: int) -> None:
         """Drops everything of the partition. The nodes repeat their requests at the next leader."""
-        self._begins_at.pop(partition, None)
-        self._early.pop(partition, None)
+        self.decisions.stop_leading(partition)
         self._asks.discard(partition)
         for client_id in list(self._requests):
             if self.home(client_id) == partition:

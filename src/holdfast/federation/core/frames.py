@@ -313,7 +313,6 @@ KINDS: Final[dict[int, type[Frame]]] = {
     12: Memory,
     13: Clock,
 }
-CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9, 11, 13))
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(kind) for number, kind in KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -325,10 +324,8 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame | None:
-    """Decode and check a frame. Returns None for a kind that this version does not know.
-
-    Raises InvalidFrame when the data is of another version or malformed.
-    """
+    """Decode and check a frame. Returns None for a kind that this version does not know. Raises
+    InvalidFrame when the data is of another version or malformed."""
     if len(data) < 2:
         raise InvalidFrame(f"a frame of {len(data)} bytes, the least is 2")
     if len(data) > FRAME_BYTES_MAX:

@@ -38,6 +38,7 @@ from holdfast.federation.core.neighbours import Repair
 from holdfast.federation.core.policy import OPEN, Gate, LinkPolicy
 from holdfast.federation.core.provenance import Provenance
 from holdfast.federation.core.retained.service import RetainedMessages
+from holdfast.federation.core.routing.announcement_memory import AnnouncementMemory
 from holdfast.federation.core.routing.flooding import Flooder
 from holdfast.federation.core.routing.interest import (
     LocalInterest,
@@ -133,7 +134,8 @@ class FederationMember:
             context, address, self.database, self.links, self._interest, now, signing
         )
         self._departures = Departures(context, self.database, self.routes)
-        self._announcing.recall(remembered, now, wall_s)
+        self._memory = AnnouncementMemory(context, self.database, now)
+        self._memory.load(remembered, now, wall_s)
         self._run(now)
         self.retained.load(retained, now)
 
@@ -306,7 +308,7 @@ class FederationMember:
         The driver stores them soon after `database.digest` has changed and passes them to the next
         start as `remembered`. `wall_s`: seconds since 1970.
         """
-        return self._announcing.memory(now, wall_s)
+        return self._memory.frames(now, wall_s)
 
     def interested(self, topic: str) -> tuple[bytes, ...]:
         """Return the members that are interested in the topic, by this member's database."""
@@ -347,7 +349,8 @@ class FederationMember:
         elif isinstance(frame, Skip):
             self._arriving.handle_data(peer, frame, now)
         elif isinstance(frame, StreamAck):
-            self._handle_ack(peer, frame, now)
+            if self._provenance.of_ack(peer, frame):
+                self._confirm(frame, peer, now)
         elif isinstance(frame, Hello):
             if frame.wants_reply:
                 self._hello(peer, False)
@@ -382,9 +385,7 @@ class FederationMember:
             if entries[node].epoch > epochs.get(node, 0):
                 self.retained.restarted(node, now)
 
-    def _handle_ack(self, peer: bytes, ack: StreamAck, now: float) -> None:
-        if not self._provenance.of_ack(peer, ack):
-            return
+    def _confirm(self, ack: StreamAck, peer: bytes | None, now: float) -> None:
         if ack.origin == self.node:
             self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
         else:
@@ -449,10 +450,7 @@ class FederationMember:
                 self._remove_member(node, "no room for the member", now)
         self._sending.send_due(now)
         for ack in self.receiving.acks(now):
-            if ack.origin == self.node:
-                self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
-            else:
-                self._forwarding.send_ack(ack, None, now)
+            self._confirm(ack, None, now)
 
 
 def _federated(filters: Iterable[str]) -> list[str]:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.federation.core.effects import Dropped
-from holdfast.federation.core.frames import CONTROL, KINDS, Data
+from holdfast.federation.core.frames import KINDS, Data
 from holdfast.server.peers.complaints import Complaints
 
+CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9, 11, 13))
+"""The kinds of frames that carry no message."""
 _DATA: Final = next(number for number, kind in KINDS.items() if kind is Data)
 LOSSES: Final = ("queue full", "too old", "member left", "member gone")
 """Reasons of loss that are logged, at most once a minute for each destination."""

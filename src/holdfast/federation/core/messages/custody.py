@@ -19,24 +19,26 @@ lacks follows a later one. Two kinds cannot be recognised and are stored first. 
 message may be granted to another member the second time. A retained version gets another stamp.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.effects import Delete, Dropped, Message, Store
 from holdfast.federation.core.frames import Data, decode, encode
 from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.custody_entry import (
+    CustodyEntry,
+    Grants,
+    Place,
+    frame_of,
+    message_of,
+)
+from holdfast.federation.core.messages.custody_stream import Stream
 from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
 
 PROBING: Final = 8
 """The messages in flight to a destination after a loss; each confirmation doubles the number. A
 second loss costs little, and a link that breaks under a whole window lets these through."""
-Place = tuple[bytes, int, int]
-"""A destination, the message's place in its stream, and the stream's lowest unconfirmed place."""
-Grants = dict[bytes, tuple[bool, tuple[str, ...]]]
-"""The audience per destination: whether plain subscribers receive it, and the shared groups."""
 
 
 class PathChanges(NamedTuple):
@@ -50,52 +52,6 @@ class PathChanges(NamedTuple):
 
 class BadEntry(ValueError):
     """A stored entry that is not a message in custody."""
-
-
-@dataclass(slots=True, eq=False)
-class CustodyEntry:
-    """A message in custody. It is deleted when `places` is empty."""
-
-    id: MessageId
-    message: Message
-    accepted_at: float
-    places: dict[bytes, int]
-    """The places at the destinations that have not confirmed it."""
-    grants: Grants = field(default_factory=dict)
-    """The grants of those destinations that have one. The others serve plain subscribers only."""
-    may_send: bool = False
-    """True: it is stored, or may be sent before."""
-    is_regranted: bool = False
-    """True: its grants were reclaimed from an earlier entry."""
-    follows: MessageId | None = None
-    """The entry that has its reclaimed grants. This one may go when that one is stored."""
-
-    @property
-    def size(self) -> int:
-        message = self.message
-        return len(message.topic) + len(message.payload) + len(message.properties)
-
-    def remaining_s(self, now: float) -> float | None:
-        expiry_s = self.message.expiry_s
-        return None if expiry_s is None else max(0.0, expiry_s - (now - self.accepted_at))
-
-
-@dataclass(slots=True)
-class Stream:
-    """The queue of messages to one destination. The first `sent` entries are in flight."""
-
-    patience: RetransmitTimer
-    entries: deque[CustodyEntry] = field(default_factory=deque)
-    sent: int = 0
-    """The number of entries in flight."""
-    sent_bytes: int = 0
-    bytes: int = 0
-    next_place: int = 1
-    retry_at: float | None = None
-    launched: tuple[int, int] = (0, 0)
-    """The last epoch and place that were put into flight since the start."""
-    probing: int = 0
-    """The most messages in flight after a loss; 0: the window."""
 
 
 class Custody:
@@ -140,7 +96,7 @@ class Custody:
             grants = {node: (plain, tuple(shares)) for node, plain, shares in frame.grants}
             entries.append(
                 CustodyEntry(
-                    frame.id, _message(frame), now, places, grants, True, frame.is_regranted
+                    frame.id, message_of(frame), now, places, grants, True, frame.is_regranted
                 )
             )
         entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
@@ -208,7 +164,7 @@ class Custody:
 
     def _store(self, entry: CustodyEntry, now: float, may_wait: bool = False) -> None:
         destinations = [(node, place, place) for node, place in entry.places.items()]
-        data = encode(_data(entry, destinations, 1, now))
+        data = encode(frame_of(entry, destinations, 1, now))
         self._effects.append(Store(entry.id, data, may_wait))
 
     def _note_grants(self, entry: CustodyEntry) -> None:
@@ -301,7 +257,7 @@ class Custody:
         for id in sorted(due):
             entry, places = due[id]
             self._send_along(entry, places, can_reach, now)
-            found.append(_data(entry, places, 1, now))
+            found.append(frame_of(entry, places, 1, now))
         return found
 
     def handle_timers(self, now: float) -> None:
@@ -344,7 +300,7 @@ class Custody:
         config = self._config
         while True:
             messages_max = stream.probing or config.window_messages
-            entry = _next(stream, messages_max, config.window_bytes)
+            entry = stream.next(messages_max, config.window_bytes)
             if entry is None:
                 return found
             found.append((entry, self._launch(node, stream, now)))
@@ -366,7 +322,7 @@ class Custody:
                 continue
             stream = self._streams[node]
             messages_max = stream.probing or config.shared_window_messages
-            next = _next(stream, messages_max, config.shared_window_bytes)
+            next = stream.next(messages_max, config.shared_window_bytes)
             if next is entry and can_reach(node):
                 places.append(self._launch(node, stream, now))
 
@@ -430,54 +386,3 @@ class Custody:
             self.bytes -= entry.size
             self._release_next(entry.id)
             self._effects.append(Delete(entry.id))
-
-
-def _next(stream: Stream, messages_max: int, bytes_max: int) -> CustodyEntry | None:
-    """Return the next message to send if it fits into the window."""
-    if stream.sent >= min(len(stream.entries), messages_max):
-        return None
-    entry = stream.entries[stream.sent]
-    # Messages from before the restart are confirmed before those of this epoch are sent. A
-    # destination that has received the new epoch refuses the old one.
-    if not entry.may_send or entry.id.epoch != stream.entries[0].id.epoch:
-        return None
-    return None if stream.sent and stream.sent_bytes + entry.size > bytes_max else entry
-
-
-def _data(entry: CustodyEntry, destinations: list[Place], hops_max: int, now: float) -> Data:
-    id, message = entry.id, entry.message
-    return Data(
-        id.node,
-        id.epoch,
-        id.sequence,
-        0,
-        hops_max,
-        message.qos,
-        message.is_retained,
-        message.topic,
-        message.payload,
-        message.properties,
-        entry.remaining_s(now),
-        destinations,
-        0,
-        message.stamp,
-        [
-            (node, entry.grants[node][0], list(entry.grants[node][1]))
-            for node, _, _ in destinations
-            if node in entry.grants
-        ],
-        entry.is_regranted,
-    )
-
-
-def _message(frame: Data) -> Message:
-    return Message(
-        frame.topic,
-        frame.payload,
-        frame.qos,
-        frame.is_retained,
-        frame.properties,
-        frame.expiry_s,
-        None,
-        frame.stamp,
-    )

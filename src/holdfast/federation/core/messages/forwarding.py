@@ -15,7 +15,7 @@ from holdfast.federation.core.frames import (
     StreamAck,
     encode,
 )
-from holdfast.federation.core.messages.custody import Place
+from holdfast.federation.core.messages.custody_entry import Place
 from holdfast.federation.core.policy import Gate
 from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.routes import Routes

@@ -20,7 +20,8 @@ from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.effects import Dropped, Message
 from holdfast.federation.core.frames import SHARES_MAX
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.custody import Custody, CustodyEntry, Grants
+from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.custody_entry import CustodyEntry, Grants
 from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
 
 

@@ -12,10 +12,8 @@ A member accepts an announcement by these rules:
   trusts the members between two others.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
-
-from msgspec.structs import replace
 
 from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.effects import IdentityConflict, Send
@@ -23,34 +21,32 @@ from holdfast.federation.core.frames import (
     FILTERS_MAX,
     Announcement,
     AnnouncementRequest,
-    Announcements,
-    InvalidFrame,
-    Memory,
     Voucher,
     Vouchers,
-    decode,
     encode,
 )
 from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX
+from holdfast.federation.core.routing.announcement_frames import (
+    Key,
+    PendingNews,
+    by_key,
+    encode_entries,
+    encoded,
+    key_of,
+)
 from holdfast.federation.core.routing.interest import LocalInterest
 from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import (
     AnnouncementVerdict,
     LinkStateDatabase,
-    LinkStateEntry,
     announcements,
 )
 from holdfast.federation.core.signing import AnnouncementKeys, statement
 
-FRAME_ENTRIES_MAX: Final = 256
-FRAME_FILTERS_MAX: Final = 4 * FILTERS_MAX
 AGE_TOLD_S: Final = 60.0
 """The age in seconds from which an entry is sent together with its age."""
 
 NEVER: Final = float("inf")
-
-Key = tuple[bytes, int, int]
-"""The key of an announcement: origin, epoch and version."""
 
 
 class AnnouncementChange(NamedTuple):
@@ -59,13 +55,6 @@ class AnnouncementChange(NamedTuple):
     node: bytes
     is_certain: bool
     """True if the member signed it or sent it over its own link."""
-
-
-class _News(NamedTuple):
-    announcement: Announcement
-    voucher: Voucher | None
-    source: bytes | None
-    """The peer that sent it; None for this member."""
 
 
 class Flooder:
@@ -92,7 +81,7 @@ class Flooder:
         self._effects = context.effects
         self._linked: list[bytes] = []
         self._is_leaving = False
-        self._pending: list[_News] = []
+        self._pending: list[PendingNews] = []
         # By peer, the vouchers for the next frame that it sends.
         self._vouchers: dict[bytes, dict[Key, Voucher]] = {}
         # By linked member: another peer that sent an announcement of it.
@@ -204,7 +193,7 @@ class Flooder:
 
     def handle_vouchers(self, peer: bytes, frame: Vouchers) -> None:
         """Keeps the vouchers of a peer. They belong to its next frame of announcements."""
-        self._vouchers[peer] = _by_key(frame)
+        self._vouchers[peer] = by_key(frame)
 
     def handle_news(
         self, peer: bytes, entries: Sequence[Announcement], now: float
@@ -276,71 +265,6 @@ class Flooder:
             whole = announcements(entry)
         self._pass_on(whole, entry.voucher, peer, now)
 
-    def recall(self, remembered: Iterable[bytes], now: float, wall_s: float | None) -> None:
-        """Loads what `memory` returned in an earlier run. Raises BadFrame."""
-        for data in remembered:
-            frame = decode(data)
-            if isinstance(frame, Vouchers):
-                self._vouchers[b""] = _by_key(frame)
-            elif isinstance(frame, Memory):
-                away_s = 0.0 if wall_s is None else max(0.0, wall_s - frame.wall_s)
-                self._age(away_s)
-                for node, epoch, version in frame.forgotten:
-                    if node not in self._database.entries:
-                        self._database.note_forgotten(node, (epoch, version))
-            elif isinstance(frame, Announcements):
-                self._restore(frame.entries, now)
-            else:
-                raise InvalidFrame(
-                    "the federation's memory holds what is no announcement: delete it"
-                )
-
-    def _restore(self, entries: Sequence[Announcement], now: float) -> None:
-        """Loads remembered announcements. They were verified when they were received."""
-        vouchers = self._vouchers.pop(b"", {})
-        for news in entries:
-            if news.origin == self._identity.node:
-                continue
-            if self._database.apply(news, now) is not AnnouncementVerdict.NEWS:
-                continue
-            voucher = vouchers.get(key_of(news))
-            if voucher is not None:
-                entry = self._database.entries[news.origin]
-                entry.received_at = now - min(voucher.age_s, self._oldest_s())
-                entry.voucher = voucher if voucher.signature else None
-
-    def _age(self, away_s: float) -> None:
-        for entry in self._database.entries.values():
-            if entry.origin != self._identity.node:
-                oldest = self._now_at_start - self._oldest_s()
-                entry.received_at = max(min(entry.received_at, oldest), entry.received_at - away_s)
-
-    def _oldest_s(self) -> float:
-        """The greatest age of a remembered entry: two refresh intervals remain in any case, because
-        the wall clock may have been set. A member that is alive announces twice in that time."""
-        return self._config.forget_s - 2 * self._config.refresh_s
-
-    def memory(self, now: float, wall_s: float) -> list[bytes]:
-        entries = self._database.entries.values()
-        forgotten = [(node, *key) for node, key in self._database.forgotten.items()]
-        return [*self._encode_entries(entries, now, 0.0), encode(Memory(wall_s, forgotten))]
-
-    def _encode_entries(
-        self, entries: Iterable[LinkStateEntry], now: float, age_told_s: float
-    ) -> list[bytes]:
-        """Returns the entries as frames, with vouchers for signed and for old ones."""
-        news: list[_News] = []
-        for entry in entries:
-            age_s = max(0.0, now - entry.received_at)
-            is_own = entry.origin == self._identity.node
-            voucher = entry.voucher
-            if voucher is not None:
-                voucher = replace(voucher, age_s=0.0 if is_own else age_s)
-            elif age_s >= age_told_s and not is_own:
-                voucher = Voucher(entry.origin, entry.epoch, entry.version, age_s)
-            news += [_News(part, voucher, None) for part in announcements(entry)]
-        return encoded(news)
-
     def handle_digest(self, peer: bytes, digest: bytes, now: float) -> None:
         if digest != self._database.digest:
             self.request(peer, now)
@@ -349,7 +273,9 @@ class Flooder:
         self, peer: bytes, known: Sequence[tuple[bytes, int, int]], now: float
     ) -> None:
         ours = self._database.entries
-        for data in self._encode_entries(self._database.newer_than(known), now, AGE_TOLD_S):
+        for data in encode_entries(
+            self._database.newer_than(known), self._identity.node, now, AGE_TOLD_S
+        ):
             self._effects.append(Send(peer, data))
         forgotten = self._database.forgotten
         for node, epoch, version in known:
@@ -399,7 +325,7 @@ class Flooder:
         source: bytes | None,
         now: float,
     ) -> None:
-        self._pending.extend(_News(entry, voucher, source) for entry in news)
+        self._pending.extend(PendingNews(entry, voucher, source) for entry in news)
         self._flush_at = min(self._flush_at, now + self._config.flood_delay_s)
 
     def _handle_own(
@@ -443,41 +369,3 @@ class Flooder:
         if len(self._claims) > unaware or now >= self._now_at_start + self._config.claim_s:
             self._effects.append(IdentityConflict(max(self._claims.values())))
             self._claims.clear()
-
-
-def key_of(news: Announcement) -> Key:
-    return (news.origin, news.epoch, news.version)
-
-
-def encoded(news: Sequence[_News]) -> list[bytes]:
-    """Returns frames, each after a frame with the vouchers of its announcements."""
-    vouchers = {key_of(each.announcement): each.voucher for each in news}
-    frames = []
-    for frame in frames_of([each.announcement for each in news]):
-        found = {key_of(entry): vouchers[key_of(entry)] for entry in frame.entries}
-        told = [voucher for voucher in found.values() if voucher is not None]
-        if told:
-            frames.append(encode(Vouchers(told)))
-        frames.append(encode(frame))
-    return frames
-
-
-def _by_key(frame: Vouchers) -> dict[Key, Voucher]:
-    return {(each.origin, each.epoch, each.version): each for each in frame.entries}
-
-
-def frames_of(news: Sequence[Announcement]) -> list[Announcements]:
-    """Returns the announcements in frames of bounded size, in the same order."""
-    frames = []
-    batch: list[Announcement] = []
-    filters = 0
-    for entry in news:
-        count = len(entry.added) + len(entry.removed)
-        if batch and (len(batch) == FRAME_ENTRIES_MAX or filters + count > FRAME_FILTERS_MAX):
-            frames.append(Announcements(batch))
-            batch, filters = [], 0
-        batch.append(entry)
-        filters += count
-    if batch:
-        frames.append(Announcements(batch))
-    return frames

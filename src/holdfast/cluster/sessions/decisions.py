@@ -1,0 +1,58 @@
+"""The home partitions for which a coordinator of sessions may decide."""
+
+from collections.abc import Callable
+
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
+
+Key = tuple[str, str, int]
+"""What a postponed call is about: the kind of call, a node or client id, and a number."""
+
+
+class Decisions:
+    """The home partitions that this node leads, and the calls for those that are not ready.
+
+    Invariant: this node decides nothing for a partition before it has applied what earlier leaders
+    have appended to it.
+    """
+
+    def __init__(self, state: NodeState, context: ClusterContext) -> None:
+        self._state = state
+        self._context = context
+        # Per newly led partition: the offset that must be applied before this node decides.
+        self.begins_at: dict[int, int] = {}
+        # The calls that arrive meanwhile. Of repeated calls only the last is kept.
+        self.postponed: dict[int, dict[Key, Callable[[], None]]] = {}
+
+    def decides(self, partition: int) -> bool:
+        """True if this node leads `partition` and has applied all records of earlier leaders."""
+        return self._context.leads(partition) and partition not in self.begins_at
+
+    def start_leading(self, partition: int) -> None:
+        self.begins_at[partition] = self._context.journal.next_offset[partition]
+        self.postponed[partition] = {}
+
+    def is_ready(self, partition: int) -> bool:
+        """True if this node may decide from now on, because enough is applied."""
+        begins_at = self.begins_at.get(partition)
+        if begins_at is None or self._state.delivered[partition] < begins_at:
+            return False
+        del self.begins_at[partition]
+        return True
+
+    def pop_postponed(self, partition: int) -> list[Callable[[], None]]:
+        return list(self.postponed.pop(partition).values())
+
+    def stop_leading(self, partition: int) -> None:
+        self.begins_at.pop(partition, None)
+        self.postponed.pop(partition, None)
+
+    def postpone(self, home: int, key: tuple[str, str, int], again: Callable[[], None]) -> None:
+        """Postpones a call until this node may decide for the partition `home`.
+
+        A repeated call replaces the earlier one with the same key, because nodes repeat requests as
+        long as the replicas are away. Without this the queue would grow without limit.
+        """
+        early = self.postponed[home]
+        early.pop(key, None)
+        early[key] = again
