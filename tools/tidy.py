@@ -1,14 +1,16 @@
 """`make tidy`: the limits on size and naming that ruff does not check.
 
-`tidy.toml` beside this file lists what exceeds a limit today, each with its value. The check fails
-for anything that is not in the list, and for anything that has grown. It fails as well when an
-entry has become better or has gone, so the list only shrinks: `--write` takes over what is better,
-and refuses to add or raise an entry.
+`tidy.toml` beside this file lists what exceeds a limit, each with its value and the reason why it
+may stay; a table may give one reason for all of its entries. The check fails for anything that is
+not in the list, has grown, or has no reason. It fails as well when an entry has become better or
+has gone, so the list only shrinks: `--write` takes over what is better, and refuses to add or raise
+an entry.
 """
 
 import argparse
 import ast
 import io
+import json
 import re
 import sys
 import tokenize
@@ -55,6 +57,8 @@ UNTYPED = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (object|Any)\]")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Values = dict[str, dict[str, int]]
 """Rule -> name of the place -> its value."""
+Reasons = dict[str, dict[str, str]]
+"""Rule -> name of the place, or "" for the whole rule -> why it may exceed the limit."""
 
 
 def body_lines(function: Function) -> int:
@@ -183,14 +187,48 @@ def values() -> Values:
     }
 
 
-def render(exceptions: Values) -> str:
+def parse(text: str) -> tuple[Values, Reasons]:
+    """The values of the list, and their reasons."""
+    listed: Values = {}
+    reasons: Reasons = {}
+    for rule, entries in tomllib.loads(text).items():
+        listed[rule], reasons[rule] = {}, {}
+        for place, entry in entries.items():
+            if place == "reason":
+                reasons[rule][""] = entry
+            elif isinstance(entry, int):
+                listed[rule][place] = entry
+            else:
+                listed[rule][place] = entry["value"]
+                reasons[rule][place] = entry["reason"]
+    return listed, reasons
+
+
+def render(exceptions: Values, reasons: Reasons) -> str:
     """The list as TOML."""
-    parts = ["# What exceeds a limit of tidy.py today. It may only shrink: `make tidy` says how.\n"]
+    parts = ["# What exceeds a limit of tidy.py, and why. It may only shrink: see `make tidy`.\n"]
     for rule, places in exceptions.items():
-        if places:
-            parts.append(f"\n[{rule}]\n")
-            parts += [f'"{place}" = {value}\n' for place, value in sorted(places.items())]
+        if not places:
+            continue
+        known = reasons.get(rule, {})
+        parts.append(f"\n[{rule}]\n")
+        if "" in known:
+            parts.append(f"reason = {json.dumps(known[''])}\n")
+        for place, value in sorted(places.items()):
+            reason = known.get(place)
+            entry = f"{{ value = {value}, reason = {json.dumps(reason)} }}" if reason else value
+            parts.append(f'"{place}" = {entry}\n')
     return "".join(parts)
+
+
+def unexplained(listed: Values, reasons: Reasons) -> list[str]:
+    """The entries without a reason."""
+    return [
+        f"{place}: {rule} has no reason in tidy.toml"
+        for rule, places in listed.items()
+        for place in places
+        if not reasons[rule].get(place) and not reasons[rule].get("")
+    ]
 
 
 def compare(now: Values, listed: Values) -> tuple[list[str], list[str]]:
@@ -212,10 +250,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="take over what has become better")
     options = parser.parse_args(arguments)
     now = values()
-    listed: Values = tomllib.loads(EXCEPTIONS.read_text()) if EXCEPTIONS.exists() else now
+    listed, reasons = parse(EXCEPTIONS.read_text())
     worse, better = compare(now, listed)
+    worse += unexplained(listed, reasons)
     if options.write and not worse:
-        EXCEPTIONS.write_text(render(now))
+        EXCEPTIONS.write_text(render(now, reasons))
         better = []
     for line in worse + better:
         print(line)

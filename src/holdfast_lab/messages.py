@@ -27,9 +27,11 @@ def outcomes(events: DataFrame) -> DataFrame:
     place = F.when(is_published, F.struct("n", "writer"))
 
     def at_first(column: str) -> Column:
+        """The value of `column` in the first event of each message."""
         return F.min_by(column, place)
 
     def when(name: str) -> Column:
+        """The time of the first event `name`."""
         return F.min(F.when(F.col("event") == name, F.col("time_us")))
 
     return (

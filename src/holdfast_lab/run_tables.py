@@ -174,9 +174,11 @@ def traffic(events: DataFrame) -> DataFrame:
     )
 
     def count(name: str) -> Column:
+        """The number of events `name`."""
         return F.count(F.when(F.col("event") == name, 1))
 
     def payload(name: str) -> Column:
+        """The payload bytes of all events `name`."""
         return F.coalesce(F.sum(F.when(F.col("event") == name, F.col("bytes"))), F.lit(0))
 
     starts = bounds(events).select("run", "start_us")

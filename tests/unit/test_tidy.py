@@ -86,3 +86,19 @@ def test_the_list_only_shrinks() -> None:
         ],
         [],
     )
+
+
+def test_each_entry_has_a_reason() -> None:
+    text = """
+[class_name]
+reason = "words of MQTT"
+"Will" = 2
+
+[module_lines]
+"a.py" = { value = 410, reason = "one \\"subject\\"" }
+"b.py" = 420
+"""
+    listed, reasons = tidy.parse(text)
+    assert listed["module_lines"] == {"a.py": 410, "b.py": 420}
+    assert tidy.unexplained(listed, reasons) == ["b.py: module_lines has no reason in tidy.toml"]
+    assert tidy.parse(tidy.render(listed, reasons)) == (listed, reasons)

@@ -99,6 +99,7 @@ class Lake:
 
     @property
     def spark(self) -> SparkSession:
+        """The session that reads and writes the tables; started by the first use."""
         if self._spark is None:
             from holdfast.pipeline.session import lake_session
 
@@ -107,6 +108,7 @@ class Lake:
 
     @spark.setter
     def spark(self, session: SparkSession) -> None:
+        """Uses a session of the caller."""
         self._spark = session
 
     def tables(self) -> list[str]:
