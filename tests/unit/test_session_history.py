@@ -13,8 +13,9 @@ from holdfast.api.log.session_history import BEFORE, CLIENT, LIMIT
 from holdfast.api.log.session_history import SessionHistoryRoutes as Routes
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.routes import trace_routes
 from holdfast.api.views import history
-from holdfast.broker.recovery.session_records import EndRecord, encode_session
+from holdfast.broker.recovery.session_records import EndRecord, SubscribeRecord, encode_session
 from holdfast.storage.record import SESSION
 from tests.support.journal_files import build, record
 
@@ -37,6 +38,9 @@ class LargeLog:
                 one = record("", end, kind=SESSION, flags=0, timestamp_us=number, client_id="c")
             self.batches.append(build(0, number, [one]))
 
+    def offset_for_time(self, partition: int, time_us: int) -> int:
+        return MESSAGES
+
     def first_offset(self, partition: int) -> int:
         return 0
 
@@ -55,7 +59,7 @@ async def in_thread(work: Callable[[], Any]) -> Any:
 
 def test_one_request_reads_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_history, "SEARCH_BYTES_MAX", SEARCH_BYTES)
-    monkeypatch.setattr(session_history, "PIECE_BYTES", 2 * MESSAGE_BYTES)
+    monkeypatch.setattr(history, "PIECE_BYTES", 2 * MESSAGE_BYTES)
     monkeypatch.setattr(history, "READ_BYTES", 2 * MESSAGE_BYTES)
     log = LargeLog()
     state = SimpleNamespace(config=SimpleNamespace(partitions=1))
@@ -78,3 +82,25 @@ def test_one_request_reads_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatc
         at, requests = page.next, requests + 1
     assert times == list(range(MESSAGES - 10, -1, -10))
     assert requests < 20
+
+
+def test_the_newest_records_before_a_message_are_read_when_the_bound_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The budget ends in the first step backwards. The subscription is the last record in it."""
+    monkeypatch.setattr(trace_routes, "BEFORE_BYTES_MAX", SEARCH_BYTES)
+    monkeypatch.setattr(history, "PIECE_BYTES", 2 * MESSAGE_BYTES)
+    monkeypatch.setattr(history, "READ_BYTES", 2 * MESSAGE_BYTES)
+    log = LargeLog()
+    rows = [("t", 1, False, False, 0, 0)]
+    subscribed = encode_session(SubscribeRecord("c", cast(Any, rows), [0]))
+    last = record("", subscribed, kind=SESSION, flags=0, timestamp_us=7, client_id="c")
+    log.batches[-1] = build(0, MESSAGES - 1, [last])
+    state = SimpleNamespace(config=SimpleNamespace(partitions=1))
+    reads = SimpleNamespace(in_thread=in_thread)
+    broker = SimpleNamespace(reader=log, node=SimpleNamespace(state=state), reads=reads)
+    node = SimpleNamespace(readable_broker=broker, committed=lambda: [MESSAGES])
+    routes = trace_routes.TraceRoutes(cast(OwnNode, node))
+    found = asyncio.run(routes._history("c", record("t", b"")))
+    assert found.filters == {"t": (1, 7)}
+    assert log.read_bytes < SEARCH_BYTES + 6 * MESSAGE_BYTES

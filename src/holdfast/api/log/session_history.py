@@ -7,7 +7,6 @@ know is listed once, as the log line.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -16,7 +15,7 @@ from holdfast.api.endpoints import Call, Endpoint, Text, Whole
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import note_row
-from holdfast.api.views.history import STEP_RECORDS, records_of
+from holdfast.api.views.history import pieces_before
 from holdfast.api.views.pages import AbsentNode
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
@@ -36,8 +35,6 @@ from holdfast.storage.record import SESSION, Record
 EVENTS_MAX: Final = 200
 SEARCH_BYTES_MAX: Final = 8 << 20
 """The most bytes of the log that one request searches."""
-PIECE_BYTES: Final = 1 << 20
-"""The bytes of one read backwards above which it is made again with fewer records."""
 FILTERS_MAX: Final = 10
 """The most filters that one event names."""
 SAME_US: Final = 1_000_000
@@ -144,27 +141,14 @@ class SessionHistoryRoutes:
         first, at = broker.reader.first_offset(home), self._node.committed()[home]
         at = at if before is None else min(at, before)
         found: list[SessionEvent] = []
-        began, left = at, SEARCH_BYTES_MAX
-        step = widest = STEP_RECORDS
         # One piece at least, or `next` would never move on.
-        while at > first and (left > 0 or at == began) and len(found) < limit:
-            start = position = max(first, at - step)
-            piece: list[SessionEvent] = []
-            piece_bytes = 0
-            while position < at and (piece_bytes < PIECE_BYTES or step == 1):
-                work = partial(records_of, broker.reader, key, home, position, at)
-                records, position, size_bytes = await broker.reads.in_thread(work)
-                piece += (event_of(each) for each in records if each.kind == SESSION)
-                piece_bytes += max(1, size_bytes)
-            left -= piece_bytes
-            if position < at:
-                # The newest records of the piece are not read: large ones are before them.
-                widest = max(1, step // 2)
-                step = max(1, step // 8)
-                continue
-            found += reversed(piece)
-            at = start
-            step = min(2 * step, widest)
+        async for piece in pieces_before(
+            broker.reads.in_thread, broker.reader, key, home, at, SEARCH_BYTES_MAX
+        ):
+            found += (event_of(each) for each in reversed(piece.records) if each.kind == SESSION)
+            at = piece.start
+            if len(found) >= limit:
+                break
         return found, at if at > first else 0
 
 

@@ -1,7 +1,7 @@
 """`GET /api/v1/trace`, the way of one message, and `/api/v1/trace/why`, one client's part of it."""
 
-from collections import deque
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct
@@ -11,8 +11,8 @@ from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.history import (
     AFTER_BYTES_MAX,
     BEFORE_BYTES_MAX,
-    STEP_RECORDS,
     SessionHistory,
+    pieces_before,
     records_of,
 )
 from holdfast.api.views.records import LogRecord, log_record
@@ -278,24 +278,19 @@ class TraceRoutes:
         middle = await broker.reads.in_thread(
             partial(reader.offset_for_time, home, record.timestamp_us)
         )
-        first, end = reader.first_offset(home), self._node.committed()[home]
-        before: deque[Record] = deque()
-        at, left = min(middle, end), BEFORE_BYTES_MAX
-        while at > first and left > 0:
-            start, stop = max(first, at - STEP_RECORDS), at
-            piece: list[Record] = []
-            while start < stop and left > 0:
-                work = partial(records_of, reader, key, home, start, stop)
-                found, start, size_bytes = await broker.reads.in_thread(work)
-                piece += found
-                left -= max(1, size_bytes)
-            before.extendleft(reversed(piece))
-            at = max(first, at - STEP_RECORDS)
+        end = self._node.committed()[home]
+        pieces: list[list[Record]] = []
+        at = begun = min(middle, end)
+        async for piece in pieces_before(
+            broker.reads.in_thread, reader, key, home, begun, BEFORE_BYTES_MAX
+        ):
+            pieces.append(piece.records)
+            at = piece.start
         # The log is complete from its beginning, so a session without a record did not exist.
         history.has_begun = at <= 0
-        for each in before:
+        for each in chain.from_iterable(reversed(pieces)):
             history.before(each)
-        start, left = min(middle, end), AFTER_BYTES_MAX
+        start, left = begun, AFTER_BYTES_MAX
         while start < end and left > 0:
             work = partial(records_of, reader, key, home, start, end)
             found, start, size_bytes = await broker.reads.in_thread(work)

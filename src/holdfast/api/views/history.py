@@ -7,8 +7,10 @@ first record behind it, or unknown.
 """
 
 import struct
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
@@ -29,8 +31,17 @@ BEFORE_BYTES_MAX: Final = 32 << 20
 AFTER_BYTES_MAX: Final = 32 << 20
 """The most bytes that are read behind it."""
 READ_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 20
+"""The bytes of one piece above which it is read again with fewer records."""
 STEP_RECORDS: Final = 4000
 """The records of one read backwards."""
+
+
+class InThread(Protocol):
+    """A runner of work off the event loop."""
+
+    async def __call__(self, work: Callable[[], Any], /) -> Any:
+        """The result of the work."""
 
 
 @dataclass
@@ -139,6 +150,47 @@ def _change(record: Record) -> object:
         return decode_record(record.payload)
     except ValueError:
         return None
+
+
+@dataclass
+class HistoryPiece:
+    """The records of a session from an offset of its partition to the piece behind."""
+
+    start: int
+    records: list[Record]
+
+
+async def pieces_before(
+    in_thread: InThread,
+    reader: LogReader,
+    key: bytes,
+    partition: int,
+    end: int,
+    bytes_max: int,
+) -> AsyncIterator[HistoryPiece]:
+    """The records of a session before an offset, the newest piece first, until about `bytes_max`
+    are read. The first piece comes whatever its size. A piece is complete: records are read
+    forwards, so one that is cut off would lack its newest records, and be taken for all of them."""
+    first, at, left = reader.first_offset(partition), end, bytes_max
+    step = widest = STEP_RECORDS
+    while at > first and (left > 0 or at == end):
+        start = position = max(first, at - step)
+        records: list[Record] = []
+        size_bytes = 0
+        while position < at and (size_bytes < PIECE_BYTES or step == 1):
+            work = partial(records_of, reader, key, partition, position, at)
+            found, position, more_bytes = await in_thread(work)
+            records += found
+            size_bytes += max(1, more_bytes)
+        left -= size_bytes
+        if position < at:
+            # Large records are in the way: read again with fewer.
+            widest = max(1, step // 2)
+            step = max(1, step // 8)
+            continue
+        yield HistoryPiece(start, records)
+        at = start
+        step = min(2 * step, widest)
 
 
 def records_of(
