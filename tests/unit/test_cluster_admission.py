@@ -173,3 +173,32 @@ def test_state_is_taken_whatever_is_in_sync() -> None:
     bench.may_append = False
     bench.forward(("", 0, 9), kind=log_record.RELEASE)
     assert bench.stored() == 1
+
+
+def test_the_first_record_that_ends_a_delayed_message_decides() -> None:
+    """A cancellation that is acknowledged is not followed by the publication, nor the other way."""
+    bench = Bench()
+    waiting = log_record.FLAG_DELAYED | 1
+    for sequence, topic in enumerate(["$delayed/5/a", "$delayed/5/b", "$delayed/5/c"]):
+        bench.forward((topic, waiting, 0))
+        assert bench.stored() == sequence + 1
+    bench.commit()
+    refused = reasons.IMPLEMENTATION_SPECIFIC_ERROR
+    # Cancelled first.
+    assert bench.forward(("", 0, 0), kind=log_record.DELAYED) == []
+    assert bench.admission.ends_delayed((0, 0))
+    assert bench.forward(("a", waiting, 0)) == []
+    assert bench.forward(("", 0, 0), kind=log_record.DELAYED) == [(6, refused)]
+    # Published first.
+    assert bench.forward(("b", waiting, 1)) == []
+    assert bench.forward(("", 0, 1), kind=log_record.DELAYED) == [(8, refused)]
+    # Of QoS 0: delivered, and its record is still under way.
+    bench.images.state.delayed.by_place[(0, 2)].is_delivered = True
+    assert bench.forward(("", 0, 2), kind=log_record.DELAYED) == [(9, refused)]
+    assert bench.stored() == 5
+    bench.commit()
+    bench.state.delivered[0] = bench.stored()
+    bench.answers()
+    assert not bench.admission.ends_delayed((0, 0))
+    assert bench.forward(("", 0, 1), kind=log_record.DELAYED) == [(10, refused)]
+    assert bench.stored() == 5

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.publish.delayed import end_delayed
+from holdfast.broker.connections.operations import OutcomePromise
+from holdfast.broker.publish.delayed import OVER, end_delayed
 from holdfast.broker.publish.delayed_table import (
     DELAYED_PREFIX,
     InvalidDelay,
@@ -241,6 +242,34 @@ def test_it_is_cancelled(bench: NodeBench) -> None:
     bench.crash()
     bench.advance(5)
     assert [each.topic for each in bench.messages()] == [b"$delayed/5/a"]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("is_cancelled_first", [False, True])
+def test_a_cancellation_at_the_time_of_the_publication_keeps_its_word(
+    bench: NodeBench, qos: int, is_cancelled_first: bool
+) -> None:
+    """Both records are appended before the disk has either. The first one decides."""
+    reader = bench.connect("r")
+    subscribe(reader, "#", qos=1)
+    delay(bench.connect("p"), "$delayed/5/a", "x", qos)
+    [place] = bench.node.state.delayed.by_place
+    outcomes: list[str] = []
+    bench.auto_commit = False
+    if not is_cancelled_first:
+        bench.advance(5)
+    end_delayed(bench.node.state, place, OutcomePromise(outcomes.append))
+    end_delayed(bench.node.state, place, OutcomePromise(outcomes.append))
+    bench.advance(5)
+    assert "" not in outcomes
+    bench.auto_commit = True
+    bench.settle()
+    assert drain(reader) == ([] if is_cancelled_first else ["x"])
+    assert outcomes == ([OVER, ""] if is_cancelled_first else [OVER, OVER])
+    bench.crash()
+    bench.advance(5)
+    topics = [each.topic for each in bench.messages()]
+    assert topics == [b"$delayed/5/a"] + ([] if is_cancelled_first else [b"a"])
 
 
 def test_the_wall_clock_decides(bench: NodeBench) -> None:

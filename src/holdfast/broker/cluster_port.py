@@ -101,6 +101,11 @@ class ClusterPort:
         refusal is counted."""
         raise NotImplementedError
 
+    def ends_delayed(self, place: tuple[int, int]) -> bool:
+        """Whether a record that ends the delayed message of this partition and offset is appended
+        at this node, the leader of the partition, and not applied yet."""
+        raise NotImplementedError
+
     def is_congested(self, part: int) -> bool:
         """Whether more than `1 / part` of the allowed bytes wait for the leaders or the disk."""
         raise NotImplementedError
@@ -183,6 +188,10 @@ class SingleNode(ClusterPort):
             return ""
         self._state.stats.refused_disk_full += 1
         return "the broker's disk is full"
+
+    def ends_delayed(self, place: tuple[int, int]) -> bool:
+        """Always False: `Delayed.is_ending` says it."""
+        return False
 
     def is_congested(self, part: int) -> bool:
         state = self._state

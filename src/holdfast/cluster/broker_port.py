@@ -27,6 +27,7 @@ class BrokerPort(ClusterPort):
         self._state = parts.state
         self._context = parts.context
         self._forwarding = parts.forwarding
+        self._admission = parts.admission
         self._promises = parts.forwarding.promises
         self._interest = parts.interest
         self._replicated = parts.replicated
@@ -46,6 +47,9 @@ class BrokerPort(ClusterPort):
 
     def promise_interest(self, promise: Promise) -> None:
         self._interest.promise(promise)
+
+    def ends_delayed(self, place: tuple[int, int]) -> bool:
+        return self._admission.ends_delayed(place)
 
     def refusal(self, connection: Connection, record: Record) -> str:
         now = self._state.now

@@ -7,6 +7,11 @@ stores the first of them only: it knows the uncommitted records of the partition
 knows the committed ones (`Admission`). Therefore a leader may also try again, and no leader has to
 know what another one has begun.
 
+The first record that ends a message decides whether it is published, and no other one is appended.
+Counter-example: a cancellation is on its way to the disk when the message is due. If the
+publication followed, the operator would be told that the message is cancelled, and the receivers
+would have it. On a single node `Delayed.is_ending` says so, in a cluster the leader's admission.
+
 Their rights are checked twice, like those of wills: against the real topic when the client
 publishes, and when the message is due, because rules may have changed meanwhile.
 """
@@ -33,6 +38,7 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message, stored_message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Route
+from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.protocol.topics.names import InvalidTopic
 from holdfast.storage import record as log_record
@@ -46,6 +52,10 @@ disk is full."""
 RETRY_S: Final = 5.0
 """The time in seconds after which the leader of a partition publishes a delayed message again whose
 record it has not applied. The leader's admission stores it once."""
+
+
+OVER: Final = "it was published or cancelled before, or that is on its way to the log"
+"""The reason why a delayed message is not cancelled."""
 
 
 class DelayedPromise(PublishPromise):
@@ -164,6 +174,8 @@ def publish_due(
 
 def _publish(state: NodeState, message: Delayed) -> None:
     """Publish a delayed message, and record in the same record that it is over."""
+    if message.is_ending or state.cluster.ends_delayed(message.place):
+        return
     waiting = message.record
     username, is_given, properties = split_publisher(waiting.properties)
     try:
@@ -200,6 +212,7 @@ def _publish(state: NodeState, message: Delayed) -> None:
         _publish_qos0(state, record, route, message)
     # In a cluster the message is delivered when it comes back committed, on every node.
     elif state.cluster.is_single:
+        message.is_ending = True
         state.publish(record, DuePromise(record, route, message.place))
     else:
         state.append(record)
@@ -215,14 +228,23 @@ def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delay
         deliver(state, route, message)
         state.cluster.spread(message, route.topic)
     if state.cluster.is_single:
+        waiting.is_ending = True
         state.publish(record, DuePromise(record, route, (record.partition, record.sequence)))
     else:
         state.append(record)
 
 
 def end_delayed(state: NodeState, place: Place, promise: Promise | None = None) -> None:
-    """End a delayed message without publishing it."""
+    """End a delayed message without publishing it. The promise is refused if it is over already, or
+    its publication is on its way to the log."""
     partition, offset = place
+    if state.cluster.is_single:
+        message = state.delayed.by_place.get(place)
+        if message is None or message.is_ending:
+            if promise is not None:
+                promise.refuse(state, reasons.IMPLEMENTATION_SPECIFIC_ERROR, OVER)
+            return
+        message.is_ending = True
     record = Record(partition, log_record.DELAYED, timestamp_us=state.wall_us, sequence=offset)
     state.publish(record, EndPromise(place, promise))
 

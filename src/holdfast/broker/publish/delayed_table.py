@@ -107,6 +107,8 @@ class Delayed:
         self.size_bytes = OVERHEAD_BYTES + content
         # This node has delivered it, at QoS 0, and its record is not applied yet.
         self.is_delivered = False
+        # On a single node: a record that ends it is appended, and not committed yet.
+        self.is_ending = False
 
     @property
     def place(self) -> Place:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.publish.delayed import OVER
 from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
@@ -203,6 +204,8 @@ class Admission(Appender):
         outcome = STORE
         if record.kind == log_record.MESSAGE:
             outcome = self._admit(tail, record)
+        elif record.kind == log_record.DELAYED:
+            outcome = self._admit_end(tail, record)
         if outcome == REFUSED:
             self.refused += 1
             self._answer(origin, partition, record.ticket, self._reason, self._text)
@@ -287,6 +290,21 @@ class Admission(Appender):
         is_applied = record.sequence < self._state.delivered[record.partition]
         if is_applied and place not in self._replicated.state.delayed.by_place:
             return REPEATED
+        return STORE
+
+    def ends_delayed(self, place: tuple[int, int]) -> bool:
+        """Whether an uncommitted record ends the delayed message of this partition and offset."""
+        tail = self._tails.get(place[0])
+        return tail is not None and place[1] in tail.delayed
+
+    def _admit_end(self, tail: UncommittedState, record: Record) -> int:
+        """Ends a delayed message that is not over. One of QoS 0 may have been delivered before its
+        record has come here."""
+        waiting = self._replicated.state.delayed.by_place.get((record.partition, record.sequence))
+        is_applied = record.sequence < self._state.delivered[record.partition]
+        is_over = waiting.is_delivered if waiting is not None else is_applied
+        if is_over or record.sequence in tail.delayed:
+            return self._refuse(reasons.IMPLEMENTATION_SPECIFIC_ERROR, OVER)
         return STORE
 
     def _refusal(self, tail: UncommittedState, partition: int) -> str:
