@@ -154,6 +154,7 @@ COPIES: Final = {
     "cluster/shared_groups/codec.py:encode_assign",
     "cluster/publish/admission.py:",
     "cluster/publish/forwarding.py:",
+    "cluster/publish/pending_records.py:",
     "cluster/publish/apply.py:",
 }
 
