@@ -177,6 +177,7 @@ HOT = [
     "protocol/relay/frames.py",
     "server/io_workers/channel.py",
     "server/io_workers/relays.py",
+    "server/io_workers/stream.py",
     "server/sockets/driver.py",
     "server/sockets/tcp.py",
     "server/sockets/transport.py",

@@ -1,12 +1,8 @@
-"""The broker's end of the stream to one I/O worker, and the transports of the clients behind it.
-
-Neither class derives from asyncio's, so both compile to native classes.
-"""
+"""The broker's end of the stream to one I/O worker, and the transports of the clients behind it."""
 
 import logging
-from asyncio import BaseTransport, Transport
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
-from typing import cast
 
 from holdfast.protocol.relay.credit import ReceivingCredit, SendingCredit
 from holdfast.protocol.relay.frames import (
@@ -21,13 +17,12 @@ from holdfast.protocol.relay.frames import (
     PONG,
     UPGRADING,
     RelayError,
-    RelayReader,
-    add_data,
     count_frame,
     decode_arrival,
     frame,
 )
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.io_workers.stream import RelayStream
 from holdfast.server.sockets.driver import ConnectionDriver, ListenerCount
 
 logger = logging.getLogger("holdfast")
@@ -144,33 +139,25 @@ class RelayedConnection(ConnectionDriver):
                 self._channel.send(count_frame(CREDIT, self._number, due))
 
 
-class WorkerChannel:
-    """An asyncio protocol for the stream to one worker.
-
-    The bytes that one turn writes to all of its clients leave in one write, after the turn.
-    """
+class WorkerChannel(RelayStream):
+    """The stream to one worker, with the connections of its clients."""
 
     def __init__(
         self,
+        loop: AbstractEventLoop,
         listeners: dict[int, ListenerCount],
         on_note: Callable[[bytes], None],
         on_lost: Callable[[], None],
     ) -> None:
         """`listeners`: by number, shared with the pool. `on_note`: called with the content of each
         NOTE. `on_lost`: called when the worker is gone, after its clients."""
+        super().__init__(loop)
         self.broker: Broker | None = None
         self.listeners = listeners
         self.connections: dict[int, RelayedConnection] = {}
         self.pongs = 0
         self._on_note = on_note
         self._on_lost = on_lost
-        self._transport: Transport | None = None
-        self._reader = RelayReader()
-        self._out: list[bytes] = []
-        self._flush_scheduled = False
-
-    def connection_made(self, transport: BaseTransport) -> None:
-        self._transport = cast(Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Process frames. Bytes that are none end the worker."""
@@ -223,48 +210,14 @@ class WorkerChannel:
         if not connection.admit(arrival.certificate_name):
             connection.cut()
 
-    def send_data(self, number: int, data: bytes) -> None:
-        """Send bytes for a client, with what else this turn sends."""
-        add_data(self._out, number, data)
-        self._schedule()
-
-    def send(self, one: bytes) -> None:
-        """Send a frame, with what else this turn sends."""
-        self._out.append(one)
-        self._schedule()
-
     def ping(self) -> None:
         """Ask whether the worker runs; `pongs` counts its answers."""
         self.send(frame(PING, 0))
-
-    def _schedule(self) -> None:
-        broker = self.broker
-        if broker is None:
-            self._flush()
-        elif not self._flush_scheduled:
-            self._flush_scheduled = True
-            broker.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        out = self._out
-        self._out = []
-        if self._transport is not None and out:
-            self._transport.write(b"".join(out))
 
     def abort(self) -> None:
         """End the stream, and so the worker."""
         if self._transport is not None:
             self._transport.abort()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        """Do nothing: the credit of each connection bounds what is written."""
-
-    def resume_writing(self) -> None:
-        pass
 
     def connection_lost(self, error: Exception | None) -> None:
         """Report the end of all clients of the worker, whatever waits of them."""

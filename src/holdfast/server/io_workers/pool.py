@@ -48,7 +48,7 @@ class WorkerProcess:
         self.heard_at = now
         self.pongs = 0
         self._pool = pool
-        self.channel = WorkerChannel(pool.counts, self.handle_note, self.handle_lost)
+        self.channel = WorkerChannel(pool.loop, pool.counts, self.handle_note, self.handle_lost)
         self._stream, worker_stream = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stream.setblocking(False)
@@ -129,7 +129,7 @@ class IoWorkers(ListenerHost):
     def start(self, wanted: int | Literal["auto"]) -> None:
         """Start the processes, as `server.io_workers` says. They accept nothing before `listen`, so
         a standby has them ready when it takes over."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         cores = os.cpu_count() or 1
         self.count = wanted if wanted != "auto" else cores - 1 if cores > 2 else 0
         for index in range(self.count):
@@ -180,13 +180,13 @@ class IoWorkers(ListenerHost):
             one.close()
 
     def _start(self, index: int) -> None:
-        worker = WorkerProcess(self, index, self._loop.time())
+        worker = WorkerProcess(self, index, self.loop.time())
         worker.channel.broker = self._broker
         self._workers.append(worker)
         logger.info("io_worker_started worker=%d pid=%d", index, worker.process.pid)
         for change, sockets in self._open.values():
             worker.tell(change, sockets)
-        task = self._loop.create_task(worker.connect(self._loop))
+        task = self.loop.create_task(worker.connect(self.loop))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -200,7 +200,7 @@ class IoWorkers(ListenerHost):
             return
         if self._broker is not None:
             self._broker.node.state.stats.io_workers_replaced += 1
-        lived_s = self._loop.time() - worker.started_at
+        lived_s = self.loop.time() - worker.started_at
         delay_s = 0.0
         if lived_s < QUICK_S:
             delay_s = min(max(1.0, 2 * self._delays.get(worker.index, 0.0)), DELAY_S_MAX)
@@ -213,7 +213,7 @@ class IoWorkers(ListenerHost):
             code,
             delay_s,
         )
-        self._loop.call_later(delay_s, self._start_again, worker.index)
+        self.loop.call_later(delay_s, self._start_again, worker.index)
 
     def _start_again(self, index: int) -> None:
         if self._is_closed:
@@ -228,11 +228,11 @@ class IoWorkers(ListenerHost):
                 str(error),
                 RETRY_S,
             )
-            self._loop.call_later(RETRY_S, self._start_again, index)
+            self.loop.call_later(RETRY_S, self._start_again, index)
 
     def _watch(self) -> None:
         """Kill workers that answer no ping, because their clients wait for nothing."""
-        now = self._loop.time()
+        now = self.loop.time()
         for worker in list(self._workers):
             if worker.channel.pongs != worker.pongs:
                 worker.pongs = worker.channel.pongs
@@ -241,7 +241,7 @@ class IoWorkers(ListenerHost):
                 logger.error("io_worker_hangs worker=%d silent_s=%s", worker.index, HANG_S)
                 worker.end()
             worker.channel.ping()
-        self._timer = self._loop.call_later(PING_S, self._watch)
+        self._timer = self.loop.call_later(PING_S, self._watch)
 
     def handle_note(self, index: int, note: WorkerNote) -> None:
         """Log a worker's line, or count its event."""

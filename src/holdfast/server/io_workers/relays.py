@@ -22,11 +22,10 @@ from holdfast.protocol.relay.frames import (
     UPGRADING,
     ClientArrival,
     RelayError,
-    RelayReader,
-    add_data,
     count_frame,
     frame,
 )
+from holdfast.server.io_workers.stream import RelayStream
 from holdfast.server.sockets.driver import proved_name
 from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
 
@@ -134,35 +133,19 @@ class Relay:
             self._transport.abort()
 
 
-class BrokerChannel:
-    """An asyncio protocol for the stream to the broker. Its end is the worker's end."""
+class BrokerChannel(RelayStream):
+    """The stream to the broker. Its end is the worker's end."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        self.loop = loop
-        self._reader = RelayReader()
-        self._transport: Transport | None = None
+        super().__init__(loop)
         self._relays: dict[int, Relay] = {}
         self._last_number = 0
-        self._out: list[bytes] = []
-        self._flush_scheduled = False
 
     def __len__(self) -> int:
         return len(self._relays)
 
-    def connection_made(self, transport: BaseTransport) -> None:
-        self._transport = cast(Transport, transport)
-
     def connection_lost(self, error: Exception | None) -> None:
         self.loop.stop()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        """Do nothing: the credit of each connection bounds what is written."""
-
-    def resume_writing(self) -> None:
-        pass
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -198,30 +181,8 @@ class BrokerChannel:
     def remove(self, number: int) -> None:
         self._relays.pop(number, None)
 
-    def send(self, one: bytes) -> None:
-        """Send a frame, with what else this iteration of the loop sends."""
-        self._out.append(one)
-        self._schedule()
-
-    def send_data(self, number: int, data: bytes) -> None:
-        """Send bytes from a client, with what else this iteration of the loop sends."""
-        add_data(self._out, number, data)
-        self._schedule()
-
     def note(self, level: int, event: str, **fields: str) -> None:
         """Put a line into the broker's log. Level 0: only count the event."""
         cut = {key: value[:NOTE_CHARACTERS_MAX] for key, value in fields.items()}
         content = json.dumps({"level": level, "event": event, "fields": cut})
         self.send(frame(NOTE, 0, content.encode()))
-
-    def _schedule(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        out = self._out
-        self._out = []
-        if self._transport is not None:
-            self._transport.write(b"".join(out))
