@@ -10,7 +10,7 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.commands import ChangePartitions, Command
 from holdfast.cluster.metadata.effects import ProposalDone
-from holdfast.cluster.metadata.model import NodeInfo
+from holdfast.cluster.metadata.model import DATA, WITNESS, NodeInfo
 from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.partitions.effects import ProposeInSync
 from holdfast.cluster.parts import Parts
@@ -32,8 +32,11 @@ class MetadataProposer:
         self.controller: Controller | None = None
         # True if an input of the controller has changed since its last step.
         self.is_changed = True
-        # The connected nodes with presence and role.
-        self._presences: dict[str, tuple[Presence, str]] = {}
+        # This node and the connected ones, with presence and role.
+        role = WITNESS if parts.config.is_witness else DATA
+        self._presences: dict[str, tuple[Presence, str]] = {
+            self._meta.node_id: (parts.presence, role)
+        }
         self._commands: dict[int, Command] = {}
         # Changes of in-sync sets to propose, and the requests that contain several of them.
         self._in_sync: list[ProposeInSync] = []
@@ -76,11 +79,12 @@ class MetadataProposer:
         )
 
     def admit_all(self, now: float) -> None:
-        """Proposes the connected nodes that the metadata lacks."""
+        """Proposes the connected nodes that the metadata lacks, and this node's own addresses if
+        they have changed: no other node proposes those of the leader."""
         metadata = self._context.metadata
         if metadata is not None and self._meta.is_leader:
             for node in self._presences:
-                if node not in metadata.nodes:
+                if node not in metadata.nodes or node == self._meta.node_id:
                     self._admit(node, now)
 
     def note_in_sync(self, wanted: ProposeInSync) -> None:
