@@ -5,13 +5,13 @@ never change are linked, and every other file is a copy.
 """
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
 from holdfast.cli.backup.backup import FIXED, Copied
 from holdfast.cli.backup.cut import cut_at, own_file
 from holdfast.cli.backup.manifest import BackupError, BackupManifest, read_manifest
+from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
 from holdfast.cli.log.report import examine
 from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.server.disk.raft_files import FOLDER as RAFT
@@ -31,24 +31,17 @@ def restore(backup: Path, target: Path, until_us: int | None) -> tuple[BackupMan
 
     Raises `BackupError`, which names what is damaged or missing, `DataDirectoryError` or `OSError`.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BackupError(f"{target} is not empty: move it away, or give another directory")
-    manifest = read_manifest(backup)
-    target = target.absolute()
-    partial = target.with_name(f"{target.name}{PARTIAL}")
-    if backup.resolve().is_relative_to(partial.resolve()):
-        raise BackupError(f"{partial} is replaced by a restore: move the backup to another name")
-    if partial.exists():
-        shutil.rmtree(partial)
     try:
+        made = NewDirectory(target, PARTIAL)
+    except NotEmpty as error:
+        raise BackupError(str(error)) from None
+    manifest = read_manifest(backup)
+    if backup.resolve().is_relative_to(made.partial.resolve()):
+        raise BackupError(
+            f"{made.partial} is replaced by a restore: move the backup to another name"
+        )
+    with made as partial:
         lines = _fill(manifest, Copied(backup, partial), until_us)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    OsFileSystem(target.parent).sync_folder("")
     return manifest, lines
 
 
