@@ -1,0 +1,319 @@
+"""Conversions between a single broker and a cluster's node, file by file and state by state."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.backup.new_directory import NewDirectory
+from holdfast.cli.convert.carried import CarriedState, carry
+from holdfast.cli.convert.conversion import PARTIAL, ClusterPlan, convert
+from holdfast.cli.convert.definitions import Definitions
+from holdfast.cli.convert.source import ConversionError, Source, recover
+from holdfast.cli.main import main
+from holdfast.storage.files.data_directory import (
+    DataDirectoryError,
+    create_or_open,
+    open_to_read,
+)
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.journal.recovery import open_journal
+from holdfast.storage.record import MESSAGE
+from holdfast.testing import Broker
+from tests.e2e import wire
+
+PLAN = ClusterPlan(replication_factor=3, min_insync=2)
+SETTINGS = {"log.partitions": 4, "log.segment_bytes": 1 << 16}
+FOR_EVER = 0xFFFF_FFFF
+TEAM = "$share/team/jobs/#"
+
+
+def live(port: int, admin_port: int) -> None:
+    """Everything that a broker keeps, and of each something unfinished."""
+    with wire.Wire(port) as publisher, wire.Wire(port) as away, wire.Wire(port) as member:
+        away.connect("away", expiry_s=3600, will=wire.Will("wills/away", b"gone", 1))
+        away.subscribe(("a/#", 2), ("kept/#", 1))
+        member.connect("member", expiry_s=FOR_EVER)
+        member.subscribe((TEAM, 2), ("$queue/line/#", 1))
+        publisher.connect("publisher", expiry_s=FOR_EVER)
+        publisher.publish("kept/1", b"x", 1, retain=True)
+        for number in range(12):
+            publisher.publish(f"a/{number % 3}", b"%d" % number, 1 + number % 2)
+            publisher.publish(f"jobs/{number % 3}", b"%d" % number, 1 + number % 2)
+            publisher.publish("line/1", b"%d" % number, 1)
+        acknowledge_some(away, 13)
+        acknowledge_some(member, 24)
+        publisher.publish("$delayed/3600/late", b"later", 1)
+        publisher.publish("t", b"n", 1, props=[(wire.USER_PROPERTY, ("hf-seq", "press:0:7"))])
+        publisher.send(wire.publish("a/half", b"half", 2, 999))
+        publisher.expect(wire.PUBREC)
+        with wire.Wire(port) as ended:
+            # Its packet id ends with its session.
+            ended.connect("ended", expiry_s=60)
+            ended.send(wire.publish("a/half", b"other", 2, 5))
+            ended.expect(wire.PUBREC)
+            ended.disconnect(props=[(wire.SESSION_EXPIRY, 0)])
+        banned = ["clients", "ban", "intruder", "--reason", "test", "--admin"]
+        assert main([*banned, f"127.0.0.1:{admin_port}"]) == 0
+        member.disconnect()
+        away.ping()
+        publisher.abort()
+        away.abort()
+
+
+def acknowledge_some(client: wire.Wire, count: int) -> None:
+    """Of the messages sent, leave each third unacknowledged, and each QoS 2 one without PUBCOMP."""
+    for number in range(count):
+        message = wire.read_publish(client.expect(wire.PUBLISH), 5)
+        if number % 3 == 2:
+            continue
+        if message.qos == 1:
+            client.send(wire.ack(wire.PUBACK, message.packet_id))
+        elif message.qos == 2:
+            client.send(wire.ack(wire.PUBREC, message.packet_id))
+    client.ping()
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a broker that was killed."""
+    directory = tmp_path_factory.mktemp("lived")
+    broker = Broker(data=directory / "data", admin=True, settings=SETTINGS)
+    broker.start()
+    live(broker.port, broker.admin_port)
+    broker.kill()
+    broker.close()
+    return directory / "data"
+
+
+def messages(directory: Path) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """Every message of the log, by partition and offset."""
+    found = {}
+    for batch in Source.batches(reading(directory)):
+        for record in batch.records():
+            if record.kind == MESSAGE:
+                found[record.partition, record.offset] = (
+                    *(record.topic, record.payload, record.properties, record.client_id),
+                    *(record.timestamp_us, record.producer, record.audience),
+                    *(record.sequence, record.flags & 0x07),
+                )
+    return found
+
+
+def reading(directory: Path) -> Source:
+    return Source(directory, open_to_read(directory))
+
+
+def state_of(directory: Path) -> CarriedState:
+    return reading(directory).carried()
+
+
+def state_by_log(directory: Path, copy: Path, now_us: int) -> CarriedState:
+    """What a node that follows the log makes of it."""
+    shutil.copytree(directory, copy)
+    opened = open_to_read(copy)
+    for sequence in opened.snapshots():
+        (copy / snapshot_name(sequence)).unlink()
+    journal = open_journal(opened, writes=False)
+    for partition, end in enumerate(journal.journal.next_offset):
+        journal.journal.advance(partition, end)
+    return carry(recover(opened, journal, now_us), journal)
+
+
+def digest(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_nothing_is_lost_on_the_way_and_back(lived: Path, tmp_path: Path) -> None:
+    before, cluster, single = digest(lived), tmp_path / "cluster", tmp_path / "single"
+    original = state_of(lived)
+    assert {each.client for each in original.sessions} == {"away", "member", "publisher"}
+    assert {group.key for group in original.groups} == {TEAM, "$share/$queue/line/#"}
+    assert any(group.finished for group in original.groups)
+    assert len(original.entries) >= 4
+    made = convert(lived, cluster, PLAN)
+    assert digest(lived) == before
+    assert messages(cluster) == messages(lived)
+    assert state_of(cluster).lasting() == original.lasting()
+    by_log = state_by_log(cluster, tmp_path / "by log", reading(cluster).now_us)
+    assert by_log.lasting() == original.lasting()
+    assert made.manifest.cluster_id
+    convert(cluster, single, None)
+    assert messages(single) == messages(lived)
+    assert state_of(single).lasting() == original.lasting()
+    by_log = state_by_log(single, tmp_path / "by log too", reading(single).now_us)
+    assert by_log.lasting() == original.lasting()
+
+
+def test_a_converted_broker_serves_what_is_unfinished(lived: Path, tmp_path: Path) -> None:
+    """After both ways: the group's records come to the member that is there, the QoS 2 ones of
+    another to that one alone."""
+    convert(lived, tmp_path / "cluster", PLAN)
+    convert(tmp_path / "cluster", tmp_path / "single", None)
+    with Broker(data=tmp_path / "single", settings=SETTINGS) as broker:
+        with wire.Wire(broker.port) as publisher:
+            assert publisher.connect("publisher", clean=False, expiry_s=60).session_present
+            publisher.send(wire.publish("a/half", b"half", 2, 999, dup=True))
+            assert publisher.expect(wire.PUBREC).reason == 0
+        with wire.Wire(broker.port) as again:
+            assert not again.connect("ended", clean=False).session_present
+            assert again.publish("a/half", b"mine", 2) == 0
+        with wire.Wire(broker.port) as banned:
+            assert banned.connect("intruder").reason == 0x8A
+        with wire.Wire(broker.port) as member:
+            assert member.connect("member", clean=False, expiry_s=60).session_present
+            seen = [member.message() for _ in range(8)]
+        assert len({(each.topic, each.payload) for each in seen}) == 8
+
+
+@pytest.mark.parametrize("dropped", range(0, 20, 3))
+def test_a_definition_that_is_missing(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropped: int
+) -> None:
+    """The command compares what it has made before it gives it a name."""
+    records = Definitions.records
+
+    def fewer(definitions: Definitions, carried: CarriedState) -> Iterator[Any]:
+        for number, record in enumerate(records(definitions, carried)):
+            if number != dropped:
+                yield record
+
+    count = len(list(records(Definitions(4, 0, "n1"), state_of(lived))))
+    monkeypatch.setattr(Definitions, "records", fewer)
+    if dropped < count:
+        with pytest.raises((ConversionError, AssertionError)):
+            convert(lived, tmp_path / "new", PLAN)
+    assert not (tmp_path / "new").exists()
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+@pytest.mark.parametrize("is_mount", [False, True], ids=["folder", "mount point"])
+def test_a_kill_at_each_change_of_the_disk(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mount: bool
+) -> None:
+    """The old directory is whole, and no node takes what is there of the new one."""
+    before, target = digest(lived), tmp_path / "new"
+    left = 0
+
+    def count(method: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return method(*args, **options)
+
+        return counted
+
+    for kind, names in (
+        (OsFileSystem, ("sync_folder", "rename", "open_write", "make_folder")),
+        (Path, ("rename", "rmdir", "mkdir")),
+    ):
+        for name in names:
+            monkeypatch.setattr(kind, name, count(getattr(kind, name)))
+    monkeypatch.setattr(Path, "is_mount", lambda path: is_mount and path == target)
+    leave = NewDirectory.__exit__
+
+    def leave_or_die(made: NewDirectory, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, Killed):
+            leave(made, kind, error, trace)
+
+    monkeypatch.setattr(NewDirectory, "__exit__", leave_or_die)
+    kills = int(is_mount)
+    while True:
+        left = 10**9
+        if is_mount:
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+        left = kills + 1
+        try:
+            convert(lived, target, PLAN)
+        except Killed:
+            left = 10**9
+        else:
+            break
+        assert digest(lived) == before
+        if target.exists() and (target / "manifest.json").exists():
+            # Everything is in its place, only the last names may not be durable.
+            assert state_of(target).lasting() == state_of(lived).lasting()
+            shutil.rmtree(target)
+        elif target.exists() and any(target.iterdir()):
+            with pytest.raises(DataDirectoryError):
+                create_or_open(target, "n1", 4, "now", "abc")
+        kills += 2
+    left = 10**9
+    assert kills > 20
+    assert state_of(target).lasting() == state_of(lived).lasting()
+
+
+def test_refusals(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*arguments: object) -> str:
+        assert main(["convert", *map(str, arguments)]) == 1
+        return capsys.readouterr().err
+
+    new = tmp_path / "new"
+    assert "a single broker's already" in refused(lived, new, "--to", "single")
+    assert "goes with --to single" in refused(lived, new, "--to", "cluster", "--last-node")
+    assert "is above" in refused(
+        lived, new, "--to", "cluster", "--replication-factor", 1, "--min-insync", 2
+    )
+    assert "is inside" in refused(lived, lived / "new", "--to", "cluster")
+    assert "no Holdfast data directory" in refused(tmp_path, new, "--to", "cluster")
+    new.mkdir()
+    (new / "file").touch()
+    assert "not empty" in refused(lived, new, "--to", "cluster")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(lived, damaged)
+    segment = next((damaged / "journal").glob("*.log"))
+    data = bytearray(segment.read_bytes())
+    data[60] ^= 1
+    segment.write_bytes(data)
+    assert "is damaged" in refused(damaged, tmp_path / "x", "--to", "cluster")
+    shutil.copytree(lived, tmp_path / "pair")
+    (tmp_path / "pair" / "lease").mkdir()
+    assert "pair" in refused(tmp_path / "pair", tmp_path / "x", "--to", "cluster")
+    assert not (tmp_path / "x").exists()
+    assert not list(tmp_path.glob(f"*{PARTIAL}"))
+
+
+def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:
+    """What the removed records defined is in the snapshot alone, and goes into the new one."""
+    data, new = tmp_path / "data", tmp_path / "new"
+    with Broker(data=data, settings=SETTINGS) as broker, wire.Wire(broker.port) as client:
+        client.connect("old", expiry_s=FOR_EVER)
+        client.subscribe(("nothing/#", 1))
+        client.publish("kept/1", b"first", 1, retain=True)
+        client.send(wire.publish("half", b"half", 2, 999))
+        client.expect(wire.PUBREC)
+        for _ in range(40):
+            client.publish("load/x", bytes(4000), 1)
+        client.disconnect()
+    directory = open_to_read(data)
+    first, second = reading(data).journal.segments[:2]
+    directory.write_start(second.sequence, second.start_offsets())
+    directory.remove_segment(first.sequence)
+    opened = reading(data)
+    assert any(opened.journal.start_offsets)
+    (session,) = opened.carried().sessions
+    assert list(session.inbound) == [999]
+    assert len(opened.carried().entries) == 1
+    convert(data, new, PLAN)
+    after = reading(new)
+    assert messages(new) == messages(data)
+    assert after.journal.start_offsets == opened.journal.start_offsets
+    assert after.carried().lasting() == opened.carried().lasting()
+    for number in directory.snapshots():
+        directory.remove_snapshot(number)
+    with pytest.raises(ConversionError, match="begins behind its newest snapshot"):
+        convert(data, tmp_path / "other", PLAN)
