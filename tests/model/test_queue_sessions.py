@@ -29,6 +29,7 @@ class QueueWorld(World):
         super().__init__(seed)
         self.members = [Member(self, f"m-{number}", QUEUE, 1) for number in range(3)]
         self.parties += self.members
+        self.offsets: list[int] | None = None
         self.members[0].connect()
         self.settle()
 
@@ -42,16 +43,22 @@ class QueueWorld(World):
             for each in self.members:
                 each.lose()
         elif dice < 0.37:
-            snapshot = self.bench.snapshot()
+            # Of the records that the snapshot covers none or all are applied over it.
+            self.offsets = list(self.bench.journal.high_watermark) if dice < 0.36 else None
+            self.snapshot = self.bench.snapshot()
             self.bench.commit()
             self.bench.run()
-            for party in self.parties:
-                party.read()
-            self.bench.crash(snapshot=snapshot)
-            for party in self.parties:
-                if party.peer is not None:
-                    party.peer.closed = True
-                party.lose()
+            self.crash(keep=False)
+
+    def crash(self, keep: bool) -> None:
+        for party in self.parties:
+            party.read()
+        self.bench.crash(keep_uncommitted=keep, snapshot=self.snapshot, offsets=self.offsets)
+        assert self.bench.node.state.queues, "the queue has ended"
+        for party in self.parties:
+            if party.peer is not None:
+                party.peer.closed = True
+            party.lose()
 
     def drain(self) -> None:
         self.bench.delay_reads = False
