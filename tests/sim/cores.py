@@ -5,6 +5,7 @@ import random
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, cast
 
+from holdfast.broker.cluster_port import RECORD_FEATURES
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
@@ -85,7 +86,11 @@ class Cores:
             now=self.state.now,
         )
         self.presence = Presence(
-            self.incarnation, f"{host.name}:1", f"{host.name}:2", "", disk_position.FEATURE
+            self.incarnation,
+            f"{host.name}:1",
+            f"{host.name}:2",
+            "",
+            ",".join((disk_position.FEATURE, *RECORD_FEATURES)),
         )
         self.cluster_node: ClusterNode = ClusterNode(
             self.node,

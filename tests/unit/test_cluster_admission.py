@@ -1,11 +1,16 @@
 """What the leader of a partition takes of other nodes' records."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
+from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo
 from holdfast.cluster.publish.admission import Admission
 from holdfast.cluster.publish.forward_frames import decode_result
 from holdfast.cluster.publish.forwarding import RecordForwarder
@@ -202,3 +207,21 @@ def test_the_first_record_that_ends_a_delayed_message_decides() -> None:
     assert not bench.admission.ends_delayed((0, 0))
     assert bench.forward(("", 0, 1), kind=log_record.DELAYED) == [(10, refused)]
     assert bench.stored() == 5
+
+
+def test_features_wait_for_the_last_older_node() -> None:
+    """A witness keeps no records, and a node that was removed does not count."""
+    bench = Bench()
+    info = NodeInfo("n2", "i", DATA, "h:1", "h:2")
+    nodes = {
+        "n2": info,
+        "n3": replace(info, node_id="n3"),
+        "w": replace(info, node_id="w", role=WITNESS),
+    }
+    bench.context.metadata = cast(ClusterMetadata, SimpleNamespace(nodes=nodes))
+    assert bench.context.nodes_without("bans") == []
+    bench.context.features.update(n2="position", n3="x,bans", w="", removed="")
+    assert bench.context.nodes_without("bans") == ["n2"]
+    bench.context.features["n2"] = "position,bans,queues"
+    assert bench.context.nodes_without("bans") == []
+    assert bench.context.nodes_without("queues") == ["n3"]

@@ -4,7 +4,7 @@
 is its own journal; `cluster.broker_port.BrokerPort` for a node of a cluster.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.promise import PROMISE_BYTES, Promise
 from holdfast.broker.session.connection import Connection
@@ -67,6 +67,14 @@ class GroupPort:
         raise NotImplementedError
 
 
+BANS: Final = "bans"
+DELAYED_MESSAGES: Final = "delayed-messages"
+QUEUES: Final = "queues"
+RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES)
+"""The features whose records older versions do not apply, as nodes announce them in the handshake
+(`PeerIdentity.features`)."""
+
+
 class ClusterPort:
     """The log and the other nodes as the broker's core uses them.
 
@@ -99,6 +107,11 @@ class ClusterPort:
     def refusal(self, connection: Connection, record: Record) -> str:
         """The reason why a client's QoS > 0 message is refused now with QUOTA_EXCEEDED, or "". The
         refusal is counted."""
+        raise NotImplementedError
+
+    def older_nodes(self, feature: str) -> str:
+        """The reason why records of a feature (`RECORD_FEATURES`) may not be made: the nodes whose
+        version lacks it. "" if there is none."""
         raise NotImplementedError
 
     def ends_delayed(self, place: tuple[int, int]) -> bool:
@@ -188,6 +201,10 @@ class SingleNode(ClusterPort):
             return ""
         self._state.stats.refused_disk_full += 1
         return "the broker's disk is full"
+
+    def older_nodes(self, feature: str) -> str:
+        """There is no other node."""
+        return ""
 
     def ends_delayed(self, place: tuple[int, int]) -> bool:
         """Always False: `Delayed.is_ending` says it."""

@@ -48,6 +48,13 @@ class BrokerPort(ClusterPort):
     def promise_interest(self, promise: Promise) -> None:
         self._interest.promise(promise)
 
+    def older_nodes(self, feature: str) -> str:
+        older = self._context.nodes_without(feature)
+        if not older:
+            return ""
+        names = ", ".join(older)
+        return f"the version of {names} has no {feature.replace('-', ' ')}: upgrade all nodes first"
+
     def ends_delayed(self, place: tuple[int, int]) -> bool:
         return self._admission.ends_delayed(place)
 

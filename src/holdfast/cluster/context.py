@@ -6,7 +6,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from holdfast.cluster.frames import encode_frame
-from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
+from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodePhase
 from holdfast.storage.journal.journal import Journal
 
 
@@ -23,6 +23,8 @@ class ClusterContext:
         self.journal = journal
         self.metadata: ClusterMetadata | None = None
         self.connected: set[str] = set()
+        # The features of each other node when it was connected last.
+        self.features: dict[str, str] = {}
         # (node, kind, payload) in order. The driver sends them.
         self.outgoing: list[tuple[str, int, bytes | list[bytes]]] = []
         # Per partition: the epoch in which this node may append. 0: it does not lead.
@@ -41,6 +43,16 @@ class ClusterContext:
         if is_reached:
             self.majority_at = now
         return is_reached
+
+    def nodes_without(self, feature: str) -> list[str]:
+        """The nodes with data whose version lacks a feature. One that was not connected since this
+        node started is not known."""
+        nodes = {} if self.metadata is None else self.metadata.nodes
+        return [
+            name
+            for name, features in sorted(self.features.items())
+            if name in nodes and nodes[name].role == DATA and feature not in features.split(",")
+        ]
 
     def send(self, node: str, kind: int, payload: bytes) -> None:
         """Queues a frame, or drops it if there is no link. A sender that needs a reply repeats its

@@ -27,6 +27,7 @@ class PositionReports:
         """Reports to `node` at once, because frames that are judged by this node's clock may
         follow."""
         self._nodes.pop(node, None)
+        self._context.features[node] = presence.features
         if FEATURE in presence.features.split(","):
             self._nodes[node] = presence.incarnation
             self._context.outgoing.append((node, POSITION, self._encode(now)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.api.cluster_operations import ClusterOperations
+from holdfast.broker.cluster_port import RECORD_FEATURES
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.failure.detector import DetectorConfig
@@ -170,7 +171,9 @@ class ClusterMembership:
             peer_address=self.presence.peer_address,
             client_address=self.presence.client_address,
             admin_address=self.presence.admin_address,
-            features=f"{disk_position.FEATURE},{ANSWERS_APART},{questions.FEATURE}",
+            features=",".join(
+                (disk_position.FEATURE, ANSWERS_APART, questions.FEATURE, *RECORD_FEATURES)
+            ),
             wire_lowest=WIRE_LOWEST,
         )
         return PeerLinks(self._loop, identity, auth, handler, cluster.peer_bind, cluster.peer_port)

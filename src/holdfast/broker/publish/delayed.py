@@ -19,6 +19,7 @@ publishes, and when the message is due, because rules may have changed meanwhile
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.cluster_port import DELAYED_MESSAGES
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
@@ -132,6 +133,9 @@ def delayed_refusal(state: NodeState, record: Record) -> str:
     not count."""
     config = state.config
     table = state.delayed
+    older = state.cluster.older_nodes(DELAYED_MESSAGES)
+    if older:
+        return older
     if len(table) >= config.delayed_messages_max:
         return f"{config.delayed_messages_max} delayed messages wait, which is the limit"
     if table.count_of(record.client_id) >= config.delayed_messages_per_client:

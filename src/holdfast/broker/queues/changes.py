@@ -6,6 +6,7 @@ On a single node the CURSOR record of the group goes before it, into the same wr
 queue alone in the log, the group would begin at the log's end after a crash.
 """
 
+from holdfast.broker.cluster_port import QUEUES
 from holdfast.broker.connections.close import drop_session
 from holdfast.broker.connections.operations import Outcome, OutcomePromise
 from holdfast.broker.delivery.replay import StartPlan
@@ -121,11 +122,12 @@ def has_queue_room(state: NodeState, filter: str, begun: set[str], plan: StartPl
     most = state.config.queues_max
     if filter in queues:
         return True
-    if len(queues) + len(begun) < most:
+    text = state.cluster.older_nodes(QUEUES)
+    if not text and len(queues) + len(begun) < most:
         begun.add(filter)
         return True
     if plan is not None:
-        plan.error = plan.error or f"there are {most} queues, which is the limit"
+        plan.error = plan.error or text or f"there are {most} queues, which is the limit"
     return False
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from holdfast.broker.admission.bans import Ban
+from holdfast.broker.cluster_port import BANS
 from holdfast.broker.promise import CallbackPromise
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.state_records import publish_state
@@ -30,6 +31,10 @@ class BanEntry(msgspec.Struct, omit_defaults=True):
 
 def record_ban(state: NodeState, ban: Ban, done: Callable[[str], None]) -> None:
     """Ban a name. `done` is called when the ban is durable, or with the reason of a failure."""
+    older = state.cluster.older_nodes(BANS)
+    if older:
+        done(older)
+        return
     payload = msgspec.json.encode(BanEntry(ban.until_us, ban.reason, ban.by, ban.since_us))
     _record(state, ban.scope, ban.name, payload, done)
 

@@ -1,0 +1,39 @@
+"""What a node refuses while another node runs an older version."""
+
+from holdfast.broker.admission.bans import Ban
+from holdfast.broker.cluster_port import SingleNode
+from holdfast.broker.recovery.ban_records import record_ban
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from tests.support.node_bench import NodeBench
+from tests.unit.test_delayed import delay
+from tests.unit.test_node_replay import subscribe
+
+
+class OlderNode(SingleNode):
+    """A cluster with a node of an older version."""
+
+    def __init__(self, state: NodeState, text: str) -> None:
+        super().__init__(state)
+        self.text = text
+
+    def older_nodes(self, feature: str) -> str:
+        return self.text
+
+
+def test_what_an_older_node_cannot_apply_is_refused() -> None:
+    bench = NodeBench()
+    outcomes: list[str] = []
+    client = bench.connect("c")
+    text = "the version of n2 has none: upgrade all nodes first"
+    state = bench.node.state
+    single, state.cluster = state.cluster, OlderNode(state, text)
+    record_ban(state, Ban("client", "x", 0), outcomes.append)
+    [refused] = delay(client, "$delayed/5/a", "x")
+    suback = subscribe(client, "$queue/a")
+    state.cluster = single
+    assert outcomes == [text]
+    assert getattr(refused, "reason", 0) == reasons.QUOTA_EXCEEDED
+    assert suback.reasons == [reasons.QUOTA_EXCEEDED]
+    assert len(bench.node.state.delayed) == len(bench.node.state.queues) == 0
+    assert subscribe(client, "$queue/a").reasons == [1]
