@@ -5,10 +5,14 @@ from copy import copy
 
 import pytest
 
-from holdfast.broker.delivery import delivery, live_lane, replay
+from holdfast.broker.delivery import delivery, live_lane, read_results, replay
+from holdfast.broker.delivery.read_results import QueueRead
 from holdfast.broker.recovery import session_records
 from holdfast.broker.session.cursor import LiveLane
 from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.storage.record import Record
+from tests.model.test_replay_qos0 import run as run_mixed
 from tests.model.test_replay_sessions import run
 
 
@@ -89,3 +93,45 @@ def test_planted_replay_repeats_what_overtook_it(monkeypatch: pytest.MonkeyPatch
     """The replay does not pass the records that overtook it."""
     monkeypatch.setattr(Session, "note_done", lambda *_: None)
     assert _fails()
+
+
+def _mixed_fails() -> bool:
+    for seed in range(120):
+        try:
+            run_mixed(seed)
+        except AssertionError:
+            return True
+    return False
+
+
+def test_planted_frames_behind_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes out at QoS 0 is framed also behind the first delivery of a read."""
+    queue = QueueRead._queue
+
+    def planted(work: QueueRead, state: NodeState, record: Record) -> int:
+        before, work.deliveries = work.deliveries, []
+        steps = queue(work, state, record)
+        work.deliveries = before + work.deliveries
+        return steps
+
+    monkeypatch.setattr(QueueRead, "_queue", planted)
+    assert _mixed_fails()
+
+
+def test_planted_frames_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames go out although earlier messages wait for the window."""
+    monkeypatch.setattr(read_results, "can_send", lambda *_: True)
+    assert _mixed_fails()
+
+
+def test_planted_frames_that_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that cannot go out at once do not become deliveries."""
+    send = QueueRead._send_frames
+
+    def planted(work: QueueRead, state: NodeState) -> None:
+        before = work.deliveries
+        send(work, state)
+        work.deliveries = before
+
+    monkeypatch.setattr(QueueRead, "_send_frames", planted)
+    assert _mixed_fails()

@@ -166,30 +166,39 @@ def subscription_to(
     Records and subscriptions of QoS 0 count only for a replay: otherwise what they bring is
     delivered at once, or not at all.
     """
-    counting: list[Subscription] = []
-    place = (record.partition, record.offset)
-    is_done = done is not None and place in done
-    is_qos0 = record.flags & FLAG_QOS_MASK == 0
-    for subscription in matching:
-        start = subscription.start
-        if start is not None and record.offset < start[record.partition]:
-            continue
-        replay = subscription.replay
-        if replay is None:
-            if is_qos0 or is_done:
-                continue
-        else:
-            if is_done and (replay.again is None or place not in replay.again):
-                continue
-            if is_qos0 and record.offset >= replay.seam[record.partition]:
-                continue
-            if replay.floors and record.offset < replay.floors.get(record.topic, 0):
-                continue
-        counting.append(subscription)
-    if not counting:
-        return None
-    found = merge(counting)
+    is_done = done is not None and (record.partition, record.offset) in done
+    if len(matching) == 1:
+        # A replay has no other case, as a rule: no list for each record.
+        found = matching[0]
+        if not _counts_for(found, record, is_done):
+            return None
+    else:
+        counting: list[Subscription] = []
+        for subscription in matching:
+            if _counts_for(subscription, record, is_done):
+                counting.append(subscription)
+        if not counting:
+            return None
+        found = merge(counting)
     return found if found.qos > 0 or found.replay is not None else None
+
+
+def _counts_for(subscription: Subscription, record: Record, is_done: bool) -> bool:
+    """Whether a record that is read from the log counts for one matching subscription."""
+    start = subscription.start
+    if start is not None and record.offset < start[record.partition]:
+        return False
+    is_qos0 = record.flags & FLAG_QOS_MASK == 0
+    replay = subscription.replay
+    if replay is None:
+        return not is_qos0 and not is_done
+    if is_done:
+        again = replay.again
+        if again is None or (record.partition, record.offset) not in again:
+            return False
+    if is_qos0 and record.offset >= replay.seam[record.partition]:
+        return False
+    return not replay.floors or record.offset >= replay.floors.get(record.topic, 0)
 
 
 def subscription_at(

@@ -128,8 +128,8 @@ class Batch:
         """The bytes of the batch alone, as written."""
         return self.data[self.start : self.start + self.length]
 
-    def record(self, index: int) -> Record:
-        """The record at `index` of this batch."""
+    def record(self, index: int, topic: bytes | None = None) -> Record:
+        """The record at `index` of this batch. `topic`: its topic, if the caller has it."""
         data = self.data
         (
             body_start,
@@ -156,7 +156,7 @@ class Batch:
             kind,
             flags,
             self.base_timestamp_us + delta,
-            data[a:b],
+            data[a:b] if topic is None else topic,
             data[b:c],
             data[d:e] if properties_len else b"",
             data[e:f],

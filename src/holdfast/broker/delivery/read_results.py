@@ -3,9 +3,11 @@
 from holdfast.broker.delivery.delivery import (
     pump_group,
 )
+from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane
 from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, continue_reading, message_of
 from holdfast.broker.delivery.outbox import pump
 from holdfast.broker.delivery.replay_pace import charge_read
+from holdfast.broker.delivery.transmission import can_send
 from holdfast.broker.effects import ReadLog
 from holdfast.broker.recovery.state_records import note_progress
 from holdfast.broker.rights import may_read, may_replay
@@ -18,7 +20,9 @@ from holdfast.broker.session.session import (
     Subscription,
 )
 from holdfast.broker.state import NodeState, Work
-from holdfast.storage.record import Record
+from holdfast.protocol.mqtt.fields import VARINT_MAX, varint
+from holdfast.protocol.mqtt.publish import topic_field
+from holdfast.storage.record import FLAG_AUDIENCE, FLAG_QOS_MASK, FLAG_RETAIN, Record
 
 
 def handle_read(
@@ -92,10 +96,17 @@ class QueueRead(Work):
         self.number = session.read_number
         self.next = 0
         self.deliveries: list[Delivery] = []
-        # The matching subscriptions by topic, for this read only.
-        self.matching: dict[bytes, list[Subscription]] = {}
-        # By topic, whether the client may have it from the past.
-        self.replayable: dict[bytes, bool] = {}
+        # The records in front of all `deliveries`, and their frames: see `_frame`.
+        self.framed: list[Record] = []
+        self.frames: list[bytes] = []
+        self.takes_frames = (
+            connection is not None
+            and not connection.mount
+            and connection.aliases_out is None
+            and not session.outbox
+        )
+        self.version = 3 if connection is None else connection.version
+        self.topics: dict[bytes, TopicPlan] = {}
         # Records sent before a crash whose packet id was logged before the position moved.
         self.known = {
             (entry.partition, entry.offset)
@@ -113,6 +124,8 @@ class QueueRead(Work):
             return 0
         if not session.reading:
             return 0
+        # Between two steps rights and subscriptions may change.
+        self.topics.clear()
         done = 0
         while self.next < len(self.records):
             if done >= steps:
@@ -120,6 +133,7 @@ class QueueRead(Work):
                 return done
             done += self._queue(state, self.records[self.next])
             self.next += 1
+        self._send_frames(state)
         for delivery in self.deliveries:
             _queue(session, delivery)
         session.finish_read(self.positions, self.done)
@@ -130,24 +144,28 @@ class QueueRead(Work):
             continue_reading(state, session)
         return done
 
-    def _may_replay(self, topic: bytes) -> bool:
-        known = self.replayable.get(topic)
-        if known is None:
-            known = may_replay(self.session, topic.decode())
-            self.replayable[topic] = known
-        return known
+    def _plan(self, state: NodeState, topic: bytes) -> "TopicPlan":
+        plan = self.topics.get(topic)
+        if plan is None:
+            session = self.session
+            text = topic.decode()
+            plan = TopicPlan(
+                subscriptions_of(state, session, text),
+                may_read(session, topic),
+                may_replay(session, text),
+            )
+            self.topics[topic] = plan
+        return plan
 
     def _queue(self, state: NodeState, record: Record) -> int:
         session = self.session
-        if not may_read(session, record.topic):
+        plan = self._plan(state, record.topic)
+        if not plan.may_read:
             state.stats.reads_denied += 1
             return 1
-        if (record.partition, record.offset) in self.known:
+        if self.known and (record.partition, record.offset) in self.known:
             return 1
-        matching = self.matching.get(record.topic)
-        if matching is None:
-            matching = subscriptions_of(state, session, record.topic.decode())
-            self.matching[record.topic] = matching
+        matching = plan.matching
         steps = 1 + len(matching)
         subscription = subscription_to(matching, record, session.done)
         if subscription is None:
@@ -156,9 +174,12 @@ class QueueRead(Work):
             return steps
         replay = subscription.replay
         is_past = replay is not None and record.offset < replay.seam[record.partition]
-        if is_past and not self._may_replay(record.topic):
+        if is_past and not plan.may_replay:
             # A rule may deny some of the topics that the filter matches.
             state.stats.reads_denied += 1
+            return steps
+        is_first = self.takes_frames and not self.deliveries
+        if is_first and self._frame(record, subscription, plan):
             return steps
         message = message_of(record)
         if message.audience is not None and not message.audience.is_plain:
@@ -176,6 +197,78 @@ class QueueRead(Work):
             )
         )
         return steps
+
+    def _frame(self, record: Record, subscription: Subscription, plan: "TopicPlan") -> bool:
+        """Make the packet of a record that goes out at QoS 0 and as it is, without the objects of a
+        delivery. False: it needs these.
+
+        Frames are made only until the first delivery of a read, and sent before it. So the order
+        stays that of the log. Counter-example of frames for all records of QoS 0: a message of QoS
+        1 waits for the window, and a later one of its topic, of QoS 0, is sent before it.
+        """
+        flags = record.flags
+        if flags & FLAG_AUDIENCE or (subscription.qos and flags & FLAG_QOS_MASK):
+            return False
+        if record.properties or subscription.additions is not None:
+            return False
+        head = plan.head
+        if not head:
+            head = topic_field(record.topic)
+            if self.version >= 5:
+                head += b"\0"
+            plan.head = head
+        payload = record.payload
+        size_bytes = len(head) + len(payload)
+        if size_bytes > VARINT_MAX:
+            return False
+        first = b"\x30"
+        if flags & FLAG_RETAIN and subscription.retain_as_published:
+            first = b"\x31"
+        self.frames.append(b"".join((first, varint(size_bytes), head, payload)))
+        self.framed.append(record)
+        return True
+
+    def _send_frames(self, state: NodeState) -> None:
+        """Send the frames in one piece, at most one read of bytes beyond the limit of the output.
+        If they have to wait they become deliveries."""
+        frames = self.frames
+        if not frames:
+            return
+        session = self.session
+        lane = session.lane
+        if (
+            not session.outbox
+            and (lane is None or (pump_lane(state, session, lane) and not is_backed_up(session)))
+            and can_send(state, session)
+        ):
+            connection = self.connection
+            assert connection is not None
+            bytes_max = connection.packet_bytes_max
+            if max(map(len, frames)) > bytes_max:
+                count = len(frames)
+                frames = [frame for frame in frames if len(frame) <= bytes_max]
+                state.stats.dropped_too_large += count - len(frames)
+            state.stats.publish_sent += len(frames)
+            connection.send(b"".join(frames), state.dirty)
+            return
+        waiting: list[Delivery] = []
+        for number, record in enumerate(self.framed):
+            # [MQTT-3.3.1-12] The lowest bit of a PUBLISH is RETAIN.
+            retain = frames[number][0] & 1 == 1
+            waiting.append(Delivery(message_of(record), 0, retain, None))
+        self.deliveries = waiting + self.deliveries
+
+
+class TopicPlan:
+    """What a read needs to know of one of its topics: the session's subscriptions that match, and
+    whether the client may have its messages, and those from before its SUBSCRIBE."""
+
+    def __init__(self, matching: list[Subscription], may_read: bool, may_replay: bool) -> None:
+        self.matching = matching
+        self.may_read = may_read
+        self.may_replay = may_replay
+        # What a PUBLISH of the topic has between its length and its payload; b"": not made yet.
+        self.head = b""
 
 
 def _queue(reader: Session | Group, delivery: Delivery) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar, cast
+from time import monotonic
+from typing import Final, TypeVar, cast
 
 from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.broker.runtime import Found
@@ -14,6 +16,10 @@ from holdfast.server.event_loop.threads import run_in
 from holdfast.storage.files.filesystem import is_scarce
 from holdfast.storage.reading.cursor import LogReader, ReadResult
 from holdfast.storage.reading.starts import FoundStart
+
+RESULTS_S: Final = 0.002
+"""The time in seconds after which further results wait for the next iteration of the loop: 1,000
+clients may begin a replay at once, and live messages must not wait for all of them."""
 
 logger = logging.getLogger("holdfast")
 
@@ -36,6 +42,10 @@ class LogReads:
         self._touch = touch
         self._on_failed = on_failed
         self._pool = LogReadPool(loop.call_soon_threadsafe)
+        # Results that wait for a later iteration of the loop, the oldest first.
+        self._waiting: deque[Callable[[], None]] = deque()
+        # Of the first result in this iteration; 0.0: there was none.
+        self._began_at = 0.0
 
     def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
         """Read the records that `effect` asks for."""
@@ -90,6 +100,9 @@ class LogReads:
         descriptor is done again, because that says nothing of the disk."""
 
         def done(result: object, error: BaseException | None) -> None:
+            self._take(partial(handled, result, error))
+
+        def handled(result: object, error: BaseException | None) -> None:
             self._touch()
             if error is None:
                 handle(cast(T, result))
@@ -100,6 +113,32 @@ class LogReads:
                 self._on_failed("log_read_failed", error)
 
         self._pool.submit(work, done)
+
+    def _take(self, result: Callable[[], None]) -> None:
+        """Handle a result now, or in a later iteration if those of this one took their time."""
+        if self._waiting:
+            self._waiting.append(result)
+            return
+        if not self._began_at:
+            self._began_at = monotonic()
+            self._loop.call_soon(self._go_on)
+        elif monotonic() - self._began_at > RESULTS_S:
+            self._waiting.append(result)
+            return
+        result()
+
+    def _go_on(self) -> None:
+        """Handle what waits, in the next iteration."""
+        self._began_at = 0.0
+        waiting = self._waiting
+        if not waiting:
+            return
+        self._began_at = monotonic()
+        self._loop.call_soon(self._go_on)
+        while waiting:
+            waiting.popleft()()
+            if monotonic() - self._began_at > RESULTS_S:
+                return
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread, so that no read runs at the same time."""

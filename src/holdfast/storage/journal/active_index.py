@@ -198,6 +198,10 @@ class ActiveIndex(SegmentIndex):
         assert isinstance(postings, int)
         return array("Q", (postings,))
 
+    def posting_count(self, number: int) -> int:
+        postings = self._postings[number]
+        return len(postings) if isinstance(postings, array) else 1
+
     def encode(self, pause: Callable[[], object] | None = None) -> bytes:
         """The .idx file of the finished segment. `pause` is called every few milliseconds. Compiled
         code lets no other thread run unless it calls code that is not compiled."""

@@ -15,6 +15,7 @@ Any thread may call the methods while the loop appends: data is only added, shar
 import heapq
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -34,6 +35,8 @@ WORK_BYTES_MAX: Final = 16 << 20
 WORK_SEGMENTS_MAX: Final = 8
 """The most segments that one call to `read` processes."""
 WINDOW_BYTES: Final = 256 << 10
+RECORDS_MASK: Final = 63
+"""Other threads may run after 64 records. Compiled code by itself lets none run."""
 INTERESTS_KEPT_MIN: Final = 256
 """The number of filters from which a reader's matcher is kept."""
 MATCHERS_MAX: Final = 4
@@ -126,7 +129,7 @@ class LogReader:
         journal = self._journal
         ends = [min(limit, end) for limit, end in zip(limits, journal.written, strict=True)]
         reading = _Reading(list(positions), ends, self._matcher(interests), records_max, bytes_max)
-        self._pass_removed(reading)
+        _pass_lost(reading, journal.start_offsets)
         visited = 0
         for segment in journal.segments:
             if not reading.is_before(segment.end_offsets()):
@@ -139,7 +142,7 @@ class LogReader:
                 cut = self._read_segment(reading, segment, index)
             except FileNotFoundError:
                 # Retention removed the segment meanwhile.
-                self._pass_lost_segment(reading, segment)
+                _pass_lost(reading, segment.end_offsets())
                 continue
             _advance(reading, segment, index, cut)
             if cut >= 0:
@@ -283,6 +286,8 @@ class LogReader:
             if counts and reading.positions[partition] <= offset < reading.ends[partition]:
                 if reading.is_full():
                     return posting
+                if len(reading.records) & RECORDS_MASK == 0:
+                    self._store.pause()
                 self._take_record(reading, segment, index, number, posting & INDEX_MASK)
             place = places[source] + 1
             postings = sources[source]
@@ -336,24 +341,23 @@ class LogReader:
                 self._cache.note_damage(segment, position, length, str(error))
                 reading.lost += end - max(start, base)
                 continue
-            stop = _take_wanted(reading, batch, start, end)
+            stop = self._take_wanted(reading, batch, start, end)
             if stop >= 0:
                 return (number << INDEX_BITS) + stop
         return -1
 
-    def _pass_removed(self, reading: _Reading) -> None:
-        for partition, start in enumerate(self._journal.start_offsets):
-            start = min(start, reading.ends[partition])
-            if reading.positions[partition] < start:
-                reading.lost += start - reading.positions[partition]
-                reading.positions[partition] = start
-
-    def _pass_lost_segment(self, reading: _Reading, segment: Segment) -> None:
-        for partition, end in enumerate(segment.end_offsets()):
-            end = min(end, reading.ends[partition])
-            if reading.positions[partition] < end:
-                reading.lost += end - reading.positions[partition]
-                reading.positions[partition] = end
+    def _take_wanted(self, reading: _Reading, batch: Batch, start: int, end: int) -> int:
+        """Take the matches between two offsets. Returns the index at which it stopped, or -1."""
+        base = batch.base_offset
+        for at in range(max(0, start - base), min(batch.count, end - base)):
+            if at & RECORDS_MASK == 0:
+                self._store.pause()
+            topic = batch.topic(at)
+            if topic and reading.matcher.wants(topic, batch.partition, base + at):
+                if reading.is_full():
+                    return at
+                reading.add(batch.record(at, topic))
+        return -1
 
     def _segment_of(self, partition: int, offset: int) -> Segment | None:
         segments = self._journal.segments
@@ -368,17 +372,13 @@ class LogReader:
         return segments[low] if low < len(segments) else None
 
 
-def _take_wanted(reading: _Reading, batch: Batch, start: int, end: int) -> int:
-    """Take the matches between two offsets. Returns the index at which it stopped, or -1."""
-    base = batch.base_offset
-    matcher = reading.matcher
-    for at in range(max(0, start - base), min(batch.count, end - base)):
-        topic = batch.topic(at)
-        if topic and matcher.wants(topic, batch.partition, base + at):
-            if reading.is_full():
-                return at
-            reading.add(batch.record(at))
-    return -1
+def _pass_lost(reading: _Reading, ends: Sequence[int]) -> None:
+    """Count as lost what lies between the positions and these offsets, and pass it."""
+    for partition, end in enumerate(ends):
+        end = min(end, reading.ends[partition])
+        if reading.positions[partition] < end:
+            reading.lost += end - reading.positions[partition]
+            reading.positions[partition] = end
 
 
 def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int) -> None:

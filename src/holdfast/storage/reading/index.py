@@ -153,6 +153,10 @@ class SegmentIndex:
         """The postings of a topic, in journal order."""
         raise NotImplementedError
 
+    def posting_count(self, number: int) -> int:
+        """The number of a topic's postings."""
+        raise NotImplementedError
+
     def message_counts(
         self, starts: Sequence[int] | None = None, ends: Sequence[int] | None = None
     ) -> dict[bytes, int]:

@@ -107,6 +107,9 @@ class SealedIndex(SegmentIndex):
         start = self._posting_ends[number - 1] if number else 0
         return self._postings[start : self._posting_ends[number]]
 
+    def posting_count(self, number: int) -> int:
+        return self._posting_ends[number] - (self._posting_ends[number - 1] if number else 0)
+
     def _first_not_below(self, topic: bytes) -> int:
         low = 0
         high = len(self._topic_ends)

@@ -1,6 +1,6 @@
 """The filters of a session's read, and the topics of a segment that they match."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from holdfast.protocol.topics.names import has_wildcard, matches
@@ -114,10 +114,11 @@ class Matcher:
 
 
 def matching_topics(index: SegmentIndex, matcher: Matcher, store: SegmentStore) -> list[int] | None:
-    """The numbers of the segment's topics that an interest matches; None if they are too many."""
+    """The numbers of the segment's topics that an interest matches; None if they are too many, or
+    have half of its records: then reading the batches one after the other costs less."""
     if matcher.is_many():
         match = matcher.topics_of(index)
-        return None if match.overflow else list(match.topics)
+        return None if match.overflow else _unless_most(index, match.topics)
     found: set[int] = set()
     for topic in matcher.exact:
         number = index.find_topic(topic)
@@ -130,7 +131,15 @@ def matching_topics(index: SegmentIndex, matcher: Matcher, store: SegmentStore) 
         found.update(match.topics)
         if len(found) > TOPICS_MERGED_MAX:
             return None
-    return list(found) if len(found) <= TOPICS_MERGED_MAX else None
+    return _unless_most(index, found) if len(found) <= TOPICS_MERGED_MAX else None
+
+
+def _unless_most(index: SegmentIndex, topics: Collection[int]) -> list[int] | None:
+    """The topics; None if they have half of the segment's records, or more."""
+    count = 0
+    for number in topics:
+        count += index.posting_count(number)
+    return None if 2 * count >= index.head.records else list(topics)
 
 
 def topics_of_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> list[int]:
