@@ -15,7 +15,6 @@ import pytest
 from starlette.routing import Route
 
 from holdfast.api.admin import AdminRoutes
-from holdfast.api.dispatch import OpenGate
 from holdfast.api.log_routes import READS_MAX
 from holdfast.config.schema import Config
 from holdfast.storage.record import MESSAGE
@@ -23,6 +22,7 @@ from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal, record
+from tests.support.open_gate import OpenGate
 from tests.support.ports import free_port
 
 WAIT_S = 20.0

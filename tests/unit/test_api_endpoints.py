@@ -10,9 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from holdfast.api.dispatch import OpenGate, application
+from holdfast.api.dispatch import application
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Number, Text, Whole
 from holdfast.security.access.scopes import Scope
+from tests.support.open_gate import OpenGate
 
 LIMIT = Whole("limit", "the most", least=1, most=10, default=5)
 START = Whole("start", "the first", required=True)

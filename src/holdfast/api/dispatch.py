@@ -32,16 +32,6 @@ class AccessGate(Protocol):
         """Record the result of a change. `error` is empty if the change was carried out."""
 
 
-class OpenGate:
-    """The gate of a port that only local processes reach: every caller has every scope."""
-
-    async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
-        return Caller("local", Scope.ADMIN, remote_of(request))
-
-    async def record(self, call: Call, status: int, error: str) -> None:
-        """Do nothing."""
-
-
 def remote_of(request: Request) -> str:
     """The IP address of the client."""
     return request.client.host if request.client is not None else ""
