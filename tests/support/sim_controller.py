@@ -285,19 +285,20 @@ class ControllerWorld:
             chosen = [n for n in range(len(self.have)) if self.random.random() < 0.5]
         else:
             chosen = list(range(len(self.have)))
+        # Nothing changes it before the next tick.
+        serving = {node for node in self.nodes if self.is_serving(node)}
         for number in chosen:
             info = self.metadata.partitions[number]
-            leader = self.nodes.get(info.leader)
-            if leader is None or not self.is_serving(info.leader):
+            if info.leader not in serving:
                 continue
-            self.write(number, info)
-            alive = [node for node in info.members if self.is_serving(node)]
+            self.write(number, info, serving)
+            alive = [node for node in info.members if node in serving]
             in_sync = [node for node in info.in_sync if node in alive]
             if len(in_sync) < self.metadata.min_insync:
                 # As partitions.in_sync: of these only who has another disk leaves.
                 in_sync = [node for node in info.in_sync if self.has_its_disk(node)]
             in_sync += [node for node in alive if node not in in_sync]
-            if sorted(in_sync) != sorted(info.in_sync):
+            if set(in_sync) != set(info.in_sync):
                 counting = self.counting.setdefault((number, info.version), set())
                 for node in set(in_sync) - set(info.in_sync) - counting:
                     counting.add(node)
@@ -323,16 +324,18 @@ class ControllerWorld:
             and sim.incarnation == info.incarnation
         )
 
-    def write(self, number: int, info: PartitionInfo) -> None:
+    def write(self, number: int, info: PartitionInfo, serving: set[str]) -> None:
         have = self.have[number]
         have[info.leader] += 1
+        end = have[info.leader]
         awaited = {*info.in_sync, *self.counting.get((number, info.version), ())}
         for node in awaited:
-            if self.is_serving(node):
-                have[node] = have[info.leader]
+            if node in serving:
+                have[node] = end
         if len(info.in_sync) < self.metadata.min_insync:
             return
-        self.committed[number] = max(self.committed[number], min(have[node] for node in awaited))
+        stored = end if awaited <= serving else min(have[node] for node in awaited)
+        self.committed[number] = max(self.committed[number], stored)
 
     def look(self) -> None:
         """What the controllers see of the nodes, sometimes."""

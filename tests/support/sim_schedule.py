@@ -1,8 +1,9 @@
 """Threads that run one at a time, in an order that a seed decides, by a clock that stands still
 while they work.
 
-Every task is a real thread, so the code under test needs no change; but a task runs only until it
-sleeps or waits, and what runs next is the task that is due first. Tasks belong to an owner (a
+Every task is a greenlet, which has a stack of its own as a thread has, so the code under test needs
+no change. A task runs until it sleeps or waits. The next one is the task that is due first. A
+switch between greenlets does not wait for the operating system. Tasks belong to an owner (a
 simulated process): the owner may be held up, all its tasks then are, or killed: each of its tasks
 gets `Killed` from whatever it was waiting for.
 
@@ -11,10 +12,11 @@ gets `Killed` from whatever it was waiting for.
 
 import heapq
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
+
+from greenlet import getcurrent, greenlet
 
 FOREVER: Final = float("inf")
 
@@ -36,8 +38,6 @@ class Task:
         self, schedule: "ThreadSchedule", owner: Owner, work: Callable[[], object]
     ) -> None:
         self.owner = owner
-        self.turn = threading.Lock()
-        self.turn.acquire()
         self.ticket = 0
         """Of its place in the queue; older ones are void."""
         self.held_until = 0.0
@@ -47,11 +47,9 @@ class Task:
         """What the code under test knows it by."""
         self._schedule = schedule
         self._work = work
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
+        self.greenlet = greenlet(self._run, schedule.main)
 
     def _run(self) -> None:
-        self.turn.acquire()
         schedule = self._schedule
         try:
             if not self.owner.is_killed:
@@ -63,7 +61,8 @@ class Task:
         self.is_done = True
         for waiter in self.waiters:
             schedule.wake(waiter)
-        schedule.leave()
+        # Where a greenlet goes on that has ended.
+        self.greenlet.parent = schedule.next_greenlet()
 
 
 class ThreadSchedule:
@@ -77,8 +76,8 @@ class ThreadSchedule:
         self._queue: list[tuple[float, float, int, Task]] = []
         self._tasks: list[Task] = []
         self._current: Task | None = None
-        self._main = threading.Lock()
-        self._main.acquire()
+        self.main = getcurrent()
+        """The caller of `run`."""
         self._end = 0.0
         self._tickets = 0
 
@@ -96,8 +95,7 @@ class ThreadSchedule:
     def run(self, until: float) -> None:
         """From outside of all tasks. Raises the first failure of a task."""
         self._end = until
-        self._next()
-        self._main.acquire()
+        self._switch()
         self._current = None
         if self.failures:
             raise self.failures[0]
@@ -109,10 +107,8 @@ class ThreadSchedule:
             task.owner.is_killed = True
             if not task.is_done:
                 self._enter(task, self.now)
-        self._next()
-        self._main.acquire()
-        for task in self._tasks:
-            task.thread.join()
+        self._switch()
+        assert all(task.is_done for task in self._tasks)
 
     # For tasks
 
@@ -164,23 +160,24 @@ class ThreadSchedule:
                 self.wake(task)
         self._tasks = [task for task in self._tasks if not task.is_done]
 
-    def leave(self) -> None:
-        """The last act of a task."""
-        self._next()
-
     def _enter(self, task: Task, due: float) -> None:
         self._tickets += 1
         task.ticket = self._tickets
         heapq.heappush(self._queue, (due, self._random.random(), task.ticket, task))
 
     def _wait(self, task: Task) -> None:
-        self._next()
-        task.turn.acquire()
+        self._switch()
         if task.owner.is_killed:
             raise Killed
 
-    def _next(self) -> None:
-        """Give the turn to whoever is due first, or to `run`."""
+    def _switch(self) -> None:
+        """Give the turn to the next task, and wait for the own one."""
+        following = self.next_greenlet()
+        if following is not getcurrent():
+            following.switch()
+
+    def next_greenlet(self) -> greenlet:
+        """Of the task that is due first, or of the caller of `run`. It has the turn."""
         queue = self._queue
         while queue and queue[0][0] <= self._end:
             due, _, ticket, task = heapq.heappop(queue)
@@ -194,11 +191,10 @@ class ThreadSchedule:
             self.now = due
             task.ticket = 0
             self._current = task
-            task.turn.release()
-            return
+            return task.greenlet
         if self._end < FOREVER:
             self.now = self._end
-        self._main.release()
+        return self.main
 
 
 class SimEvent:
