@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.operations import OutcomePromise
+from holdfast.broker.delivery.subscriptions import add_subscription
 from holdfast.broker.publish.delayed import OVER, end_delayed
 from holdfast.broker.publish.delayed_table import (
     DELAYED_PREFIX,
@@ -15,9 +16,17 @@ from holdfast.broker.publish.delayed_table import (
     split_publisher,
     with_publisher,
 )
+from holdfast.broker.recovery.session_records import (
+    SubscribeRecord,
+    SubscriptionRow,
+    encode_session,
+)
+from holdfast.broker.recovery.state_records import append_state
+from holdfast.broker.session.session import new_subscription
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.security.acl import AclFile
+from holdfast.storage import record as log_record
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_replay import drain, publish, subscribe
 
@@ -231,6 +240,29 @@ def test_nobody_reads_it_before(bench: NodeBench) -> None:
                    "$queue/$delayed/#"):  # fmt: skip
         assert subscribe(reader, filter).reasons == [0x87], filter
     assert subscribe(reader, "$delayedx/#").reasons == [1]
+
+
+@pytest.mark.parametrize("is_from_snapshot", [False, True])
+@pytest.mark.parametrize("filter", ["$delayed/#", "$share/g/$delayed/#"])
+def test_a_subscription_of_an_older_version_reads_nothing_before(
+    bench: NodeBench, filter: str, is_from_snapshot: bool
+) -> None:
+    reader = bench.connect("r", expiry_s=1000)
+    state = bench.node.state
+    subscribe(reader, "a")
+    # As an older version has recorded it.
+    rows: list[SubscriptionRow] = [(filter, 1, False, False, 0, 0)]
+    payload = encode_session(SubscribeRecord("r", rows, list(state.delivered)))
+    append_state(state, log_record.SESSION, b"r", payload)
+    add_subscription(state, new_subscription(state.sessions["r"], filter, 1, False, False, 0, 0))
+    reader.lose()
+    delay(bench.connect("p"), "$delayed/5/a", "x")
+    bench.crash(snapshot=bench.snapshot() if is_from_snapshot else None)
+    reader = bench.connect("r", clean=False, expiry_s=1000)
+    assert drain(reader) == []
+    assert list(bench.node.state.sessions["r"].subscriptions) == ["a"]
+    bench.advance(5)
+    assert drain(reader) == ["x"]
 
 
 def test_it_is_cancelled(bench: NodeBench) -> None:

@@ -46,7 +46,13 @@ from holdfast.broker.rights import forget
 from holdfast.broker.session.session import Session, Subscription, new_subscription
 from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
 from holdfast.protocol.mqtt.errors import ProtocolViolation
-from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_queue, is_shared
+from holdfast.protocol.topics.names import (
+    InvalidTopic,
+    decode_topic,
+    is_delayed_filter,
+    is_queue,
+    is_shared,
+)
 from holdfast.storage import record as log_record
 from holdfast.storage.batch import Batch
 from holdfast.storage.kinds import KIND_NAMES
@@ -327,6 +333,11 @@ class Recovery(SenderPacketIds):
     def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
         if start and len(start) != self.state.config.partitions:
             raise ValueError(f"a subscription that starts at {len(start)} offsets")
+        if is_delayed_filter(row[0]):
+            # Older versions allowed it. From the log it would get messages before they are due.
+            fields: dict[str, object] = {"client": session.client_id, "filter": row[0]}
+            self.state.note("warning", "delayed_subscription_dropped", fields)
+            return
         subscription = new_subscription(session, *row)
         old = session.subscriptions.get(subscription.filter)
         if old is not None:
