@@ -87,7 +87,7 @@ def test_a_file_is_imported_once(
         assert (topic, json.loads(payload)["ts"]) == ("plant/l1/d2", "2025-10-09T08:53:27.000000Z")
 
         # The tables have the rows at their time.
-        lake = Lake(tmp_path / "lake", spark=no_spark(monkeypatch))
+        lake = Lake(tmp_path / "lake", spark=no_spark())
         assert lake.run(["records", "readings"], source=str(broker.data)).errors == {}
         # The directory and the server of a log have one identity; another broker's is refused.
         port = f"127.0.0.1:{broker.admin_port}"

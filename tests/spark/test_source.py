@@ -18,9 +18,11 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 
 from pyspark.errors import PySparkException  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
+from pyspark.sql.types import DataType  # noqa: E402
 
 from examples.telemetry_report import report  # noqa: E402
 from holdfast.pipeline import decode_properties  # noqa: E402
+from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, spark_type  # noqa: E402
 from holdfast.storage.partition import partition_of  # noqa: E402
 from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION  # noqa: E402
 
@@ -144,6 +146,13 @@ def test_batch_reads_everything_once(
     table = batch(spark, source, tasks=3)
     assert table.rdd.getNumPartitions() == 3
     assert found(table) == keys(journal)
+
+
+def test_types_read_without_spark_are_those_of_its_parser(spark: SparkSession) -> None:
+    plain = ("string", "int", "bigint", "tinyint", "double", "boolean", "binary", "date")
+    kinds = [*plain, "timestamp", "array<int>", *(column.type for column in RECORDS_COLUMNS)]
+    for kind in kinds:
+        assert spark_type(kind) == DataType.fromDDL(kind)
 
 
 def test_batch_of_an_empty_log(

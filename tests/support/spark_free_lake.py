@@ -1,6 +1,6 @@
 """A lake whose steps are small enough for the driver alone, so that no Spark is started.
 
-Only `records` and `readings` can be made this way. Spark is asked for its settings and for types.
+Only `records` and `readings` can be made this way. Spark is asked for its settings.
 """
 
 from collections import Counter
@@ -8,34 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
-from pyspark.sql import types
 
-from holdfast.pipeline.lake import schema
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.files import readable
 from holdfast.pipeline.lake.lake import Lake
 
-PRODUCER = types.StructType()
-PRODUCER.add("id", types.StringType()).add("epoch", types.LongType())
-PRODUCER.add("sequence", types.LongType())
-TYPES: dict[str, types.DataType] = {
-    "string": types.StringType(),
-    "binary": types.BinaryType(),
-    "int": types.IntegerType(),
-    "tinyint": types.ByteType(),
-    "bigint": types.LongType(),
-    "double": types.DoubleType(),
-    "boolean": types.BooleanType(),
-    "timestamp": types.TimestampType(),
-    "date": types.DateType(),
-    "struct<id: string, epoch: bigint, sequence: bigint>": PRODUCER,
-}
 
-
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> Any:
+def no_spark() -> Any:
     """What stands for a session of Spark."""
-    monkeypatch.setattr(schema, "_parse", TYPES.__getitem__)
     context = SimpleNamespace(
         defaultParallelism=2, master="local[2]", setLocalProperty=lambda *_: None
     )

@@ -88,7 +88,7 @@ POINTS = [("file", "staged"), ("file", "recorded"), ("file", "applied"), ("s3", 
 def site(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    spark = no_spark(monkeypatch)
+    spark = no_spark()
     if getattr(request, "param", "file") == "file":
         yield Site(tmp_path, spark, str(tmp_path))
         return

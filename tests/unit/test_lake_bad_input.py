@@ -32,8 +32,8 @@ TABLES = [readings_table()]
 
 
 @pytest.fixture
-def spark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return no_spark(monkeypatch)
+def spark() -> Any:
+    return no_spark()
 
 
 @pytest.fixture

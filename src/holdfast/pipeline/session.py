@@ -212,6 +212,8 @@ SMALL_SETTINGS: Final[dict[str, Any]] = {
     # Java ends before it would have compiled anything to its end.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
+    # Expressions are interpreted: to compile them costs an eighth of a run of few rows.
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": 1,
 }

@@ -1,6 +1,7 @@
 """Columns of tables as Spark and Arrow types, and the check of stored columns against a
 declaration."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -33,6 +34,20 @@ RECORDS_COLUMNS: Final = (
 RECORDS_DESCRIPTION: Final = "Every message of the log as it is stored, once."
 QUARANTINE_DESCRIPTION: Final = "Rows that a table's build could not use, and why."
 
+_SIMPLE_TYPES: Final = {
+    "bigint": "LongType",
+    "binary": "BinaryType",
+    "boolean": "BooleanType",
+    "date": "DateType",
+    "double": "DoubleType",
+    "int": "IntegerType",
+    "string": "StringType",
+    "timestamp": "TimestampType",
+    "tinyint": "ByteType",
+}
+"""The classes of pyspark.sql.types, by the names of the types in SQL."""
+_SIMPLE_STRUCT: Final = re.compile(r"struct<\w+: \w+(, \w+: \w+)*>", re.ASCII)
+
 
 def quarantine_columns() -> tuple[Column, ...]:
     """Return the columns of the stored quarantine table."""
@@ -64,17 +79,29 @@ def struct_type(columns: Names) -> Any:
     result = StructType()
     for name, kind in columns:
         try:
-            result.add(name, _parse(kind))
+            result.add(name, spark_type(kind))
         except (ParseException, ValueError) as error:
             first = str(error).strip().splitlines()[0]
             raise TableError(f"column {name} has type {kind!r}: {first}") from None
     return result
 
 
-def _parse(kind: str) -> Any:
-    from pyspark.sql.types import DataType
+def spark_type(kind: str) -> Any:
+    """Return the Spark type of a SQL type.
 
-    return DataType.fromDDL(kind)
+    Simple types, and structs of these, need no parser. Spark's SQL parser takes a second of
+    processor time to load, which is felt in a short run. Raises ParseException and ValueError for a
+    type that Spark does not know.
+    """
+    from pyspark.sql import types
+
+    if kind in _SIMPLE_TYPES:
+        return getattr(types, _SIMPLE_TYPES[kind])()
+    if _SIMPLE_STRUCT.fullmatch(kind):
+        members = [member.split(": ") for member in kind[len("struct<") : -1].split(", ")]
+        if all(member_kind in _SIMPLE_TYPES for _, member_kind in members):
+            return struct_type([(name, member_kind) for name, member_kind in members])
+    return types.DataType.fromDDL(kind)
 
 
 def arrow_schema(columns: Names) -> Any:
@@ -86,7 +113,7 @@ def arrow_schema(columns: Names) -> Any:
 
 def same_type(one: str, other: str) -> bool:
     """Return whether two spellings name the same Spark type."""
-    return one == other or bool(_parse(one) == _parse(other))
+    return one == other or bool(spark_type(one) == spark_type(other))
 
 
 def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequence[str]) -> str:

@@ -37,6 +37,7 @@ from holdfast.pipeline.lake.schema import (
     check_declared,
     names_of,
     quarantine_columns,
+    spark_type,
     stored_columns,
 )
 from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Outputs, StreamFold, Table, TableError
@@ -315,4 +316,4 @@ def cast_to(frame: DataFrame, columns: Names, what: str) -> DataFrame:
 
 def _cast(name: str, kind: str) -> SparkColumn:
     # A value that does not fit becomes null, whatever rules of casts the session has.
-    return functions.col(f"`{name}`").try_cast(kind).alias(name)
+    return functions.col(f"`{name}`").try_cast(spark_type(kind)).alias(name)

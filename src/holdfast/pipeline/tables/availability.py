@@ -9,6 +9,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 from holdfast.pipeline.decoders.text_payload import ONLINE
 from holdfast.pipeline.lake.table import Column, Grain, Table
@@ -76,7 +77,7 @@ def build_outages(readings: DataFrame) -> DataFrame:
 
 def build_availability(readings: DataFrame) -> DataFrame:
     """Compute the availability of each device and day."""
-    none = F.lit(0).cast("bigint")
+    none = F.lit(0).cast(LongType())
     days = (
         _spans(_events(readings))
         .groupBy("day_us", "device")

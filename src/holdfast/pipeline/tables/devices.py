@@ -4,6 +4,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import (
@@ -76,7 +77,7 @@ def build_windows(readings: DataFrame, unit: str) -> DataFrame:
         "readings",
         per_second("readings", unit).alias("rate"),
         "late",
-        F.size(values).cast("bigint").alias("numbers"),
+        F.size(values).cast(LongType()).alias("numbers"),
         F.get(values, F.lit(0)).alias("min"),
         F.get(values, F.size(values) - 1).alias("max"),
         "mean",

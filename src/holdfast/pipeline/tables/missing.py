@@ -4,6 +4,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, LongType
 
 from holdfast.pipeline.lake.table import Column, Grain, Table
 
@@ -58,13 +59,13 @@ def build_missing(gaps: DataFrame) -> DataFrame:
     """Return each gap without the numbers that came later, as ranges."""
     day = F.date_trunc("day", "opened_at").alias("window_start")
     key = ["stream", "run", "opened_at"]
-    opened = gaps.where("event = 'missing'").select(*key, day, "device", "first", "last")
+    opened = gaps.where(F.col("event") == "missing").select(*key, day, "device", "first", "last")
     filled = (
-        gaps.where("event = 'filled'")
+        gaps.where(F.col("event") == "filled")
         .groupBy(*key)
         .agg(F.sort_array(F.collect_set("first")).alias("numbers"))
     )
-    numbers = F.coalesce(F.col("numbers"), F.array().cast("array<bigint>"))
+    numbers = F.coalesce(F.col("numbers"), F.array().cast(ArrayType(LongType())))
     inside = F.filter(numbers, lambda n: (n >= F.col("first")) & (n <= F.col("last")))
     cuts = F.concat(F.array(F.col("first") - 1), inside, F.array(F.col("last") + 1))
     ranges = F.zip_with(
@@ -75,7 +76,7 @@ def build_missing(gaps: DataFrame) -> DataFrame:
     left = opened.join(filled, key, "left").select(
         "stream", "device", "window_start", "run", "opened_at", F.explode(ranges).alias("range")
     )
-    return left.where("range.first <= range.last").select(
+    return left.where(F.col("range.first") <= F.col("range.last")).select(
         "stream",
         "device",
         "window_start",

@@ -10,6 +10,7 @@ from typing import Final
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, IntegerType
 
 WINDOW_SECONDS: Final = {"minute": 60, "hour": 3600, "day": 86_400}
 OBSERVED_MIN_S: Final = 10.0
@@ -50,10 +51,10 @@ def percentile(values: SparkColumn, share: float) -> SparkColumn:
     """Return a percentile of a sorted array, interpolated linearly (as numpy does). It is null if
     empty."""
     rank = (F.size(values) - 1) * F.lit(share)
-    below = F.floor(rank).cast("int")
+    below = F.floor(rank).cast(IntegerType())
     part = rank - below
-    low = F.get(values, below).cast("double")
-    high = F.coalesce(F.get(values, below + 1).cast("double"), low)
+    low = F.get(values, below).cast(DoubleType())
+    high = F.coalesce(F.get(values, below + 1).cast(DoubleType()), low)
     # Not low + (high - low) * part, because that difference may overflow a double.
     return F.when(F.size(values) > 0, F.when(part == 0, low)
                   .otherwise(low * (1 - part) + high * part))  # fmt: skip

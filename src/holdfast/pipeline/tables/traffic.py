@@ -5,6 +5,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 from holdfast.pipeline.lake.table import RECORDS, Column, Grain, Table
 from holdfast.pipeline.tables.statistics import gathered, per_second, percentile
@@ -63,7 +64,9 @@ _TOPIC_COLUMNS: Final = (
 
 def build_latency(readings: DataFrame) -> DataFrame:
     """Compute the latency per device and minute."""
-    sent = readings.where("position = 0 AND sent_time IS NOT NULL AND NOT is_historical")
+    sent = readings.where(
+        (F.col("position") == 0) & F.col("sent_time").isNotNull() & ~F.col("is_historical")
+    )
     latency_us = F.unix_micros("store_time") - F.unix_micros("sent_time")
     least, most = (F.lit(each * 1_000_000) for each in (-AHEAD_MAX_S, LATENCY_MAX_S))
     believed = F.col("claimed_time").isNull() & latency_us.between(least, most)
@@ -96,7 +99,7 @@ def build_latency(readings: DataFrame) -> DataFrame:
 
 def build_quality(readings: DataFrame) -> DataFrame:
     """Count repetitions, late messages and gaps per device and minute."""
-    rows = readings.where("position = 0")
+    rows = readings.where(F.col("position") == 0)
     again = F.col("metric") == REPEATED
     gap = F.coalesce("gap_before", F.lit(0))
     minute = F.date_trunc("minute", "store_time").alias("window_start")
@@ -112,7 +115,7 @@ def build_quality(readings: DataFrame) -> DataFrame:
 
 def build_topics(records: DataFrame) -> DataFrame:
     """Compute messages and bytes per topic and minute."""
-    size = F.length("payload").cast("bigint")
+    size = F.length("payload").cast(LongType())
     window = F.date_trunc("minute", "timestamp").alias("window_start")
     return (
         records.groupBy("topic", window)
