@@ -24,7 +24,7 @@ from holdfast.cluster.metadata import commands, model
 from holdfast.cluster.metadata.state_machine import decode_request, encode_request
 from holdfast.cluster.partitions import codec as replication
 from holdfast.cluster.partitions.disk_position import DiskPosition, decode_report, encode_report
-from holdfast.cluster.publish import forwarding
+from holdfast.cluster.publish import forward_frames
 from holdfast.cluster.publish.forward_frames import (
     ForwardResult,
     decode_forward,
@@ -187,7 +187,7 @@ def _piece(data: bytes) -> object:
 
 def _publishing() -> Iterator[Sample]:
     records = log_records()
-    data = forwarding._HEAD.pack(5, 1) + batch(records)
+    data = forward_frames.FORWARD_HEAD.pack(5, 1) + batch(records)
     yield _frame("FORWARD", "all_kinds", [(5, 1, expected(records))], data, _forwarded)
     result = (3, 5, 9, 0x97, "quota")
     data = encode_result([ForwardResult(*result)])
