@@ -6,7 +6,7 @@ from unittest.mock import patch
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.session.session import Session
 from holdfast.cluster.metadata.model import WITNESS
-from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
+from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
 from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE
 from tests.sim.plans import settings_for
 from tests.sim.teams import Member
@@ -102,7 +102,7 @@ def test_messages_are_new_unless_a_node_was_lost() -> None:
 
 def test_plans_have_everything() -> None:
     plans = [settings_for(seed) for seed in range(200)]
-    assert {cast for plan in plans for cast in plan.casts} == set(CASTS)
+    assert {cast for plan in plans for cast in plan.casts} == set(ALL_CASTS)
     assert any(plan.has_witness and plan.loses_one for plan in plans)
     for plan in plans:
         assert plan.min_insync == 2 or "wipe" not in plan.faults

@@ -34,12 +34,12 @@ MOVERS: Final = "movers"
 """Sessions that are taken over all the time."""
 CASTS: Final = (LOG, QOS0, TIMED, GROUPS, MOVERS)
 TRAVELLERS: Final = "travellers"
-"""Sessions that begin in the past. They play only when asked for, beside LOG."""
+"""Sessions that begin in the past. They play beside LOG."""
 QUEUES: Final = "queues"
-"""Shared subscriptions that outlive their members: each member's session ends with its connection.
-They play only when asked for."""
+"""Shared subscriptions that outlive their members: each member's session ends with its
+connection."""
 SCHEDULED: Final = "scheduled"
-"""Delayed messages. They play only when asked for."""
+"""Delayed messages."""
 ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED)
 
 

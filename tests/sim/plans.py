@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
+from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, QUEUES, SCHEDULED, TIMED, TRAVELLERS
 from tests.sim.faults import (
     ALL,
     DAMAGE,
@@ -27,6 +27,8 @@ FAULTS: Final = (
     DECAY,
 )  # fmt: skip
 PLAYING: Final = ((LOG,), (LOG,), (LOG, QOS0), (TIMED,), (GROUPS,), (LOG, TIMED), CASTS)
+ALSO_PLAYING: Final = ((QUEUES,), (SCHEDULED,), (GROUPS, QUEUES), (LOG, SCHEDULED, TRAVELLERS))
+"""In a quarter of the seeds, instead of the others."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -53,6 +55,10 @@ def settings_for(
     retention_bytes = chance.choice((0, 8 << 10))
     if casts is None:
         casts = chance.choice(PLAYING)
+        # A stream of its own: the other seeds are the same runs as before.
+        also = random.Random(f"casts/{seed}")
+        if also.random() < 0.25:
+            casts = also.choice(ALSO_PLAYING)
     has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
     loses_one = chance.random() < 0.25
     if DAMAGE in faults:
