@@ -45,6 +45,19 @@ def test_events_and_levels_do_not_share() -> None:
     assert rate.admit("ready", INFO, 0.0)
 
 
+def test_a_line_is_asked_about_before_it_is_made() -> None:
+    """So that a flood of clients pays for no lines that are left out; they are counted alike."""
+    rate = LineRate()
+    asked = [
+        not rate.suppresses("connected", INFO, 0.0) and rate.admit("connected", INFO, 0.0)
+        for _ in range(1000)
+    ]
+    assert sum(asked) == LINES_BURST
+    (summary,) = rate.summaries(1.0)
+    assert summary.lines == 1000 - LINES_BURST
+    assert not rate.suppresses("stopping", CRITICAL, 0.0)
+
+
 def test_errors_are_never_silenced() -> None:
     rate = LineRate()
     seconds = 60

@@ -53,16 +53,24 @@ class LineRate:
         """Return whether the line may be written."""
         if level >= logging.CRITICAL:
             return True
+        if self.suppresses(event, level, now):
+            return False
+        self._bucket(event, level, now).tokens -= 1
+        return True
+
+    def suppresses(self, event: str, level: int, now: float) -> bool:
+        """Return whether the line may not be written, and count it then."""
+        if level >= logging.CRITICAL:
+            return False
         bucket = self._bucket(event, level, now)
         bucket.tokens = min(LINES_BURST, bucket.tokens + (now - bucket.filled_at) * LINES_PER_S)
         bucket.filled_at = now
         if bucket.tokens >= 1:
-            bucket.tokens -= 1
-            return True
+            return False
         if not bucket.left_out:
             bucket.since = now
         bucket.left_out += 1
-        return False
+        return True
 
     def summaries(self, now: float) -> list[Summary]:
         """Return summaries of the lines suppressed since the last call."""

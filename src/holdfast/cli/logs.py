@@ -65,6 +65,14 @@ class LineFilter(logging.Filter):
         record.args = None
         return True
 
+    def suppresses(self, event: str, level: int) -> bool:
+        """Return whether a line would be suppressed, and count it then. It need not be made."""
+        with self._lock:
+            if not self._rate.suppresses(event, level, _now()):
+                return False
+            self._start_timer()
+            return True
+
     def summarise(self) -> None:
         """Write the number of suppressed lines."""
         with self._lock:
@@ -122,12 +130,12 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__(sys.stderr)
         self.setFormatter(formatter)
-        self._lines = LineFilter(self)
-        self.addFilter(self._lines)
+        self.lines = LineFilter(self)
+        self.addFilter(self.lines)
 
     def close(self) -> None:
         # Called by logging.shutdown at the end of the process.
-        self._lines.summarise()
+        self.lines.summarise()
         super().close()
 
 
@@ -136,6 +144,8 @@ def set_up_logging(level: str, format: str, node_id: str = "") -> None:
 
     `node_id`: the node's name, a member of each JSON line.
     """
+    from holdfast.server.event_loop.note_ring import NOTE_LINES
+
     formatter: logging.Formatter
     if format == "json":
         formatter = _JsonFormatter(node_id)
@@ -147,6 +157,7 @@ def set_up_logging(level: str, format: str, node_id: str = "") -> None:
         logger.handlers = [handler]
         logger.propagate = False
     logging.getLogger(LOGGERS[0]).setLevel(level.upper())
+    NOTE_LINES.suppresses = handler.lines.suppresses
     _spare_lookups()
 
 

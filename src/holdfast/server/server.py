@@ -19,7 +19,7 @@ from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
 from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
-from holdfast.server.event_loop.broker import LEVELS, Broker
+from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.io_workers.pool import IoWorkers
@@ -329,7 +329,7 @@ class Server:
         if self.admin is not None:
             self.admin.context = made.admin_context
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
-        logger.setLevel(LEVELS[made.config.logging.level])
+        logger.setLevel(made.config.logging.level.upper())
         self._count_reload("reloads")
         done = Reloaded(made.applied, [*made.needs_restart, *failed], disconnected)
         logger.info("reloaded settings=%s needs_restart=%s disconnected=%d", *astuple(done))

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from holdfast.broker.effects import (
     AskRights,
@@ -31,7 +31,7 @@ from holdfast.server.disk.journal_writer import JournalWriter
 from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.identity_checks import IdentityChecks
 from holdfast.server.event_loop.log_reads import LogReads
-from holdfast.server.event_loop.note_ring import NoteRing
+from holdfast.server.event_loop.note_ring import NOTE_LINES, NoteRing
 from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
 from holdfast.storage.journal.segment import WriteGroup
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from holdfast.security.dynamic.commands import SecurityChange
 
 logger = logging.getLogger("holdfast")
-
-LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-
 
 class Broker:
     """Connects a `Node` to sockets, the journal's writer, the log's reader and password checks."""
@@ -148,11 +145,7 @@ class Broker:
                 transport.resume_reading()
         elif isinstance(effect, Note):
             self.notes.add(self.node.state.wall_us, effect)
-            level = LEVELS[effect.level]
-            if logger.isEnabledFor(level):
-                # The values stay arguments, because the log's handler truncates each of them.
-                text = " ".join([effect.event, *(f"{key}=%r" for key in effect.fields)])
-                logger.log(level, text, *effect.fields.values())
+            NOTE_LINES.write(effect)
         elif isinstance(effect, Cut):
             transport = effect.connection.transport
             if isinstance(transport, ClientTransport):
