@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.broker.effects import (
     AskRights,
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from holdfast.security.dynamic.commands import SecurityChange
 
 logger = logging.getLogger("holdfast")
+
+ROUNDING_S: Final = 0.00051
+"""Added to the time of a timer, because uvloop rounds to the nearest millisecond. A timer that
+fired too early would be set for now, again and again, until its time has come."""
+
 
 class Broker:
     """Connects a `Node` to sockets, the journal's writer, the log's reader and password checks."""
@@ -117,7 +122,7 @@ class Broker:
             if self.timer is not None:
                 self.timer.cancel()
             self.timer_at = when
-            self.timer = self.loop.call_at(when, self.fire)
+            self.timer = self.loop.call_at(when + ROUNDING_S, self.fire)
 
     def fire(self) -> None:
         self.timer = None
