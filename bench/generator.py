@@ -4,6 +4,7 @@ Started by the comparison as `python -m bench.generator SCENARIO PORT PID WARM_U
 """
 
 import json
+import select
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,37 @@ def run_flows(
             loop.run_once(0.1)
         return Sample(broker_pid, sum(flow.delivered() for flow in made))
 
-    measurement = sample_after(warm_up_s).until(sample_after(measure_s))
+    return settle(sample_after(warm_up_s).until(sample_after(measure_s)), made, loop)
+
+
+def run_paced_flows(
+    scenario: Scenario, port: int, broker_pid: int, warm_up_s: float, measure_s: float
+) -> Measurement:
+    """Publishes to each topic in turn, at even intervals."""
+    loop = Loop()
+    made = open_flows(scenario, port, loop)
+    start = time.monotonic()
+    sent = 0
+
+    def sample_after(duration_s: float) -> Sample:
+        nonlocal sent
+        end = time.monotonic() + duration_s
+        while (now := time.monotonic()) < end:
+            due_s = start + sent / scenario.rate - now
+            # select(2) waits in microseconds, epoll in ms.
+            if select.select([loop.epoll], [], [], max(0.0, due_s))[0]:
+                loop.run_once(0.0)
+            elif not made[sent % len(made)].fill():
+                raise ValueError("the broker does not keep up")
+            else:
+                sent += 1
+        return Sample(broker_pid, sum(flow.delivered() for flow in made))
+
+    return settle(sample_after(warm_up_s).until(sample_after(measure_s)), made, loop)
+
+
+def settle(measurement: Measurement, made: list[flows.Flow], loop: Loop) -> Measurement:
+    """Wait until everything under way has arrived, and count what has not."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     while time.monotonic() < deadline and not all(flow.is_settled() for flow in made):
         loop.run_once(0.1)
@@ -88,6 +119,8 @@ def run(
         return idle.run(scenario, port, broker_pid)
     if scenario.figure is Figure.LATENCY:
         return paced.run_latency(scenario, port, broker_pid, warm_up_s, measure_s)
+    if scenario.rate and scenario.qos:
+        return run_paced_flows(scenario, port, broker_pid, warm_up_s, measure_s)
     if scenario.rate:
         return paced.run_spread(scenario, port, broker_pid, warm_up_s, measure_s)
     return run_flows(scenario, port, broker_pid, warm_up_s, measure_s)

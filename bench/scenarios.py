@@ -191,6 +191,18 @@ SCENARIOS = (
         durability="fsync",
     ),
     Scenario(
+        "fsync-qos1-paced",
+        "QoS 1, 50 to 50 at 2,000 messages/s, one a write, fdatasync before PUBACK",
+        Figure.CPU,
+        2.25,
+        qos=1,
+        topics=50,
+        lag_max=200,
+        batch=1,
+        rate=2000.0,
+        durability="fsync",
+    ),
+    Scenario(
         "fsync-latency",
         "QoS 1, 1 to 1 at 2,000 messages/s, fdatasync before PUBACK",
         Figure.LATENCY,
