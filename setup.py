@@ -15,6 +15,7 @@ from setuptools.command.build_ext import build_ext
 
 HOT = [
     "storage/journal/active_index.py",
+    "storage/journal/commit_pace.py",
     "storage/reading/cache.py",
     "storage/reading/cursor.py",
     "storage/journal/epoch_table.py",

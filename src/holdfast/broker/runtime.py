@@ -26,13 +26,14 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
+from holdfast.storage.journal.commit_pace import CommitPace, JournalWaits
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.reading.cursor import ReadResult
 from holdfast.storage.reading.starts import FoundStart
 from holdfast.storage.record import Record
 
 GATHERED_BYTES = 1 << 20
-"""The pending bytes that are written at once, also with durability "memory"."""
+"""The pending bytes that are written at once, though records gather."""
 
 
 class JournalPort(Protocol):
@@ -94,9 +95,9 @@ class Runtime:
         journal: JournalPort,
         reader: ReadPort,
         clients: ClientPort,
-        memory_flush_s: float = 0.0,
+        waits: JournalWaits | None = None,
     ) -> None:
-        """`memory_flush_s`: the seconds for which records gather with durability "memory"."""
+        """`waits`: None: records wait for no others."""
         self.node = node
         self.state: NodeState = node.state
         self.writer = journal
@@ -115,8 +116,10 @@ class Runtime:
         self._idle_waiters: list[Callable[[], None]] = []
         # Reads of records that are not in the file yet.
         self.deferred: list[Effect] = []
-        self._memory_flush_s = memory_flush_s
-        # With durability "memory": the time at which the pending records are written.
+        waits = waits or JournalWaits()
+        self._memory_flush_s = waits.memory_s
+        self._pace = CommitPace(waits.durable_s) if waits.durable_s else None
+        # The time at which the records that gather are written.
         self._flush_at: float | None = None
 
     # The turn
@@ -165,7 +168,7 @@ class Runtime:
 
     def write_journal(self, at_once: bool) -> None:
         """Hand the pending records to the writer if it is free; later ones form the next group.
-        With durability "memory" they gather, unless `at_once`, for some time or up to 1 MiB."""
+        They may gather before, unless `at_once`, for some time or up to 1 MiB."""
         state = self.state
         journal = state.journal
         if state.memory:
@@ -179,6 +182,9 @@ class Runtime:
             self._oldest_at = state.now
         if self.group_in_flight:
             return
+        if not at_once and self._pace is not None and self._gathers(self._pace):
+            return
+        self._flush_at = None
         group = journal.close_write_group()
         if group is None:
             self._wake_waiters()
@@ -188,6 +194,19 @@ class Runtime:
         self._group_oldest_at, self._oldest_at = self._oldest_at, 0.0
         self._group_taken(group)
         self.writer.submit(group)
+
+    def _gathers(self, pace: CommitPace) -> bool:
+        """Whether the pending records wait for others before they are committed."""
+        state = self.state
+        pending_bytes = state.journal.pending_bytes
+        if state.memory or not pending_bytes or pending_bytes >= GATHERED_BYTES:
+            return False
+        if self._flush_at is None:
+            wait_s = pace.wait_s(state.now, state.journal.sequence)
+            if wait_s == 0.0:
+                return False
+            self._flush_at = state.now + wait_s
+        return state.now < self._flush_at
 
     def _group_taken(self, group: WriteGroup) -> None:
         """Note that the writer receives the group."""

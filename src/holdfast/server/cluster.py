@@ -43,6 +43,7 @@ from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.replacement import AsideDirectory
 from holdfast.storage.files.data_directory import DataDirectoryError
+from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.segment_reader import Damage
 
@@ -112,7 +113,7 @@ class ClusterMembership:
             self._loop,
             storage,
             password_file,
-            memory_flush_s=config.log.memory_flush_ms / 1000,
+            waits=JournalWaits(),
             disk_stall_s=config.cluster.disk_stall_s,
             on_failed=on_failed,
             raft_files=raft_files,

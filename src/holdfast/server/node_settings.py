@@ -12,7 +12,13 @@ from holdfast.config.schema import Config
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.trace_export import tracer_for
 from holdfast.server.security_files import SecurityFiles, authenticates_users
+from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.journal import Journal
+
+
+def journal_waits(config: Config) -> JournalWaits:
+    log = config.log
+    return JournalWaits(log.memory_flush_ms / 1000, log.commit_gather_ms / 1000)
 
 
 def node_config(config: Config) -> NodeConfig:

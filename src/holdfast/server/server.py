@@ -24,7 +24,7 @@ from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.io_workers.pool import IoWorkers
 from holdfast.server.maintenance import Maintenance
-from holdfast.server.node_settings import new_node, node_config
+from holdfast.server.node_settings import journal_waits, new_node, node_config
 from holdfast.server.reload import (
     Preparation,
     Preparations,
@@ -204,7 +204,7 @@ class Server:
             asyncio.get_running_loop(),
             storage,
             self._security.passwords,
-            self.config.log.memory_flush_ms / 1000,
+            journal_waits(self.config),
             self.fail,
             sharing.confirm if sharing is not None else None,
         )

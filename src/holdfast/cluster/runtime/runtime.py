@@ -26,6 +26,7 @@ from holdfast.cluster.runtime.fitness import Fitness
 from holdfast.cluster.runtime.ports import ClusterPorts
 from holdfast.cluster.runtime.probes import ClusterProbes
 from holdfast.cluster.runtime.replacement import Replacement
+from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.watermarks import Checkpoint
 
@@ -46,12 +47,10 @@ class ClusterRuntime(Runtime):
         ports: ClusterPorts,
         replacement: Replacement,
         disk_stall_s: float,
-        memory_flush_s: float = 0.0,
+        waits: JournalWaits | None = None,
     ) -> None:
         """`disk_stall_s`: the longest normal write in seconds."""
-        super().__init__(
-            cluster_node.node, ports.journal, ports.reader, ports.clients, memory_flush_s
-        )
+        super().__init__(cluster_node.node, ports.journal, ports.reader, ports.clients, waits)
         self.cluster_node = cluster_node
         self.replacement = replacement
         self.disk = DiskWatch(disk_stall_s)

@@ -34,6 +34,7 @@ from holdfast.server.event_loop.log_reads import LogReads
 from holdfast.server.event_loop.note_ring import NOTE_LINES, NoteRing
 from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
+from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.segment import WriteGroup
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Broker:
         loop: asyncio.AbstractEventLoop,
         storage: Storage,
         password_file: PasswordFile | None,
-        memory_flush_s: float,
+        waits: JournalWaits,
         on_failed: Callable[[BaseException], None],
         confirm: Callable[[], None] | None = None,
     ) -> None:
@@ -67,7 +68,7 @@ class Broker:
         self.created = storage.directory.manifest.created
         """The time at which the data directory was made."""
         self.on_failed = on_failed
-        self.memory_flush_s = memory_flush_s
+        self.waits = waits
         self.writer = JournalWriter(
             storage.directory,
             loop.call_soon_threadsafe,
@@ -99,7 +100,7 @@ class Broker:
 
     def new_runtime(self) -> Runtime:
         """Return what orders the turns, connected to the parts above."""
-        return Runtime(self.node, self.writer, self.reads, self, self.memory_flush_s)
+        return Runtime(self.node, self.writer, self.reads, self, self.waits)
 
     # The turn
 

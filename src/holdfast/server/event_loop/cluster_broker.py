@@ -19,6 +19,7 @@ from holdfast.server.disk.storage import Storage, report_damage
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.peers.questions import PeerQuestions
+from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.watermarks import Checkpoint
 from holdfast.storage.reading.segment_reader import Damage
 
@@ -35,7 +36,7 @@ class ClusterBroker(Broker):
         storage: Storage,
         password_file: PasswordFile | None,
         *,
-        memory_flush_s: float,
+        waits: JournalWaits,
         disk_stall_s: float,
         on_failed: Callable[[BaseException], None],
         raft_files: RaftFiles,
@@ -60,14 +61,14 @@ class ClusterBroker(Broker):
             on_written=self._raft_written,
             on_failed=on_failed,
         )
-        super().__init__(cluster_node.node, loop, storage, password_file, memory_flush_s, on_failed)
+        super().__init__(cluster_node.node, loop, storage, password_file, waits, on_failed)
         storage.opened.store.on_damage = self._found_damage
 
     def new_runtime(self) -> Runtime:
         """Return what orders the turns of a cluster node."""
         ports = ClusterPorts(self.writer, self.reads, self, self._raft, self.links, self._process)
         self.cluster = ClusterRuntime(
-            self._cluster_node, ports, self._replacement, self._disk_stall_s, self.memory_flush_s
+            self._cluster_node, ports, self._replacement, self._disk_stall_s, self.waits
         )
         return self.cluster
 
