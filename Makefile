@@ -26,6 +26,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* \
   unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* unit/test_lease* \
   unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* \
+  unit/test_documents* unit/test_imports* unit/test_site* unit/test_tidy* \
   unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
   unit/test_websocket_client*

@@ -399,6 +399,8 @@ class ControllerWorld:
         ]
 
     def require_perfect(self) -> None:
+        """Raises Wrong. Where fewer nodes than `min_insync` may take copies, those that are to
+        leave keep theirs: the partition would commit nothing without them."""
         eligible = self.eligible()
         copies = min(self.metadata.replication_factor, len(eligible))
         for number, info in enumerate(self.metadata.partitions):
@@ -409,7 +411,12 @@ class ControllerWorld:
                 and not info.adding
                 and info.leader == info.replicas[0]
             )
-            if not is_whole:
+            keeps_more = (
+                len(eligible) < self.metadata.min_insync
+                and info.leader in eligible
+                and len(info.in_sync) >= self.metadata.min_insync
+            )
+            if not is_whole and not keeps_more:
                 raise Wrong(f"partition {number} of {sorted(eligible)} stays {info}")
         for what, loads in (("leaders", self.led()), ("replicas", self.held())):
             if max(loads) - min(loads) > 1:
