@@ -13,6 +13,7 @@ from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.listener_files import ListenerFiles
 from holdfast.server.sockets.listeners import OpenListener, reserve
+from holdfast.storage.journal.commit_pace import JournalWaits
 
 SEGMENT_BYTES = 1 << 20
 
@@ -34,7 +35,7 @@ class LoopBroker:
         node = Node(self.config, storage.journal)
         node.tick(loop.time(), time.time_ns() // 1000)
         storage.recover_into(node.state)
-        self.broker = Broker(node, loop, storage, None, 0.005, self.failures.append)
+        self.broker = Broker(node, loop, storage, None, JournalWaits(0.005), self.failures.append)
         self.broker.touch()
         node.start()
         listener = Listener(port=0)
