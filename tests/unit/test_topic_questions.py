@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.broker.recorded_state import TOPIC_RIGHTS
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.security.acl import AclFile
@@ -261,3 +262,90 @@ def test_decisions_are_bounded() -> None:
     assert rules.next_end() is None
     assert rules.filter_count < 100
     assert rules.can_read("0")
+
+
+@pytest.mark.parametrize("verdict", [ALLOW, FAILED])
+def test_a_group_waits_for_a_member_about_which_the_service_has_not_decided(verdict: str) -> None:
+    """Another member of the group may not read the message."""
+    bench = asked_bench()
+    client = connect(bench, "c", expiry_s=1000)
+    client.send(subscribe("$share/g/#", 1))
+    settled(bench, allow)
+    bench.rights = AclFile.parse("topic read b\n", "acl").for_client(None, "other")
+    other = bench.connect("other")
+    other.send(subscribe("$share/g/#", 1))
+    client.lose()
+    again = connect(bench, "c", expiry_s=1000)
+    writer = connect(bench, "w")
+    writer.send(publish("a", b"x", 1, 1))
+    resumed, published = bench.questions
+    bench.questions = [published]
+    settled(bench, allow)
+    assert bench.node.state.stats.dropped_unreadable == 0
+    bench.questions = [resumed]
+    settled(bench, lambda action, topic: verdict)
+    if verdict == FAILED:
+        bench.verdicts = allow
+        again = connect(bench, "c", expiry_s=1000)
+    assert again.payloads() == [b"x"]
+    assert other.payloads() == []
+
+
+def test_a_failure_counts_for_a_second_beside_a_decision_that_lasts() -> None:
+    bench = asked_bench()
+    client = connect(bench, "c")
+    client.send(publish("lasts", b"x"))
+    settled(bench, allow)
+    client.send(publish("fails", b"x"))
+    settled(bench, fail)
+    bench.advance(1.1)
+    client.send(publish("fails", b"x"))
+    assert settled(bench, allow) == [("publish", "fails")]
+
+
+def test_a_closed_connection_leaves_no_timer_behind() -> None:
+    bench = asked_bench()
+    client = connect(bench, "c")
+    client.send(publish("a", b"x"))
+    settled(bench, allow)
+    client.lose()
+    timers = bench.node.state.timers
+    assert [each[2].kind for each in timers if each[2].kind == TOPIC_RIGHTS] == []
+
+
+def test_packets_behind_a_filter_wait_for_its_start_in_the_past() -> None:
+    bench = asked_bench()
+    bench.node.state.acl = AclFile.parse("topic history #\n", "acl")
+    client = connect(bench, "c")
+    client.take()
+    bench.delay_reads = True
+    client.send(subscribe("$stream/@last:1/a", 1, 1), m.Unsubscribe(2, ["a"]))
+    settled(bench, allow)
+    assert client.take() == []
+    bench.delay_reads = False
+    bench.run()
+    assert [type(each) for each in client.take()] == [m.Suback, m.Unsuback]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_session_whose_client_is_refused_or_leaves_stays_as_it_was(waits: bool) -> None:
+    """The CONNECT that is refused asked for a session that ends with its connection."""
+    bench = asked_bench()
+    client = connect(bench, "c", expiry_s=1000)
+    client.send(subscribe("a", 1))
+    settled(bench, allow)
+    client.lose()
+    writer = connect(bench, "w")
+    writer.send(publish("a", b"x", 1, 1))
+    settled(bench, allow)
+    bench.rights = AskedRules()
+    again = bench.connect("c", 5, clean=False)
+    if not waits:
+        again.lose()
+    settled(bench, fail)
+    bench.verdicts = allow
+    assert connect(bench, "c", expiry_s=1000).payloads() == [b"x"]
+    # A CONNECT that is accepted does end it.
+    bench.rights = AskedRules()
+    bench.connect("c", 5, clean=False).lose()
+    assert "c" not in bench.node.state.sessions

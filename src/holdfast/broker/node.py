@@ -48,7 +48,7 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import STEPS_PER_TURN, NodeState
 from holdfast.broker.sys_topics import SysTopics
-from holdfast.broker.topic_rights.questions import is_waiting
+from holdfast.broker.topic_rights.questions import forget_decisions, is_waiting
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode, decode_ack
 from holdfast.protocol.mqtt.encode import PINGRESP_BYTES
@@ -187,6 +187,7 @@ class Node:
         if isinstance(connection.proof, Proof):
             self.state.cancel(connection.proof.timer)
         release_meter(self.state, connection)
+        forget_decisions(self.state, connection)
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
 

@@ -156,7 +156,8 @@ def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
 def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
     """Whether any member of the group, connected or not, may receive a message of this topic. A
     queue waits for one that may. Otherwise a client that may read nothing, which anybody may let
-    subscribe, would empty it."""
+    subscribe, would empty it. The group also waits for a member about whose filter a service has
+    not decided since it came back."""
     if not has_rules(state) or group.key in state.cluster.queues():
         return True
     if group.readable_at != group.changes or len(group.readable) >= READABLE_MAX:
@@ -164,10 +165,18 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
         group.readable_at = group.changes
     known = group.readable.get(topic)
     if known is None:
-        known = any(may_read_later(state, session, topic) for session in group.members)
+        known = any(
+            may_read_later(state, session, topic) or _is_undecided(session, group.filter)
+            for session in group.members
+        )
         if len(topic) <= READABLE_TOPIC_BYTES:
             group.readable[topic] = known
     return known
+
+
+def _is_undecided(session: Session, filter: str) -> bool:
+    rules = session.rights.acl if isinstance(session.rights, Rights) else None
+    return isinstance(rules, AskedRules) and not rules.has_decision(filter)
 
 
 def has_rules(state: NodeState) -> bool:

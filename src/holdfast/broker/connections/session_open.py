@@ -48,10 +48,14 @@ ROOMY_PACKET_BYTES: Final = 1024
 class ConnackPromise(Promise):
     """The promise of a CONNACK for a session that must be in the log first."""
 
-    def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
+    def __init__(
+        self, connection: Connection, session: Session, data: bytes, earlier_expiry_s: int
+    ) -> None:
+        """`earlier_expiry_s`: the expiry interval of the session before this CONNECT."""
         super().__init__(connection)
         self.session = session
         self.data = data
+        self.earlier_expiry_s = earlier_expiry_s
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
@@ -59,7 +63,9 @@ class ConnackPromise(Promise):
         assert connection is not None
         if connection.state != OPENING or session.connection is not connection:
             return
-        if session.subscriptions and waits_for_decisions(state, connection, session, self):
+        if session.subscriptions and waits_for_decisions(
+            state, connection, session, self, self.earlier_expiry_s
+        ):
             return
         connection.state = OPEN
         note_connected(state, connection, session)
@@ -192,13 +198,14 @@ def _open_here(
         # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
         present = True
     session.epoch += 1
+    earlier_expiry_s = session.expiry_s
     _attach(state, connection, session, will_of(packet), expiry_s)
     _apply_limits(state, connection, session)
     # [MQTT-3.2.2-6] no session, no session present
     reply = _connack(connection, present, answer)
     session.recorded = expiry_s > 0 or session.will is not None
     connection.state = OPENING
-    promise = ConnackPromise(connection, session, reply)
+    promise = ConnackPromise(connection, session, reply, earlier_expiry_s)
     # The end of a durable session must be in the log too, or after a crash it would be back.
     if session.recorded or was_recorded:
         connection.input_paused = True
@@ -247,11 +254,12 @@ def finish_open(
 ) -> None:
     """Complete an open in a cluster: this node owns the session, which is in no table here yet."""
     state.sessions[session.client_id] = session
+    earlier_expiry_s = session.expiry_s
     _attach(state, connection, session, opening.will, opening.expiry_s)
     _apply_limits(state, connection, session)
     session.recorded = opening.expiry_s > 0 or session.will is not None
     reply = _connack(connection, present, opening.reply_properties)
-    ConnackPromise(connection, session, reply).release(state)
+    ConnackPromise(connection, session, reply, earlier_expiry_s).release(state)
     expel_if_banned(state, connection)
 
 

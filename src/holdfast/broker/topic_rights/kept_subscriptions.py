@@ -16,19 +16,35 @@ from holdfast.protocol.mqtt import reasons
 
 
 def waits_for_decisions(
-    state: NodeState, connection: Connection, session: Session, promise: Promise
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    promise: Promise,
+    earlier_expiry_s: int,
 ) -> bool:
     """Whether a service must be asked about the session's subscriptions. The promise, that of
-    CONNACK, is released after its answers."""
-    return asks_to_resume(state, connection, session, partial(_proceed, promise, session))
+    CONNACK, is released after its answers. `earlier_expiry_s`: see `ConnackPromise`.
+
+    Until then the session lasts as long as before. Counter-example: a CONNECT asks for an expiry of
+    0, the service fails or the client does not wait for it, and the session ends with its messages.
+    """
+    expiry_s = session.expiry_s
+    proceed = partial(_proceed, promise, session, expiry_s)
+    is_asked = asks_to_resume(state, connection, session, proceed)
+    if is_asked:
+        session.expiry_s = max(expiry_s, earlier_expiry_s)
+    return is_asked
 
 
-def _proceed(promise: Promise, session: Session, state: object, connection: Connection) -> None:
+def _proceed(
+    promise: Promise, session: Session, expiry_s: int, state: object, connection: Connection
+) -> None:
     assert isinstance(state, NodeState)
     rules = asked_rules(connection)
     if connection.state != OPENING or rules is None:
         return
     if not rules.unanswered:
+        session.expiry_s = expiry_s
         promise.release(state)
         return
     # A client that is refused leaves no will behind.

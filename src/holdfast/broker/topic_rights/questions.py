@@ -119,7 +119,8 @@ def asks_to_resume(
     rules = asked_rules(connection)
     if rules is None or not session.subscriptions:
         return False
-    wanted = rules.unasked(session.subscriptions, state.now)
+    # All decisions count here, also one whose time was over when the last reply came.
+    wanted = rules.unasked(session.subscriptions, float("-inf"))
     rules.unanswered = frozenset()
     if wanted:
         _ask(state, rules, AskTopics(connection, SUBSCRIBE, wanted, proceed))
@@ -156,7 +157,12 @@ def handle_topics(state: NodeState, effect: AskTopics, answers: list[tuple[str, 
         rules.unanswered = frozenset(failed)
         _change_reads(state, connection, rules)
     if effect.proceed is not None:
+        connection.input_paused = False
         effect.proceed(state, connection)
+        if connection.input_paused:
+            # It waits for something else now: the start of a subscription in the past.
+            return
+        connection.input_paused = True
     state.effects.append(ResumeInput(connection))
 
 
@@ -177,9 +183,26 @@ def _decide_publish(
         rights.forget_writes()
     else:
         rights.forget_write(topic.encode())
-    if not rules.is_timed:
-        rules.is_timed = True
-        state.arm(state.now + max(lasts_s, EXPIRY_STEP_S), TOPIC_RIGHTS, connection)
+    _arm(state, connection, rules, state.now + lasts_s)
+
+
+def _arm(state: NodeState, connection: Connection, rules: AskedRules, end: float) -> None:
+    """Make sure that the decisions are looked at when one of them ends. Of two timers the earlier
+    one stays: a failure of a second may follow a decision of a day."""
+    when = max(end, state.now + EXPIRY_STEP_S)
+    if rules.timer is None or when < rules.timer_at:
+        state.cancel(rules.timer)
+        rules.timer = state.arm(when, TOPIC_RIGHTS, connection)
+        rules.timer_at = when
+
+
+def forget_decisions(state: NodeState, connection: Connection) -> None:
+    """Cancel the timer of a connection that is closed. It would keep the connection and up to
+    `PUBLISH_BYTES_MAX` in memory, maybe for a day."""
+    rules = asked_rules(connection)
+    if rules is not None:
+        state.cancel(rules.timer)
+        rules.timer = None
 
 
 def _change_reads(state: NodeState, connection: Connection, rules: AskedRules) -> None:
@@ -205,7 +228,7 @@ def handle_topic_expiry(state: NodeState, connection: Connection) -> None:
         return
     for topic in rules.expire(state.now):
         rights.forget_write(topic.encode())
+    rules.timer = None
     end = rules.next_end()
-    rules.is_timed = end is not None
     if end is not None:
-        state.arm(max(end, state.now + EXPIRY_STEP_S), TOPIC_RIGHTS, connection)
+        _arm(state, connection, rules, end)

@@ -71,8 +71,9 @@ class AskedRules(ClientRules):
         """The rules that decide where the service does not; None: nothing is allowed there."""
         self.is_asking = False
         """Whether a question is open. The client's packets wait meanwhile."""
-        self.is_timed = False
-        """Whether the timer of `expired` runs."""
+        self.timer: object = None
+        """The timer for the decision to publish that ends first, or None."""
+        self.timer_at = 0.0
         self.will_verdict = ""
         self.unanswered: frozenset[str] = frozenset()
         """The filters of the present SUBSCRIBE that the service has not decided about."""
@@ -140,6 +141,10 @@ class AskedRules(ClientRules):
         for plain in [each for each in self._filters if each not in subscribed]:
             del self._filters[plain]
             self._granted.remove(plain, plain)
+
+    def has_decision(self, plain: str) -> bool:
+        """Whether the service has decided about a filter since the client connected."""
+        return plain in self._filters
 
     @property
     def filter_count(self) -> int:
