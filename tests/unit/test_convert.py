@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,34 @@ def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:
         directory.remove_snapshot(number)
     with pytest.raises(ConversionError, match="begins behind its newest snapshot"):
         convert(data, tmp_path / "other", PLAN)
+
+
+def test_a_member_expires_before_the_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue has its QoS 1 messages again. Its QoS 2 ones are finished, and its group ends."""
+    data, cluster, single = (tmp_path / each for each in ("data", "cluster", "single"))
+    with Broker(data=data, settings=SETTINGS) as broker, wire.Wire(broker.port) as publisher:
+        publisher.connect("publisher")
+        with wire.Wire(broker.port) as member:
+            member.connect("member", expiry_s=60, will=wire.Will("wills/member", b"gone", 1))
+            member.subscribe(("$queue/line/#", 2), (TEAM, 2))
+            for number in range(4):
+                publisher.publish("line/1", b"%d" % number, 1 + number % 2)
+                publisher.publish("jobs/1", b"%d" % number, 1 + number % 2)
+            for _ in range(8):
+                member.expect(wire.PUBLISH)
+            member.send(wire.disconnect(0x04))
+            member.wait_closed()
+    now_ns = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: now_ns() + 61 * 10**9)
+    convert(data, cluster, PLAN)
+    assert state_of(cluster).lasting() == state_of(data).lasting()
+    convert(cluster, single, None)
+    monkeypatch.undo()
+    with Broker(data=single, settings=SETTINGS) as broker, wire.Wire(broker.port) as member:
+        member.connect("another")
+        member.subscribe(("$queue/line/#", 2), (TEAM, 2))
+        assert [member.message().payload for _ in range(2)] == [b"0", b"2"]
+        member.ping()
+        assert not member.inbox

@@ -7,11 +7,16 @@ Invariant of a group: a record is finished, or it is at or above the group's pos
 `finished`. A QoS 1 record that a member has not acknowledged is given back to the group, because
 the two kinds of nodes differ in who keeps it. A QoS 2 record stays with its member, which alone may
 receive it again.
+
+A session whose time is over has ended, although no node was there to record it. Its group has the
+QoS 1 records again, and has finished the QoS 2 ones, as when a node ends a session. [MQTT-4.8.2-4]
+[MQTT-4.8.2-5] Counter-example: a member with an expiry of 30 s had ten messages of a queue, and the
+broker has been down for a minute. No other member would get the messages.
 """
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.broker.recorded_state import RecordedState
@@ -30,7 +35,6 @@ from holdfast.broker.recovery.snapshot_entries import (
     first_starts,
     snapshot_entries,
 )
-from holdfast.broker.recovery.state_records import is_durable_group
 from holdfast.broker.session.session import NEVER_EXPIRES, SENT, Group, Inflight, Session
 from holdfast.broker.session.state import in_sending_order
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -120,6 +124,7 @@ def carry(recovery: Recovery, opened: OpenedJournal) -> CarriedState:
     """The state that `recovery` has after the last record of the log, at the time of its clock."""
     state = recovery.state
     given_back: dict[str, set[Place]] = {}
+    ended: set[Session] = set()
     sessions = []
     queues = {}
     for client_id, session in state.sessions.items():
@@ -128,9 +133,11 @@ def carry(recovery: Recovery, opened: OpenedJournal) -> CarriedState:
             queues[client_id] = list(start or [0] * state.config.partitions)
             continue
         found = _session(recovery, session, given_back)
+        if found is None or not found.expiry_s:
+            ended.add(session)
         if found is not None:
             sessions.append(found)
-    groups = _Groups(recovery, opened, given_back)
+    groups = _Groups(recovery, opened, given_back, ended)
     entries = [
         entry
         for entry in snapshot_entries(state)
@@ -142,7 +149,8 @@ def carry(recovery: Recovery, opened: OpenedJournal) -> CarriedState:
 def _session(
     recovery: Recovery, session: Session, given_back: dict[str, set[Place]]
 ) -> CarriedSession | None:
-    """The session; None if it has ended. `given_back`: receives the records that go back."""
+    """The session; None if it has ended without a will. `given_back`: receives the records that go
+    back."""
     state = recovery.state
     is_open = session in recovery.open or session.owner != ""
     gone_us = 0 if is_open else max(0, state.wall_us - session.disconnected_us)
@@ -152,11 +160,8 @@ def _session(
     will = None if session.will is None else will_entry(session.will)
     if will is not None:
         will.delay_s = max(0, will.delay_s - gone_us // 1_000_000)
-    if not expiry_s and will is None:
-        return None
-    positions = first_starts(state, session) if session.positions is None else session.positions
-    replays = replay_entries(session)
-    return CarriedSession(
+    inflight = _kept_inflight(session, given_back)
+    carried = CarriedSession(
         session.client_id,
         max(1, session.epoch),
         expiry_s,
@@ -164,12 +169,26 @@ def _session(
         session.is_owned,
         is_open or _may_be_sent(recovery, session.client_id),
         will,
-        [(subscription_row(each), each.start) for each in session.subscriptions.values()],
-        replays if isinstance(replays, dict) else {},
-        list(map(min, positions, state.journal.next_offset)),
-        _kept_inflight(session, given_back),
-        sorted(session.done or ()),
-        _inbound(recovery, session),
+        subscriptions=[],
+        replays={},
+        positions=list(state.journal.start_offsets),
+        inflight={},
+        done=[],
+        inbound={},
+    )
+    if not expiry_s:
+        return None if will is None else carried
+    positions = first_starts(state, session) if session.positions is None else session.positions
+    replays = replay_entries(session)
+    rows = [(subscription_row(each), each.start) for each in session.subscriptions.values()]
+    return replace(
+        carried,
+        subscriptions=rows,
+        replays=replays if isinstance(replays, dict) else {},
+        positions=list(map(min, positions, state.journal.next_offset)),
+        inflight=inflight,
+        done=sorted(session.done or ()),
+        inbound=_inbound(recovery, session),
     )
 
 
@@ -202,22 +221,29 @@ class _Groups:
     """The groups of a recovery."""
 
     def __init__(
-        self, recovery: Recovery, opened: OpenedJournal, given_back: dict[str, set[Place]]
+        self,
+        recovery: Recovery,
+        opened: OpenedJournal,
+        given_back: dict[str, set[Place]],
+        ended: set[Session],
     ) -> None:
         self._recovery = recovery
+        self._ended = ended
         self._state: RecordedState = recovery.state
         self._given_back = given_back
         self._reader = LogReader(opened.journal, opened.store, threading.Lock())
 
     def carry(self) -> Iterator[CarriedGroup]:
         for group in self._state.groups.values():
-            if is_durable_group(group):
+            if any(each.expiry_s > 0 and each not in self._ended for each in group.members):
                 yield self._carry(group)
 
     def _carry(self, group: Group) -> CarriedGroup:
         before = self._positions(group)
-        kept, sent = _with_members(group)
-        waiting = sent | self._given_back.get(group.key, set())
+        kept, sent = _with_members(group, group.members.keys() - self._ended)
+        of_ended, _ = _with_members(group, group.members.keys() & self._ended)
+        confirmed = kept - sent
+        waiting = sent | (self._given_back.get(group.key, set()) - confirmed)
         if isinstance(self._recovery, ReplicatedState):
             by_partition = self._recovery.groups.done.get(group.key, {})
             done = {(each, offset) for each, offsets in by_partition.items() for offset in offsets}
@@ -229,6 +255,9 @@ class _Groups:
         low = list(before)
         for partition, offset in waiting:
             low[partition] = min(low[partition], offset)
+        # No other member may have what a client has confirmed, or had when its session ended.
+        received = confirmed | (of_ended - waiting)
+        done |= {place for place in received if place[1] >= low[place[0]]}
         for partition, end in enumerate(before):
             for offset in self._matching(group, partition, low[partition], end):
                 if (partition, offset) not in waiting:
@@ -264,11 +293,11 @@ class _Groups:
             low = Batch(found[-1], check=False).end_offset
 
 
-def _with_members(group: Group) -> tuple[set[Place], set[Place]]:
-    """The QoS 2 records that members have, and those of them that no client has confirmed."""
+def _with_members(group: Group, members: Iterable[Session]) -> tuple[set[Place], set[Place]]:
+    """The QoS 2 records that the members have, and those of them that no client has confirmed."""
     kept: set[Place] = set()
     sent: set[Place] = set()
-    for session in group.members:
+    for session in members:
         for entry in session.inflight.values():
             if entry.qos == 2 and entry.group_tag == group.tag:
                 kept.add((entry.partition, entry.offset))
