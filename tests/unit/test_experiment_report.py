@@ -19,7 +19,7 @@ pytest.importorskip("pyspark.sql")
 from holdfast.cli.main import main
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.report.data import POINTS_MAX, thinned
+from holdfast.pipeline.report.data import thinned
 from holdfast.pipeline.report.report import report, write_report
 from tests.support.gold_files import write_table
 
@@ -142,7 +142,7 @@ def test_it_needs_no_network_and_cannot_be_broken_by_names(tmp_path: Path) -> No
     assert NASTY in found.text
     assert len(figures(html)) >= 8
     titles = [trace["name"] for figure in figures(html) for trace in figure["data"]]
-    assert {"confirmations", "lost", "longest of a client", "p99", "pump 0"} <= set(titles)
+    assert {"confirmations", "lost", "longest of a client", "p99", "8 of 10 devices"} <= set(titles)
 
 
 def test_one_run_alone(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_empty_tables_are_said_to_be_empty(tmp_path: Path) -> None:
         assert words in found.text
 
 
-def test_many_points_are_thinned_and_it_is_said(tmp_path: Path) -> None:
+def test_a_long_span_has_longer_steps(tmp_path: Path) -> None:
     write_devices(tmp_path, 3000)
     html = report(tmp_path, CATALOG)
-    longest = max(len(trace["x"]) for figure in figures(html) for trace in figure["data"])
-    assert longest <= POINTS_MAX + 2
+    lines = [trace for figure in figures(html) for trace in figure["data"] if "fill" not in trace]
+    assert {len(trace["x"]) for trace in lines} == {200}
     assert "Mean of each 15 minutes, over the part of it that was observed." in html
-    assert "6 of 9 devices" in html
+    assert "Median and bands of 9 devices." in html
 
 
 def test_thinning_keeps_every_peak() -> None:
@@ -253,7 +253,7 @@ def write_quality(lake: Path, devices: int, minutes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "minutes", "grain"), [(1, 50, "minute"), (1000, 3 * 1440, "hour")]
+    ("devices", "minutes", "grain"), [(1, 50, "15 seconds"), (1000, 3 * 1440, "15 minutes")]
 )
 def test_what_was_wrong_is_on_a_time_axis(
     tmp_path: Path, devices: int, minutes: int, grain: str

@@ -16,6 +16,8 @@ ORANGE: Final = "#E69F00"
 RED: Final = "#D55E00"
 PINK: Final = "#CC79A7"
 COLOURS: Final = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
+MARKER: Final = 5
+"""The size of the points of a line, in pixels."""
 FAULT: Final = "rgba(213, 94, 0, 0.16)"
 
 
@@ -45,8 +47,51 @@ def line(
 ) -> None:
     """Add a line to a chart."""
     style = {"color": colour, "width": 1.8, "dash": dash}
-    mode = "lines+markers" if len(xs) < 30 else "lines"
-    chart.add_scatter(x=list(xs), y=list(ys), name=name, mode=mode, line=style)
+    # A point between two gaps has no line.
+    is_alone = any(
+        y is not None
+        and (at == 0 or ys[at - 1] is None)
+        and (at + 1 == len(ys) or ys[at + 1] is None)
+        for at, y in enumerate(ys)
+    )
+    mode = "lines+markers" if len(xs) < 30 or is_alone else "lines"
+    chart.add_scatter(
+        x=list(xs), y=list(ys), name=name, mode=mode, line=style, marker={"size": MARKER}
+    )
+
+
+def band(
+    chart: go.Figure,
+    name: str,
+    xs: Sequence[Any],
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+    share: float,
+) -> None:
+    """Add the area between two lines to a chart. `share` is how opaque it is. Plotly fills no area
+    across points without a value, so each unbroken stretch is an area of its own."""
+    filled = f"rgba(86, 180, 233, {share:g})"
+    begin = 0
+    is_first = True
+    for at in range(len(xs) + 1):
+        if at < len(xs) and low[at] is not None:
+            continue
+        if at > begin:
+            stretch = slice(begin, at)
+            chart.add_scatter(
+                x=[*xs[stretch], *reversed(xs[stretch])],
+                y=[*high[stretch], *reversed(low[stretch])],
+                name=name, legendgroup=name, showlegend=is_first, hoverinfo="skip", mode="lines",
+                line={"width": 0}, fill="toself", fillcolor=filled,
+            )  # fmt: skip
+            is_first = False
+        begin = at + 1
+
+
+def mark_gaps(chart: go.Figure, ends: Sequence[tuple[datetime, datetime]]) -> None:
+    """Shade the times without any message."""
+    for begin, end in ends:
+        chart.add_vrect(x0=begin, x1=end, fillcolor=FAULT, line_width=0, layer="below")
 
 
 def bars(

@@ -13,7 +13,8 @@ from holdfast.pipeline.lake.files.commits import CommitLog, File
 from holdfast.pipeline.lake.files.files import LakeError, readable
 from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.objects.scan import hive_files
-from holdfast.pipeline.lake.table import QUARANTINE, Table
+from holdfast.pipeline.lake.schema import RECORDS_COLUMNS
+from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
 
 ROWS_MAX: Final = 2_000_000
 """The most rows of one table. The report shows those of the newest files and says that there are
@@ -88,6 +89,27 @@ class Stored:
         keys = [(key, "ascending") for key in table.keys if key in schema.names]
         joined = pyarrow.concat_tables(parts)
         return joined.sort_by(keys) if keys else joined
+
+    def span(self, name: str, column: str) -> tuple[int, int] | None:
+        """Return the least and the greatest time of a column in µs since 1970, from the list of
+        files. None: there are no rows, or a file of an older version does not say it."""
+        files = [file for file in self._files(name, None) if file.rows]
+        times = [file.times[column] for file in files if column in file.times]
+        if not times or len(times) < len(files):
+            return None
+        return min(least for least, _ in times), max(most for _, most in times)
+
+    def rows(self, name: str, columns: Sequence[str], rows_max: int) -> pyarrow.Table | None:
+        """Return some columns of all rows of a silver or bronze table, in any order. None: there
+        are more than `rows_max`. Raises LakeError."""
+        files = self._files(name, None)
+        if sum(file.rows for file in files) > rows_max:
+            return None
+        declared = RECORDS_COLUMNS if name == RECORDS else self.tables[name].columns
+        types = {column.name: column.type for column in declared}
+        schema = pyarrow.schema([(each, _arrow_type(types[each])) for each in columns])
+        parts = [self._of_devices(file, schema) for file in files]
+        return pyarrow.concat_tables(parts) if parts else schema.empty_table()
 
     def _of_devices(self, file: File, schema: pyarrow.Schema) -> pyarrow.Table:
         """Return the rows of a file of the chosen devices."""

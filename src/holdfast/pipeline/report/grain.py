@@ -2,48 +2,70 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow
 import pyarrow.compute as pc
 
-STEPS_MAX: Final = 240
+STEPS_MAX: Final = 300
 """The most steps of a time axis."""
-MINUTE_US: Final = 60_000_000
-_MINUTES: Final = (1, 5, 15, 60, 360, 1440, 7 * 1440, 30 * 1440)
-_NAMES: Final = {1: "minute", 60: "hour", 1440: "day"}
+SECOND_US: Final = 1_000_000
+MINUTE_S: Final = 60
+DAY_S: Final = 86_400
+_LENGTHS_S: Final = (
+    1, 5, 15, MINUTE_S, 300, 900, 3600, 4 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 7 * DAY_S,
+    30 * DAY_S,
+)  # fmt: skip
+"""Each is at most five times the one before. So a span of more than a minute, if there are steps of
+seconds, has at least 60 of them."""
+_NAMES: Final = {1: "second", MINUTE_S: "minute", 3600: "hour", DAY_S: "day"}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TimeGrain:
     """The length of the steps of a time axis."""
 
-    minutes: int
+    seconds: int
 
     @property
     def name(self) -> str:
-        """The length in words: `minute`, `15 minutes`, `day`."""
+        """The length in words: `second`, `15 minutes`, `day`."""
         for length, name in reversed(_NAMES.items()):
-            if self.minutes % length == 0:
-                number = self.minutes // length
+            if self.seconds % length == 0:
+                number = self.seconds // length
                 return name if number == 1 else f"{number} {name}s"
-        raise AssertionError("a minute divides every step")
+        raise AssertionError("a second divides every step")
+
+    @property
+    def us(self) -> int:
+        """The length in microseconds."""
+        return self.seconds * SECOND_US
 
     def steps(self, times: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
         """Return the begin of the step of each time."""
-        length = self.minutes * MINUTE_US
         micros = times.cast(pyarrow.int64())
-        begins = pc.multiply(pc.floor(pc.divide(micros.cast(pyarrow.float64()), length)), length)
+        begins = pc.multiply(pc.floor(pc.divide(micros.cast(pyarrow.float64()), self.us)), self.us)
         return begins.cast(pyarrow.int64()).cast(pyarrow.timestamp("us", tz="UTC"))
 
 
-def grain_of(times: Sequence[datetime | None]) -> TimeGrain:
-    """Return the shortest grain with which a span has at most STEPS_MAX steps."""
+def grain_of(times: Sequence[datetime | None], least_s: int = MINUTE_S) -> TimeGrain:
+    """Return the shortest grain with which a span has at most STEPS_MAX steps. `least_s` is that of
+    the table: most tables have a row for each minute."""
     known = [time for time in times if time is not None]
-    span = (max(known) - min(known)).total_seconds() / 60 if known else 0.0
-    return TimeGrain(next((m for m in _MINUTES if span / m < STEPS_MAX), _MINUTES[-1]))
+    span_s = (max(known) - min(known)).total_seconds() if known else 0.0
+    lengths = [length for length in _LENGTHS_S if length >= least_s]
+    return TimeGrain(next((each for each in lengths if span_s / each < STEPS_MAX), lengths[-1]))
+
+
+def time_of(us: int) -> datetime:
+    """Return a time that is given in microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=int(us))
 
 
 def summed(
@@ -57,10 +79,9 @@ def summed(
     found = stepped.group_by("step").aggregate([(name, "sum") for name in measures])
     found = found.sort_by("step")
     begins = np.asarray(found["step"].cast(pyarrow.int64()).to_pylist(), np.int64)
-    length = grain.minutes * MINUTE_US
-    places = (begins - begins[0]) // length
+    places = (begins - begins[0]) // grain.us
     count = int(places[-1]) + 1
-    steps = pyarrow.array(begins[0] + np.arange(count) * length)
+    steps = pyarrow.array(begins[0] + np.arange(count) * grain.us)
     sums = {}
     for name in measures:
         values = np.zeros(count, np.int64)

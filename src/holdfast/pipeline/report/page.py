@@ -135,7 +135,9 @@ def _cell(heading: Heading, value: object) -> str:
 
 def number(value: float | None, digits: int = 0) -> str:
     """Format a number, or a dash for None."""
-    return "–" if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return "–"
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # without the sign of a zero
 
 
 def text_of(value: object) -> str:

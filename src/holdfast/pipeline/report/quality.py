@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 from holdfast.pipeline.lake.table import QUARANTINE
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.data import Stored, most
-from holdfast.pipeline.report.grain import grain_of, summed
+from holdfast.pipeline.report.grain import MINUTE_S, grain_of, summed
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
+from holdfast.pipeline.report.short_span import ShortSpan
 
 MEASURES: Final = {
     "repetitions": ("repetitions, dropped", charts.SKY),
@@ -25,19 +26,21 @@ REASON_LENGTH: Final = 60
 """The characters of a reason by which the quarantine is grouped. The rest quotes the payload."""
 
 
-def add_quality(page: Page, stored: Stored) -> None:
-    """Add the parts of the tables that exist."""
+def add_quality(page: Page, stored: Stored, span: ShortSpan | None) -> None:
+    """Add the parts of the tables that exist, by seconds if the span is short."""
     if stored.has("quality"):
-        _quality(page, stored)
+        _quality(page, stored, span)
     if stored.has("outages"):
         _outages(page, stored)
     if stored.devices is None:  # what could not be read has no device
         _quarantine(page, stored)
 
 
-def _quality(page: Page, stored: Stored) -> None:
+def _quality(page: Page, stored: Stored, span: ShortSpan | None) -> None:
     rows = stored.read("quality", ["device", "window_start", "messages", *MEASURES])
-    part = page.part("Data quality", "From the table quality: each device and minute.")
+    part = page.part(
+        "Data quality", "Messages that came again, late, with gaps, or with a wrong clock."
+    )
     if not rows.num_rows:
         part.html.append("<p class=empty>No messages yet.</p>")
         return
@@ -48,7 +51,10 @@ def _quality(page: Page, stored: Stored) -> None:
             "<p class=empty>No repetitions, no gaps, nothing late, no wrong clock.</p>"
         )
         return
-    _bars(page, part, "What was wrong", rows, "window_start", {n: MEASURES[n] for n in seen})
+    timed = rows if span is None else span.quality()
+    least_s = MINUTE_S if span is None else 1
+    measures = {name: MEASURES[name] for name in seen}
+    _bars(page, part, "What was wrong", timed, "window_start", measures, least_s)
     found = rows.append_column("all", _sum_of(rows, seen))
     worst = [row["device"] for row in most(found, ["device"], "all", DEVICES_MAX) if row["all_sum"]]
     sums = rows.group_by("device").aggregate([(n, "sum") for n in ("messages", *seen)]).to_pylist()
@@ -73,9 +79,10 @@ def _bars(
     rows: pyarrow.Table,
     time: str,
     measures: dict[str, tuple[str, str]],
+    least_s: int = 1,
 ) -> None:
     """Add a chart of stacked counts over time, in steps that fit the span."""
-    grain = grain_of([pc.min(rows[time]).as_py(), pc.max(rows[time]).as_py()])
+    grain = grain_of([pc.min(rows[time]).as_py(), pc.max(rows[time]).as_py()], least_s)
     steps, sums = summed(rows, time, list(measures), grain)
     chart = charts.figure("time (UTC)", f"each {grain.name}")
     chart.update_layout(barmode="stack", bargap=0.1)

@@ -14,6 +14,7 @@ from holdfast.pipeline.report.data import Stored
 from holdfast.pipeline.report.devices import add_devices
 from holdfast.pipeline.report.page import Page
 from holdfast.pipeline.report.quality import add_quality
+from holdfast.pipeline.report.short_span import read_short_span
 
 
 def write_report(
@@ -48,8 +49,9 @@ def report(
     for add_to_report in catalog.report_parts:
         add_to_report(page, stored, run)
     if run is None:
-        add_devices(page, stored)
-        add_quality(page, stored)
+        span = read_short_span(stored)
+        add_devices(page, stored, span)
+        add_quality(page, stored, span)
     if stored.cut:
         rows = ", ".join(f"{count:,} of {name}" for name, count in stored.cut.items())
         page.part("Not shown", f"Too many rows: the oldest files were left out: {rows}.")
