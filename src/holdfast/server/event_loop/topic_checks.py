@@ -3,10 +3,12 @@
 Invariants
 - A client has one question open at most (`broker.topic_rights.questions`), so what waits is
   bounded by the connections.
-- Each is answered within the service's timeout after it is taken from the queue, and one that has
-  waited longer than that in the queue has failed. So a service that hangs costs a client twice the
-  timeout, however many wait.
-- Addresses take turns.
+- Each part of it (`FILTERS_AT_ONCE`) is answered within the service's timeout after it is taken
+  from the queue. One that has waited longer than that in the queue has failed, and so have the
+  parts behind one that hung. So a service that hangs costs a client twice the timeout, however many
+  wait.
+- Addresses take turns, after each part. Counter-example without the parts: 64 clients that
+  subscribe to 1,000 filters each would let all others wait until their questions fail.
 """
 
 import asyncio
@@ -31,6 +33,9 @@ WAITING_MAX: Final = 100_000
 FILTERS_AT_ONCE: Final = 8
 """The most filters of one client that the service is asked about at once."""
 
+HUNG: Final = 0.9
+"""The part of the timeout after which a reply that failed did not come in time."""
+
 Answer = tuple[str, float]
 
 
@@ -49,7 +54,8 @@ class TopicChecks:
         self._loop = loop
         self._touch = touch
         self.check: TopicCheck | None = None
-        self._queue: PasswordQueue[tuple[AskTopics, float]] = PasswordQueue(
+        # The question, its answers so far, and since when it waits.
+        self._queue: PasswordQueue[tuple[AskTopics, list[Answer], float]] = PasswordQueue(
             WAITING_MAX, WAITING_MAX
         )
         self._asked = 0
@@ -81,50 +87,59 @@ class TopicChecks:
 
     def ask(self, effect: AskTopics) -> None:
         """Ask, and report the answers to the node."""
+        self._offer(effect, [])
+        self._begin()
+
+    def _offer(self, effect: AskTopics, answers: list[Answer]) -> None:
+        """Queue a question that has these answers so far."""
         address = address_of(effect.connection.remote)
-        if self._queue.offer(address, (effect, self._loop.time())):
-            self._begin()
-        else:
-            self._loop.call_soon(self._report, effect, _failed(effect))
+        if not self._queue.offer(address, (effect, answers, self._loop.time())):
+            self._fail(effect, answers)
+
+    def _fail(self, effect: AskTopics, answers: list[Answer]) -> None:
+        """Let all topics without an answer have failed."""
+        missing = len(effect.topics) - len(answers)
+        self._loop.call_soon(self._report, effect, answers + [(FAILED, 0.0)] * missing)
 
     def _begin(self) -> None:
         while self._asked < ASKED_MAX:
             taken = self._queue.take()
             if taken is None:
                 return
-            effect, since = taken
+            effect, answers, since = taken
             if effect.connection.state == CLOSED:
                 continue
             check = self.check
             if check is None or self._loop.time() - since > check.timeout_s:
-                self._loop.call_soon(self._report, effect, _failed(effect))
+                self._fail(effect, answers)
                 continue
             self._asked += 1
-            task = watched(self._answer(check, effect))
+            task = watched(self._answer(check, effect, answers))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, check: TopicCheck, effect: AskTopics) -> None:
-        answers: list[Answer] = []
+    async def _answer(self, check: TopicCheck, effect: AskTopics, answers: list[Answer]) -> None:
+        """Ask about the next part of the topics. The rest takes another turn."""
+        began = self._loop.time()
         try:
-            for start in range(0, len(effect.topics), FILTERS_AT_ONCE):
-                topics = effect.topics[start : start + FILTERS_AT_ONCE]
-                questions = [_question(effect.connection, effect.action, each) for each in topics]
-                answers += await asyncio.gather(*map(check.decide, questions))
-                if effect.connection.state == CLOSED:
-                    return
+            topics = effect.topics[len(answers) : len(answers) + FILTERS_AT_ONCE]
+            questions = [_question(effect.connection, effect.action, each) for each in topics]
+            part = await asyncio.gather(*map(check.decide, questions))
         finally:
             self._asked -= 1
-            self._begin()
-        self._report(effect, answers)
+        answers += part
+        has_failed = any(verdict == FAILED for verdict, _ in part)
+        if len(answers) == len(effect.topics):
+            self._report(effect, answers)
+        elif has_failed and self._loop.time() - began >= HUNG * check.timeout_s:
+            self._fail(effect, answers)
+        else:
+            self._offer(effect, answers)
+        self._begin()
 
     def _report(self, effect: AskTopics, answers: list[Answer]) -> None:
         self._touch()
         handle_topics(self._node.state, effect, answers)
-
-
-def _failed(effect: AskTopics) -> list[Answer]:
-    return [(FAILED, 0.0)] * len(effect.topics)
 
 
 def _question(connection: Connection, action: str, topic: str) -> TopicQuestion:
