@@ -26,6 +26,7 @@ from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.record import MESSAGE
 from holdfast.testing import Broker
 from tests.e2e import wire
+from tests.support.ports import free_port
 
 PLAN = ClusterPlan(replication_factor=3, min_insync=2)
 SETTINGS = {"log.partitions": 4, "log.segment_bytes": 1 << 16}
@@ -271,6 +272,8 @@ def test_refusals(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     assert "is inside" in refused(lived, lived / "new", "--to", "cluster")
     assert "no Holdfast data directory" in refused(tmp_path, new, "--to", "cluster")
+    for name in ("bad/name", "a b", "x" * 33):
+        assert "1 to 32 of" in refused(lived, new, "--to", "cluster", "--node-id", name)
     new.mkdir()
     (new / "file").touch()
     assert "not empty" in refused(lived, new, "--to", "cluster")
@@ -286,6 +289,31 @@ def test_refusals(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "pair" in refused(tmp_path / "pair", tmp_path / "x", "--to", "cluster")
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.glob(f"*{PARTIAL}"))
+
+
+def test_a_member_of_a_federation_is_no_cluster(tmp_path: Path) -> None:
+    """The start of the cluster would drop the messages that wait for the other members."""
+    data = tmp_path / "data"
+    settings = SETTINGS | {
+        "federation.name": "test",
+        "federation.listen": f"127.0.0.1:{free_port()}",
+    }
+    with Broker(data=data, settings=settings):
+        pass
+    with pytest.raises(ConversionError, match="is a member of a federation"):
+        convert(data, tmp_path / "new", PLAN)
+    with Broker(data=data, settings=SETTINGS):
+        pass
+    convert(data, tmp_path / "new", PLAN)
+
+
+def test_the_new_directory_is_a_link(lived: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "new").symlink_to("disk")
+    convert(lived, tmp_path / "new", PLAN)
+    assert (tmp_path / "new").is_symlink()
+    assert (tmp_path / "disk" / "manifest.json").exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"disk", "new"}
 
 
 def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port, 
 from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
+NODE_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 CountAboveZero: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 62)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -26,7 +27,7 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     id: Annotated[
         str,
-        Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="1 to 64 of A-Z a-z 0-9 _ . -"),
+        Meta(pattern=NODE_NAME, description="1 to 64 of A-Z a-z 0-9 _ . -"),
     ] = "n1"
     """The name of this node in logs, metrics and the data directory. Fixed once data exists."""
     data: Annotated[str, Meta(min_length=1)] = "holdfast-data"

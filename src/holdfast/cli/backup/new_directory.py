@@ -27,7 +27,8 @@ class NewDirectory:
 
     def __init__(self, target: Path, ending: str) -> None:
         """Raises `NotEmpty`. What an interrupted command has left is no reason."""
-        self.target = target.absolute()
+        # A link keeps its name, and gets what it points to.
+        self.target = target.resolve()
         self._is_mount = self.target.is_mount()
         name = ending if self._is_mount else f"{self.target.name}{ending}"
         self.partial = (self.target if self._is_mount else self.target.parent) / name

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from re import fullmatch
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_SESSION,
     session_entry,
 )
+from holdfast.broker.session.session import FEDERATION
 from holdfast.cli.backup.backup import LEFT_OUT, Copied
 from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
 from holdfast.cli.convert.batches import PacketIds, rewrite
@@ -37,6 +39,8 @@ from holdfast.cli.convert.raft_metadata import found_cluster
 from holdfast.cli.convert.source import ConversionError, Source, recover
 from holdfast.cluster.state.fields import InboundIds
 from holdfast.cluster.state.replicated import NO_ID, SNAPSHOT_INBOUND, ReplicatedState
+from holdfast.config.check_cluster import NODE_ID
+from holdfast.config.schema import NODE_NAME
 from holdfast.server.disk.raft_files import FOLDER as RAFT
 from holdfast.storage.files.data_directory import lock_root, open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
@@ -95,6 +99,7 @@ def convert(
     """
     directory = open_to_read(source)
     _check_kind(source, directory, plan)
+    _check_name(node_id or directory.manifest.node_id, plan)
     if target.absolute().resolve().is_relative_to(source.resolve()):
         raise ConversionError(f"{target} is inside {source}: give a directory outside of it")
     try:
@@ -106,6 +111,12 @@ def convert(
         opened = Source(source, directory)
         if plan is None:
             opened.check_alone(is_last=is_last)
+        elif FEDERATION in opened.recovery.state.sessions:
+            raise ConversionError(
+                f"{source} is a member of a federation, and its log has messages for the others."
+                " Wait until `holdfast federation status` shows none in custody, take [federation]"
+                " out, and start and stop the broker once"
+            )
         _check_space(opened, made.partial)
         with made as partial:
             partial.mkdir(mode=0o750, parents=True)
@@ -124,6 +135,15 @@ def _check_kind(source: Path, directory: DataDirectory, plan: ClusterPlan | None
         )
     if plan is None and not is_replica:
         raise ConversionError(f"{source} is a single broker's already")
+
+
+def _check_name(node_id: str, plan: ClusterPlan | None) -> None:
+    """Check that `node.id` may have this value."""
+    pattern, characters = NODE_NAME, "1 to 64 of A-Z a-z 0-9 _ . -"
+    if plan is not None:
+        pattern, characters = NODE_ID, "1 to 32 of A-Z a-z 0-9 _ -"
+    if not fullmatch(pattern, node_id):
+        raise ConversionError(f"--node-id {node_id!r}: give {characters}")
 
 
 def _check_space(source: Source, partial: Path) -> None:
