@@ -3,7 +3,7 @@
 Home Assistant reads `homeassistant/<component>/<device>/<object>/config` (MQTT discovery). These
 messages and the newest state are retained, and the broker has them on its disk before it
 acknowledges them. So the meter need not announce itself again when the broker or Home Assistant
-starts anew::
+starts again::
 
     python examples/home_assistant.py 127.0.0.1 meter-1
 
@@ -48,12 +48,21 @@ async def run(server: str, device: str, readings: AsyncIterator[dict[str, float]
     options = Options(
         client_id=device, will=Will(f"{device}/available", b"offline", qos=1, retain=True)
     )
-    async with Client(servers=[server], reconnect=Reconnect(), options=options) as client:
+    connected = asyncio.Event()
+    async with Client(
+        servers=[server],
+        reconnect=Reconnect(),
+        options=options,
+        on_connect=lambda session_present, server: connected.set(),
+    ) as client:
         for topic, config in discovery(device).items():
             await client.publish(topic, json.dumps(config), qos=1, retain=True)
-        await client.publish(f"{device}/available", b"online", qos=1, retain=True)
         async for reading in readings:
             await client.publish(f"{device}/state", json.dumps(reading), qos=1, retain=True)
+            if connected.is_set():
+                # The broker has published the will of the connection before this one.
+                connected.clear()
+                await client.publish(f"{device}/available", b"online", qos=1, retain=True)
         await client.publish(f"{device}/available", b"offline", qos=1, retain=True)
 
 

@@ -64,11 +64,47 @@ def test_a_meter_that_is_cut_off(tmp_path: Path) -> None:
         there = await asyncio.to_thread(found, broker.port, 4)
         assert there["meter-1/available"] == b"online"
         # The broker closes a client's connection with its will when another has its name.
-        with wire.Wire(broker.port) as other:
+        with wire.Wire(broker.port) as other, wire.Wire(broker.port) as watcher:
+            await asyncio.to_thread(watcher.connect, "watcher")
+            await asyncio.to_thread(watcher.subscribe, ("meter-1/available", 1))
+            assert (await asyncio.to_thread(watcher.message)).payload == b"online"
             await asyncio.to_thread(other.connect, "meter-1")
+            assert (await asyncio.to_thread(watcher.message)).payload == b"offline"
         meter.cancel()
         await asyncio.gather(meter, return_exceptions=True)
         return await asyncio.to_thread(found, broker.port, 4)
 
     with Broker(data=tmp_path / "data") as broker:
         assert asyncio.run(cut_off(broker))["meter-1/available"] == b"offline"
+
+
+def test_a_meter_that_comes_back(tmp_path: Path) -> None:
+    """A restart of the broker publishes the will of the meter that was connected."""
+
+    async def restarted(broker: Broker) -> dict[str, Any]:
+        published, again = asyncio.Event(), asyncio.Event()
+
+        async def readings() -> AsyncIterator[dict[str, float]]:
+            yield {"power": 1.5, "energy": 0.25}
+            published.set()
+            await again.wait()
+            yield {"power": 2.5, "energy": 0.5}
+            published.set()
+            await asyncio.sleep(60)
+
+        meter = asyncio.create_task(run(broker.url, "meter-1", readings()))
+        await published.wait()
+        published.clear()
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        again.set()
+        await published.wait()
+        there = await asyncio.to_thread(found, broker.port, 4)
+        meter.cancel()
+        await asyncio.gather(meter, return_exceptions=True)
+        return there
+
+    with Broker(data=tmp_path / "data") as broker:
+        there = asyncio.run(restarted(broker))
+    assert json.loads(there["meter-1/state"]) == {"power": 2.5, "energy": 0.5}
+    assert there["meter-1/available"] == b"online"
