@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.broker.recorded_state import TOPIC_RIGHTS
+from holdfast.broker.topic_rights.questions import RESUMED_AT_ONCE, handle_topics
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.security.acl import AclFile
@@ -349,3 +350,31 @@ def test_a_session_whose_client_is_refused_or_leaves_stays_as_it_was(waits: bool
     bench.rights = AskedRules()
     bench.connect("c", 5, clean=False).lose()
     assert "c" not in bench.node.state.sessions
+
+
+def test_the_filters_of_a_large_session_are_asked_about_in_parts() -> None:
+    """All at once would hold the loop."""
+    bench = asked_bench()
+    client = connect(bench, "c", expiry_s=1000)
+    filters = [f"a/{number}" for number in range(2 * RESUMED_AT_ONCE)]
+    for start in range(0, len(filters), 100):
+        requests = [m.SubscriptionRequest(each, 1) for each in filters[start : start + 100]]
+        client.send(m.Subscribe(1, requests))
+        settled(bench, allow)
+        # A packet may have more filters than decisions are kept without a subscription.
+        (suback,) = client.take(m.Suback)
+        assert isinstance(suback, m.Suback)
+        assert suback.reasons == [1] * 100
+    client.lose()
+    again = connect(bench, "c", expiry_s=1000)
+    asked: list[str] = []
+    for _ in range(2):
+        assert again.take() == []
+        (question,) = bench.questions
+        assert len(question.topics) == RESUMED_AT_ONCE
+        asked += question.topics
+        bench.questions = []
+        handle_topics(bench.node.state, question, [(ALLOW, 60.0)] * RESUMED_AT_ONCE)
+        bench.run()
+    assert sorted(asked) == sorted(filters)
+    assert len(again.take(m.Connack)) == 1

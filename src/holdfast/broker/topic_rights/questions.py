@@ -37,6 +37,9 @@ EXPIRY_STEP_S: Final = 1.0
 """The least seconds between two looks at a client's decisions."""
 FILTERS_ASKED_MAX: Final = 1000
 """The most filters of one SUBSCRIBE that the service is asked about. Others are refused."""
+RESUMED_AT_ONCE: Final = 500
+"""The most filters of a resumed session in one question. The decisions about 10,000 would hold the
+loop for 0.1 s."""
 
 UNANSWERED: Final = "the service that decides about topics does not reply: try again later"
 
@@ -96,12 +99,24 @@ def asks_to_subscribe(
     for request in packet.subscriptions:
         if not is_delayed_filter(request.filter):
             filters.append(request.filter[len(start_prefix(request.filter)) :])
+    _forget_filters(connection, rules, filters)
     wanted = rules.unasked(filters, state.now)
     rules.unanswered = frozenset(wanted[FILTERS_ASKED_MAX:])
     if not wanted:
         return False
     _ask(state, rules, AskTopics(connection, SUBSCRIBE, wanted[:FILTERS_ASKED_MAX], proceed))
     return True
+
+
+def _forget_filters(connection: Connection, rules: AskedRules, wanted: list[str]) -> None:
+    """Forget decisions about filters without a subscription, before a SUBSCRIBE adds others. Those
+    of its own filters stay: they are not subscribed to yet."""
+    session = connection.session
+    if session is not None and len(session.subscriptions) * 2 < rules.filter_count:
+        count = len(session.subscriptions)
+        rules.keep_filters(
+            {plain_filter(each) for each in (*session.subscriptions, *wanted)}, count
+        )
 
 
 def is_filter_unanswered(connection: Connection, filter: str) -> bool:
@@ -113,18 +128,24 @@ def is_filter_unanswered(connection: Connection, filter: str) -> bool:
 def asks_to_resume(
     state: NodeState, connection: Connection, session: Session, proceed: Proceed
 ) -> bool:
-    """Ask about the subscriptions that a session has from an earlier connection. True: `proceed`
-    continues. The client of a service that fails is refused, because messages of its session would
-    otherwise be passed over."""
+    """Ask about the next subscriptions that a session has from an earlier connection. True:
+    `proceed` continues, and calls this again. The client of a service that fails is refused,
+    because messages of its session would otherwise be passed over."""
     rules = asked_rules(connection)
-    if rules is None or not session.subscriptions:
+    if rules is None:
         return False
-    # All decisions count here, also one whose time was over when the last reply came.
-    wanted = rules.unasked(session.subscriptions, float("-inf"))
+    if rules.resuming is None:
+        rules.resuming = list(session.subscriptions)
     rules.unanswered = frozenset()
-    if wanted:
-        _ask(state, rules, AskTopics(connection, SUBSCRIBE, wanted, proceed))
-    return bool(wanted)
+    while rules.resuming:
+        part = rules.resuming[-RESUMED_AT_ONCE:]
+        del rules.resuming[-RESUMED_AT_ONCE:]
+        # All decisions count here, also one whose time was over when the last reply came.
+        wanted = rules.unasked(part, float("-inf"))
+        if wanted:
+            _ask(state, rules, AskTopics(connection, SUBSCRIBE, wanted, proceed))
+            return True
+    return False
 
 
 def _ask(state: NodeState, rules: AskedRules, effect: AskTopics) -> None:
@@ -215,9 +236,6 @@ def _change_reads(state: NodeState, connection: Connection, rules: AskedRules) -
     if session is not None:
         for group in session.groups or ():
             group.changes += 1
-        subscribed = session.subscriptions
-        if len(subscribed) * 2 < rules.filter_count:
-            rules.keep_filters({plain_filter(each) for each in subscribed}, len(subscribed))
 
 
 def handle_topic_expiry(state: NodeState, connection: Connection) -> None:

@@ -75,6 +75,9 @@ class AskedRules(ClientRules):
         """The timer for the decision to publish that ends first, or None."""
         self.timer_at = 0.0
         self.will_verdict = ""
+        self.resuming: list[str] | None = None
+        """The filters of the resumed session that are still to be asked about; None: nobody has
+        begun."""
         self.unanswered: frozenset[str] = frozenset()
         """The filters of the present SUBSCRIBE that the service has not decided about."""
         self._publish: dict[str, TopicDecision] = {}
