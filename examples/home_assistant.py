@@ -1,4 +1,4 @@
-"""A power meter that Home Assistant finds by itself, and finds again after any restart.
+"""A power meter that Home Assistant finds automatically, also after a restart.
 
 Home Assistant reads `homeassistant/<component>/<device>/<object>/config` (MQTT discovery). These
 messages and the newest state are retained, and the broker has them on its disk before it

@@ -1,6 +1,8 @@
 """Conversions between a single broker and a cluster's node, file by file and state by state."""
 
+import errno
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ PLAN = ClusterPlan(replication_factor=3, min_insync=2)
 SETTINGS = {"log.partitions": 4, "log.segment_bytes": 1 << 16}
 FOR_EVER = 0xFFFF_FFFF
 TEAM = "$share/team/jobs/#"
+LINE = "$share/$queue/line/#"
 
 
 def live(port: int, admin_port: int) -> None:
@@ -87,6 +90,10 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broker = Broker(data=directory / "data", admin=True, settings=SETTINGS)
     broker.start()
     live(broker.port, broker.admin_port)
+    # Before that, its members' subscriptions alone say where a group is.
+    deadline_s = time.monotonic() + 10
+    while reading(directory / "data").recovery.group_positions.keys() != {TEAM, LINE}:
+        assert time.monotonic() < deadline_s
     broker.kill()
     broker.close()
     return directory / "data"
@@ -138,7 +145,7 @@ def test_nothing_is_lost_on_the_way_and_back(lived: Path, tmp_path: Path) -> Non
     before, cluster, single = digest(lived), tmp_path / "cluster", tmp_path / "single"
     original = state_of(lived)
     assert {each.client for each in original.sessions} == {"away", "member", "publisher"}
-    assert {group.key for group in original.groups} == {TEAM, "$share/$queue/line/#"}
+    assert {group.key for group in original.groups} == {TEAM, LINE}
     assert any(group.finished for group in original.groups)
     assert len(original.entries) >= 4
     made = convert(lived, cluster, PLAN)
@@ -289,6 +296,19 @@ def test_refusals(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "pair" in refused(tmp_path / "pair", tmp_path / "x", "--to", "cluster")
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.glob(f"*{PARTIAL}"))
+
+
+def test_a_disk_that_gets_full(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("holdfast.server.disk.journal_writer.GroupWriter.write", fail)
+    new = tmp_path / "new"
+    assert main(["convert", str(lived), str(new), "--to", "cluster"]) == 1
+    assert capsys.readouterr().err == f"holdfast: {new}: No space left on device\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_member_of_a_federation_is_no_cluster(tmp_path: Path) -> None:

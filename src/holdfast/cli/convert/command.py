@@ -63,8 +63,13 @@ def run(args: argparse.Namespace) -> int:
         made = convert(
             args.directory, args.target, _plan(args), args.node_id, is_last=args.last_node
         )
-    except (ConversionError, DataDirectoryError, OSError) as error:
+    except (ConversionError, DataDirectoryError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        # A write to a full disk does not name the file.
+        name = args.target if error.filename is None else error.filename
+        print(f"holdfast: {name}: {error.strerror}", file=sys.stderr)
         return 1
     for line in report(made, args.directory, args.target):
         print(line)
