@@ -119,6 +119,7 @@ class Host:
         self._starts_anew = False
         if self._is_set_aside:
             self._is_set_aside = False
+            self.world.check_voters_without(self)
             self.wipe()
         self.process_number += 1
         self.schedule.note(self.name, "starts")
@@ -217,6 +218,7 @@ class Host:
         False: the disk is full."""
         if not older_copy.mark(self.disk, f"{self.name}disk{self.incarnations + 1}"):
             return False
+        self.world.check_voters_without(self)
         self.incarnations += 1
         self.creates_cluster = False
         self._starts_anew = True
@@ -225,6 +227,7 @@ class Host:
     def set_aside(self) -> None:
         """The next process begins with an empty directory, and keeps this one for a while."""
         self.schedule.note(self.name, "sets its directory aside")
+        self.world.check_voters_without(self)
         self.aside = "damaged"
         self._is_set_aside = self._starts_anew = True
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.cluster.metadata.store import MetaStore
 from tests.sim.casts import LOG, parties
 from tests.sim.checks import Checks
 from tests.sim.faults import SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
@@ -64,6 +66,10 @@ class Settings:
     """Of the nodes' wall clocks from the true time, at most."""
     loses_one: bool = False
     """In the end, all being well, one node or its disk goes, and the others must go on."""
+
+
+def _term(meta: MetaStore) -> int:
+    return meta.term
 
 
 class World:
@@ -188,6 +194,24 @@ class World:
             if not host.process.cluster_node.meta.has_majority(host.process.state.now):
                 return f"{host.name} reaches no majority"
         return self.checks.at_rest()
+
+    def check_voters_without(self, gone: Host) -> None:
+        """When a node gives up its Raft peer by a decision of its own. Counter-example: the leader
+        has just made it a fourth voter, another one's disk is gone too, and two are no majority."""
+        members = [
+            host.process.cluster_node.meta
+            for host in self.hosts.values()
+            if host.process is not None and host is not gone
+        ]
+        leader = max((meta for meta in members if meta.is_leader), key=_term, default=None)
+        if leader is None:
+            return
+        membership = leader.membership
+        left = {
+            peer_id(host.name, host.incarnation) for host in self.hosts.values() if host is not gone
+        }
+        if len(left.intersection(membership.voters)) < membership.majority:
+            self.checks.fail(f"{gone.name} begins anew, and of {membership.voters} {left} are left")
 
     def is_in_sync(self) -> bool:
         """Every partition has all its replicas in sync, by the newest metadata of any node."""

@@ -16,8 +16,8 @@ from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.dispensable import is_dispensable
 from holdfast.cluster.metadata.model import DATA
-from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.part_effects import PartEffects
 from holdfast.cluster.parts import ClusterNodeConfig
@@ -53,6 +53,8 @@ class ClusterNode(PartEffects):
         # A read of the metadata as of the start. Once it is passed, everything committed before the
         # start is applied here.
         self._first_read = self.metadata_reads.begin()
+        # A read that began when this node seemed dispensable; None: it does not.
+        self._dispensable_read: int | None = None
         self._tidy_at = now
         self._is_late = False
         node.state.cluster = BrokerPort(self)
@@ -236,28 +238,25 @@ class ClusterNode(PartEffects):
         self.proposer.is_changed = True
         self._run()
 
-    @property
     def is_dispensable(self) -> bool:
-        """True if the other nodes have everything that is committed, so that this one may be
-        removed.
-
-        It has applied everything committed before its start, it is in sync nowhere, and the
-        connected voters without it are a majority.
-        """
+        """True if the other nodes have everything that is committed, so that this one may lose its
+        disk (`metadata.dispensable`). The caller repeats the question until then."""
         metadata = self.context.metadata
-        present = self.detector.health(self.state.now).present
-        own = self.meta.node_id
-        membership = self.meta.membership
-        others = {
-            peer_id(node, presence.incarnation) for node, presence in present.items() if node != own
-        }
-        return (
-            self.history.is_current
-            and metadata is not None
-            and own in metadata.nodes
-            and not any(own in info.in_sync for info in metadata.partitions)
-            and len(others.intersection(membership.voters)) >= membership.majority
-        )
+        if (
+            not self.history.is_current
+            or metadata is None
+            or not is_dispensable(
+                self.meta.node_id,
+                metadata,
+                self.meta.membership,
+                self.detector.health(self.state.now),
+            )
+        ):
+            self._dispensable_read = None
+            return False
+        if self._dispensable_read is None:
+            self._dispensable_read = self.metadata_reads.begin()
+        return self.metadata_reads.has_passed(self._dispensable_read)
 
     def end_turn(self, now: float) -> None:
         """Lets each part finish the turn, and gathers the frames to send.

@@ -159,7 +159,7 @@ class ClusterRuntime(Runtime):
             self._reviewed = metadata
             self._links.review()
         self._redirect()
-        if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable):
+        if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable()):
             self._process.set_aside(keep=cluster_node.has_diverged)
         if fitness.may_begin_anew and not self._begins_anew:
             self._begins_anew = True
