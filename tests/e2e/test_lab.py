@@ -236,6 +236,7 @@ def test_packets_between_continents_take_their_time() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_every_experiment_is_made(tmp_path: Path) -> None:
     done = lab(tmp_path, "run", "all", "--quick", timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -243,7 +244,9 @@ def test_every_experiment_is_made(tmp_path: Path) -> None:
     assert all(each.figures for each in made.results)
     lost = {each.target: each.figures["lost"] for each in made.results
             if each.experiment == "packet-loss"}  # fmt: skip
-    assert lost == {"pair": 0, "cluster": 0, "mosquitto": 26}
+    # Mosquitto may take the 25th message before it handles the signal.
+    assert lost.pop("mosquitto") in (25, 26)
+    assert lost == {"pair": 0, "cluster": 0}
     done = lab(tmp_path, "report", timeout_s=600)
     assert done.returncode == 0, done.stderr
     assert "promises were broken" not in done.stdout

@@ -63,7 +63,8 @@ async def run(target: Target, trial: Trial) -> Result:
                 await _undisturbed(target, traffic, result, count)
                 for number in range(1, rounds + 1):
                     trial.progress(0.3 + 0.7 * number / rounds, f"kill {number} of {rounds}")
-                    silences.append(await _kill(target, traffic, log, number))
+                    is_last = number == rounds
+                    silences.append(await _kill(target, traffic, log, number, is_last))
                 observed = await traffic.finish()
             _judge(result, observed, target)
         except (ClientError, TargetError, OSError) as error:
@@ -112,8 +113,11 @@ async def _undisturbed(
     ]  # fmt: skip
 
 
-async def _kill(target: Target, traffic: Traffic, log: ExperimentLog, number: int) -> float:
-    """Kill the relay once. Returns the silence of the far subscriber in seconds."""
+async def _kill(
+    target: Target, traffic: Traffic, log: ExperimentLog, number: int, is_last: bool
+) -> float:
+    """Kill the relay once. Returns the silence of the far subscriber in seconds. A relay that
+    another member replaces need not be there at the end."""
     far = list(traffic.observed.arrivals)[-1]
     if not await traffic.deliveries(far, SETTLED, SERVICE_S):
         raise TargetError("no delivery although nothing is wrong")
@@ -124,9 +128,10 @@ async def _kill(target: Target, traffic: Traffic, log: ExperimentLog, number: in
         await asyncio.sleep(REPAIR_S)
         await asyncio.to_thread(target.heal)
     served = await traffic.deliveries(far, SETTLED, SERVICE_S)
-    if target.survives_faults:
-        await asyncio.to_thread(target.heal)
-    log.write("fault_healed", fault=number)
+    if not (target.survives_faults and is_last):
+        if target.survives_faults:
+            await asyncio.to_thread(target.heal)
+        log.write("fault_healed", fault=number)
     silence_s = traffic.observed.gap_s(far, from_s, time.monotonic())
     if not served or silence_s is None:
         raise TargetError(f"no delivery within {SERVICE_S:g} s after a kill")

@@ -16,12 +16,15 @@ from holdfast_lab.targets.target import Target
 RATE_PER_CLIENT: Final = 10.0
 DURATION_S: Final = 20
 QUICK_S: Final = 3
+WARM_UP_S: Final = 1.0
+QUICK_WARM_UP_S: Final = 0.5
 SIZE_BYTES: Final = 64
 
 
 async def run(target: Target, trial: Trial) -> Result:
     """Measure each number of clients."""
     duration_s = trial.choose(QUICK_S, DURATION_S)
+    warm_up_s = trial.choose(QUICK_WARM_UP_S, WARM_UP_S)
     result = Result(
         "latency", target.name, target.title, target.version(),
         {"messages a second of each client": f"{RATE_PER_CLIENT:g}", "QoS": "1",
@@ -32,8 +35,8 @@ async def run(target: Target, trial: Trial) -> Result:
     for number, clients in enumerate(CLIENTS):
         trial.progress(number / len(CLIENTS), f"{clients} clients")
         plan = LoadPlan(
-            clients, clients, 1, RATE_PER_CLIENT * clients, SIZE_BYTES, duration_s, 1.0, False,
-            f"lab/{trial.run}/{clients}",
+            clients, clients, 1, RATE_PER_CLIENT * clients, SIZE_BYTES, duration_s, warm_up_s,
+            False, f"lab/{trial.run}/{clients}",
         )  # fmt: skip
         try:
             outcomes, causes = await play(target, plan)

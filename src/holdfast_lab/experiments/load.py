@@ -20,6 +20,8 @@ RATE: Final = 500.0
 PUBLISHERS: Final = 10
 DURATION_S: Final = 20
 QUICK_S: Final = 3
+WARM_UP_S: Final = 1.0
+QUICK_WARM_UP_S: Final = 0.5
 SIZE_BYTES: Final = 64
 QUICK_CLIENTS_MAX: Final = 1000
 
@@ -27,6 +29,7 @@ QUICK_CLIENTS_MAX: Final = 1000
 async def run(target: Target, trial: Trial) -> Result:
     """Measure each number of clients."""
     duration_s = trial.choose(QUICK_S, DURATION_S)
+    warm_up_s = trial.choose(QUICK_WARM_UP_S, WARM_UP_S)
     result = Result(
         "load", target.name, target.title, target.version(),
         {"messages a second": f"{RATE:g}", "QoS": "1", "duration": f"{duration_s} s",
@@ -41,7 +44,7 @@ async def run(target: Target, trial: Trial) -> Result:
     for number, clients in enumerate(numbers):
         trial.progress(number / len(numbers), f"{clients:,} clients")
         plan = LoadPlan(
-            PUBLISHERS, clients, 1, RATE, SIZE_BYTES, duration_s, 1.0, False,
+            PUBLISHERS, clients, 1, RATE, SIZE_BYTES, duration_s, warm_up_s, False,
             f"lab/{trial.run}/{clients}",
         )  # fmt: skip
         usage = Usage(pids)

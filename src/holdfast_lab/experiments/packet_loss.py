@@ -18,6 +18,8 @@ MESSAGES: Final = 50
 STOP_AFTER: Final = 24
 INTERVAL_S: Final = 1.0
 QUICK_INTERVAL_S: Final = 0.1
+DEAD_S: Final = 1.0
+"""The wait for the rest if nothing takes over: a broker that stays down delivers nothing."""
 
 
 async def run(target: Target, trial: Trial) -> Result:
@@ -53,7 +55,7 @@ async def run(target: Target, trial: Trial) -> Result:
                     await asyncio.sleep(interval_s / 4)
                     share = len(traffic.observed.published) / MESSAGES
                     trial.progress(share, "messages after the stop")
-                observed = await traffic.finish()
+                observed = await traffic.finish(None if target.survives_faults else DEAD_S)
         except (ClientError, TargetError, OSError) as error:
             result.problems.append(str(error))
             return result

@@ -351,9 +351,10 @@ class Traffic:
                 return True
         return False
 
-    async def finish(self) -> Observed:
-        """Publish no more, and wait for the rest, at most `DRAIN_S` without any progress. Raises
-        the error that has ended a client."""
+    async def finish(self, drain_s: float | None = None) -> Observed:
+        """Publish no more, and wait for the rest, at most `drain_s` (else `DRAIN_S`) without any
+        progress. Raises the error that has ended a client."""
+        drain_s = DRAIN_S if drain_s is None else drain_s
         observed = self.observed
         publishing = self._publishing
         assert publishing is not None
@@ -363,14 +364,14 @@ class Traffic:
         progress = -1
         while not publishing.done() and len(observed.confirmed) > progress:
             progress = len(observed.confirmed)
-            await asyncio.wait([publishing], timeout=DRAIN_S)
+            await asyncio.wait([publishing], timeout=drain_s)
         publishing.cancel()
         while (
             len(observed.confirmed) + observed.refused < len(observed.published) or observed.lost()
         ):
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), DRAIN_S)
+                await asyncio.wait_for(self._changed.wait(), drain_s)
             except TimeoutError:
                 break
         for task in self._tasks():

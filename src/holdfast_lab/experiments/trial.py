@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass
@@ -17,6 +20,6 @@ class Trial:
     """Called with the share that is done, 0 to 1, and what is being done."""
     parameters: dict[str, str] = field(default_factory=dict)
 
-    def choose(self, quick: int, full: int) -> int:
+    def choose(self, quick: Number, full: Number) -> Number:
         """The one of two numbers that fits the length of the trial."""
         return quick if self.is_quick else full
