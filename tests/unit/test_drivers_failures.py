@@ -11,8 +11,10 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode
-from holdfast.protocol.mqtt.packets import Connect
+from holdfast.protocol.mqtt.packets import Auth, Connect, Properties
+from holdfast.security.enhanced_authentication import Success
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.maintenance import Maintenance
 from tests.support.broker_in_process import loop_broker
@@ -121,6 +123,51 @@ async def test_a_packet_that_makes_the_node_fail(tmp_path: Path) -> None:
         await other.publish("t", b"still served", qos=1)
         await until(lambda: state.connections == 1)
         await other.disconnect()
+        assert state.stats.internal_errors == 1
+        assert found == []
+
+
+class Once:
+    """Admits a client, and fails when it authenticates again."""
+
+    method = POISON
+    made = 0
+
+    def __init__(self) -> None:
+        Once.made += 1
+        if Once.made > 1:
+            fail()
+
+    def start(self, client_id: str, data: bytes | None) -> Success:
+        return Success(b"", "u")
+
+    def step(self, data: bytes | None) -> Success:
+        raise NotImplementedError
+
+
+@in_loop
+async def test_a_packet_that_was_read_before_its_turn_and_makes_the_node_fail(
+    tmp_path: Path,
+) -> None:
+    """It waited in the connection's input until the session was in the log."""
+    async with loop_broker(tmp_path) as broker:
+        state = broker.broker.node.state
+        Once.made = 0
+        state.admission.authenticators[POISON] = Once
+        found: list[BaseException] = []
+        stop_on_unexpected(asyncio.get_running_loop(), found.append)
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        method: Properties = {p.AUTHENTICATION_METHOD: POISON}
+        lasting: Properties = {**method, p.SESSION_EXPIRY_INTERVAL: 60}
+        writer.write(
+            encode(Connect(5, True, 60, "poison", properties=lasting), 5)
+            + encode(Auth(reasons.REAUTHENTICATE, method), 5)
+        )
+        async with asyncio.timeout(10):
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1000)
+        writer.close()
+        await until(lambda: state.connections == 0)
         assert state.stats.internal_errors == 1
         assert found == []
 

@@ -146,7 +146,12 @@ class Broker:
             if transport is None:
                 return
             assert isinstance(transport, ClientTransport)
-            self.node.handle_resumed(connection)
+            try:
+                self.node.handle_resumed(connection)
+            except Exception as error:  # noqa: BLE001
+                self.contain(connection, error)
+                transport.cut()
+                return
             if not connection.input_paused:
                 transport.resume_reading()
         elif isinstance(effect, Note):

@@ -8,7 +8,7 @@ ignored.
 
 | where | handling |
 |---|---|
-| a packet of a client (`sockets.driver`) | contained: the connection is cut |
+| a packet of a client (`sockets.driver`, `broker`) | contained: the connection is cut |
 | protocols of the HTTP and TLS libraries | contained: the loop has cut the connection |
 | snapshots, retention, the check of free space (`maintenance`) | contained: logged, repeated |
 | a turn, a commit, a timer, a result of a thread, a frame of a peer | stops the process |

@@ -24,7 +24,11 @@ class InProcessTransport(ClientTransport):
             out.clear()
             connection.out_bytes = 0
             self.on_data(data)
-        if connection.closing and not self.is_closed:
+        if connection.closing:
+            self.cut()
+
+    def cut(self) -> None:
+        if not self.is_closed:
             self.is_closed = True
             self.on_closed()
 
