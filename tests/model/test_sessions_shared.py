@@ -137,6 +137,12 @@ def test_a_group_loses_nothing(block: int) -> None:
     run_seeds(block_of_seeds(block, 8, SEEDS), run)
 
 
+def test_a_position_that_moves_back_brings_no_finished_record_again() -> None:
+    """A durable member had an older record of QoS 1 inflight when the group logged a position, and
+    left. A record of QoS 2 between, which another member had finished, was forgotten by then."""
+    run(4134650219)
+
+
 def is_found(first: int = 0, **named: bool) -> bool:
     """Within PLANTED_SEEDS from `first` on, near which today's code shows the planted bug."""
     for seed in range(first, first + PLANTED_SEEDS):

@@ -7,6 +7,7 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import SessionEntry
 from holdfast.broker.recovery.snapshot_entries import first_starts
+from holdfast.broker.recovery.state_records import least_positions
 from holdfast.broker.session.session import Group, Session, Subscription
 from holdfast.broker.state import NodeState
 
@@ -96,8 +97,10 @@ class NodeRecovery(Recovery):
                 group.positions = list(state.delivered)
             group.positions = _clamped(state, group.positions)
             group.logged_positions = list(group.positions)
-            for partition, offset in self.group_assigned.pop(group.key, ()):
-                group.note_assigned(partition, offset)
+            least = least_positions(group, group.positions)
+            for partition, offset in sorted(self.group_assigned.pop(group.key, ())):
+                if offset >= least[partition]:
+                    group.note_assigned(partition, offset)
             group.assigned_changes = []
             if not state.journal.replicated:
                 _note_inflight(group, group.positions)

@@ -43,7 +43,12 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_SESSION,
 )
 from holdfast.broker.rights import forget
-from holdfast.broker.session.session import Session, Subscription, new_subscription
+from holdfast.broker.session.session import (
+    ASSIGNED_MAX,
+    Session,
+    Subscription,
+    new_subscription,
+)
 from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.topics.names import (
@@ -219,10 +224,11 @@ class Recovery(SenderPacketIds):
         known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
         for partition, offset in cursor.positions:
             known[partition] = offset
-        given = self.group_assigned.pop(key, set()).union(cursor.done)
-        ahead = {place for place in given if place[1] >= known[place[0]]}
-        if ahead:
-            self.group_assigned[key] = ahead
+        if cursor.done:
+            given = self.group_assigned.setdefault(key, set())
+            given.update(cursor.done)
+            if len(given) > ASSIGNED_MAX:
+                self.group_assigned[key] = {each for each in given if each[1] >= known[each[0]]}
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
         """Apply a record of the session's progress."""

@@ -257,7 +257,7 @@ class _Groups:
             low[partition] = min(low[partition], offset)
         # No other member may have what a client has confirmed, or had when its session ended.
         received = confirmed | (of_ended - waiting)
-        done |= {place for place in received if place[1] >= low[place[0]]}
+        done = {place for place in done | received if place[1] >= low[place[0]]}
         for partition, end in enumerate(before):
             for offset in self._matching(group, partition, low[partition], end):
                 if (partition, offset) not in waiting:
