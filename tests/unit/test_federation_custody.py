@@ -5,6 +5,7 @@ import random
 import pytest
 
 from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.effects import Delete, Message, Send, Store
 from holdfast.federation.core.frames import (
     Announcement,
@@ -14,8 +15,9 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import Identity
+from holdfast.federation.core.identity import Identity, MessageId
 from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages.custody import Custody, PathChanges
 from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
 from tests.support.sim_federation import LAN_EDGES, Weather, World, edges_of, random_edges
 from tests.support.sim_federation_member import node_id
@@ -275,7 +277,7 @@ def test_after_a_loss_of_the_path_waits_begin_short_and_end_long() -> None:
     patience = RetransmitTimer(config)
     patience.launched(1, 1, 10.0)
     patience.moved(10.01)
-    waits = [patience.after_a_change(True)]
+    waits = [patience.after_a_loss(1, 1)]
     for _ in range(9):
         patience.expired()
         waits.append(patience.wait_s)
@@ -287,6 +289,37 @@ def test_after_a_loss_of_the_path_waits_begin_short_and_end_long() -> None:
     assert patience.wait_s == config.reroute_s
     patience.start(11.5)
     assert patience.wait_s == config.retry_s
+
+
+def test_what_was_on_a_lost_path_does_not_wait_for_confirmations_of_what_came_before() -> None:
+    """The first two came through, and their confirmations take a detour. The others are lost."""
+    context = MemberContext(Identity(A, 1), FederationConfig())
+    custody = Custody(context)
+    for sequence in range(1, 5):
+        custody.accept(MessageId(A, 1, sequence), KNOWN, [B], 10.0)
+    assert len(custody.collect(lambda node: True, 10.0)) == 4
+    custody.rerouted(PathChanges(frozenset([B]), frozenset([B])), 10.1)
+    due = 10.1 + context.config.reroute_s
+    for place, now in ((1, 10.12), (2, 10.14)):
+        custody.confirmed(B, 1, place, now)
+        assert custody.timer() == due
+    custody.handle_timers(due)
+    assert [data.id.sequence for data in custody.collect(lambda node: True, due)] == [3, 4]
+    # What the first two took tells of the loss: the next wait is not longer for it.
+    assert custody.timer() == due + context.config.reroute_s
+
+
+def test_a_lost_path_that_had_passed_all_on_costs_nothing() -> None:
+    context = MemberContext(Identity(A, 1), FederationConfig())
+    custody = Custody(context)
+    custody.accept(MessageId(A, 1, 1), KNOWN, [B], 10.0)
+    custody.collect(lambda node: True, 10.0)
+    custody.rerouted(PathChanges(frozenset([B]), frozenset([B])), 10.1)
+    custody.accept(MessageId(A, 1, 2), KNOWN, [B], 10.11)
+    custody.collect(lambda node: True, 10.11)
+    custody.confirmed(B, 1, 1, 10.14)
+    # The wait for the second one begins with this confirmation.
+    assert custody.timer() == 10.14 + context.config.reroute_s
 
 
 def test_healing_costs_few_copies() -> None:

@@ -214,7 +214,7 @@ class Custody:
             stream.probing *= 2
             if stream.probing >= self._config.window_messages:
                 stream.probing = 0
-            if node in self._flying:
+            if node in self._flying and not stream.patience.is_hasty:
                 stream.retry_at = now + stream.patience.wait_s
             self._ready.add(node)
 
@@ -224,7 +224,12 @@ class Custody:
             self._stream(node).patience.moved(now)
         for node in self._flying:
             stream = self._streams[node]
-            due = now + stream.patience.after_a_change(node in changes.broken)
+            if node in changes.broken:
+                last = stream.entries[stream.sent - 1]
+                wait_s = stream.patience.after_a_loss(last.id.epoch, last.places[node])
+            else:
+                wait_s = stream.patience.after_a_change()
+            due = now + wait_s
             stream.retry_at = due if stream.retry_at is None else min(stream.retry_at, due)
         self.wake()
 

@@ -7,6 +7,11 @@ doubled timeout stays until a message that was sent once is confirmed.
 
 After a change of the path, messages may be lost until the members on it have the new graph. For
 `retry_s` the timeout then begins at `reroute_s`, but never below the measured round trip.
+
+If the path has lost a link, the first wait is `reroute_s` alone. No confirmation of a part of what
+was in flight then makes it longer: that part came through before the loss, and what follows it may
+be lost. Counter-example: places 22 to 25 are in flight, and the last two are on the lost link. The
+confirmations of 22 and 23 take detours, and with each of them the wait would begin again.
 """
 
 from typing import Final
@@ -30,13 +35,19 @@ class RetransmitTimer:
         self._slow_s = 0.0
         self._moved_at = NEVER
         self._is_backed_off = False
-        # The path is lost: the first wait is short, and nothing is learnt from it.
-        self._is_hasty = False
+        # The last message in flight when the path was lost, by epoch and place, until it is
+        # confirmed or the first wait is over: that is short, and nothing is learnt from it.
+        self._astray: tuple[int, int] | None = None
         # The messages in flight were sent before, so none of them may be a probe.
         self._is_repeated = False
         # A message that was sent once, by epoch and place, and when.
         self._probe: tuple[int, int] | None = None
         self._probe_at = 0.0
+
+    @property
+    def is_hasty(self) -> bool:
+        """True if the path was lost and a confirmation does not put off the retransmission."""
+        return self._astray is not None
 
     def start(self, now: float) -> None:
         """Set the timeout when the first message goes into flight."""
@@ -51,7 +62,8 @@ class RetransmitTimer:
     def confirmed(self, epoch: int, place: int, now: float) -> None:
         """Handle a confirmation of places that were not confirmed before."""
         self._is_repeated = False
-        self._is_hasty = False
+        if self._astray is not None and self._astray <= (epoch, place):
+            self._astray = None
         if self._probe is not None and self._probe <= (epoch, place):
             took_s = now - self._probe_at
             self._slow_s = max(took_s, self._slow_s + (took_s - self._slow_s) / FADING)
@@ -62,8 +74,8 @@ class RetransmitTimer:
 
     def expired(self) -> None:
         """Double the timeout, because the messages in flight are sent again."""
-        if self._is_hasty:
-            self._is_hasty = False
+        if self._astray is not None:
+            self._astray = None
         else:
             self.wait_s = min(2 * self.wait_s, self._config.retry_max_s)
             self._is_backed_off = True
@@ -76,12 +88,16 @@ class RetransmitTimer:
         self._is_backed_off = False
         self.wait_s = self._least_s(now)
 
-    def after_a_change(self, is_broken: bool) -> float:
-        """Return the seconds to wait for messages in flight after a change of the graph.
-        `is_broken`: the path on which they were sent has lost a link."""
-        if is_broken:
-            self._is_hasty = True
-            return self._config.reroute_s
+    def after_a_loss(self, epoch: int, place: int) -> float:
+        """Return the seconds to wait for messages in flight, up to this place, after the path on
+        which they were sent has lost a link."""
+        self._astray = (epoch, place)
+        # It tells how long the path was lost, and not how long the next one takes.
+        self._probe = None
+        return self._config.reroute_s
+
+    def after_a_change(self) -> float:
+        """Return the seconds to wait for messages in flight after another change of the graph."""
         if self._slow_s:
             # Its confirmation may have been lost, or a member on its way was astray.
             return max(self._config.reroute_s, SLACK * self._slow_s)
