@@ -1,11 +1,11 @@
 """Bugs in delayed messages, planted: the model of `test_delayed_messages` finds each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from holdfast.broker.publish import delayed
-from holdfast.broker.publish.delayed_table import DelayedTable, is_waiting
+from holdfast.broker.publish.delayed_table import Delayed, DelayedTable, is_waiting
 from holdfast.broker.recovery import snapshot_entries as entries
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.protocol.mqtt.publish import Publish
@@ -27,13 +27,15 @@ def _fails() -> bool:
 
 
 def test_planted_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single node takes a message again whose record is under way."""
+    """A single node takes a message again, and forgets that its record is under way."""
     real = DelayedTable.take_due
 
     def planted(
         table: DelayedTable, wall_us: int, is_ours: object, count_max: int, again_us: int
-    ) -> object:
-        return real(table, wall_us, is_ours, count_max, 100_000)  # type: ignore[arg-type]
+    ) -> Iterator[Delayed]:
+        for message in real(table, wall_us, is_ours, count_max, 100_000):  # type: ignore[arg-type]
+            message.is_ending = False
+            yield message
 
     monkeypatch.setattr(DelayedTable, "take_due", planted)
     assert _fails()
