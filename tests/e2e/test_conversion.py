@@ -26,7 +26,8 @@ ALONE = ("--replication-factor", "1", "--min-insync", "1")
     ("kind", "to"), [("node", "cluster"), ("cluster", "node")], ids=["to cluster", "to single"]
 )
 def test_clients_after_a_conversion(kind: str, to: str, tmp_path: Path) -> None:
-    """Of a node that was killed, with sessions, a group, retained messages and unfinished QoS 2."""
+    """The directory is of a node that was killed, with sessions, a group, retained messages and
+    unfinished QoS 2."""
     with tarfile.open(FOLDER / "0.1.0" / f"{kind}.tar.gz") as kept:
         kept.extractall(tmp_path / "old", filter="data")
     options = ["--to", "cluster", *ALONE] if to == "cluster" else ["--to", "single"]

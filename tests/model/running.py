@@ -14,7 +14,7 @@ SEED_S: Final = 600
 
 
 def begin(is_interpreted: bool) -> None:
-    """What a process of the pool does first, before it imports the production code."""
+    """The first step of a process of the pool, before it imports the production code."""
     # Ctrl-C ends the campaign after the runs that have begun.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if is_interpreted:

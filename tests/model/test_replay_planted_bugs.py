@@ -105,7 +105,7 @@ def _mixed_fails() -> bool:
 
 
 def test_planted_frames_behind_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes out at QoS 0 is framed also behind the first delivery of a read."""
+    """Messages of QoS 0 are framed also behind the first delivery of a read."""
     queue = QueueRead._queue
 
     def planted(work: QueueRead, state: NodeState, record: Record) -> int:

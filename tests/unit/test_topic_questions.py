@@ -378,3 +378,9 @@ def test_the_filters_of_a_large_session_are_asked_about_in_parts() -> None:
         bench.run()
     assert sorted(asked) == sorted(filters)
     assert len(again.take(m.Connack)) == 1
+
+
+def test_a_decision_that_is_made_again_takes_no_more_room() -> None:
+    rules = AskedRules()
+    decision = TopicDecision(ALLOW, 1.0)
+    assert not any(rules.decide_publish("a", decision) for _ in range(PUBLISH_BYTES_MAX // 100))

@@ -260,7 +260,7 @@ class QueueRead(Work):
 
 
 class TopicPlan:
-    """What a read needs to know of one of its topics: the session's subscriptions that match, and
+    """The conditions of a read for one of its topics: the session's subscriptions that match, and
     whether the client may have its messages, and those from before its SUBSCRIBE."""
 
     def __init__(self, matching: list[Subscription], may_read: bool, may_replay: bool) -> None:

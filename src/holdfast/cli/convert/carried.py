@@ -72,7 +72,7 @@ class CarriedSession:
     """The partitions of its own QoS 2 messages that are not released, by packet id."""
 
     def lasting(self) -> tuple[object, ...]:
-        """What a conversion must not change. Times go on meanwhile."""
+        """The parts that a conversion must not change. Times go on meanwhile."""
         rows: list[InflightRow] = [
             (packet_id, each.state, each.qos, each.group_tag, each.partition, each.offset,
              each.is_retained)
@@ -111,7 +111,7 @@ class CarriedState:
     """Retained and delayed messages, producers and bans, as entries of a snapshot."""
 
     def lasting(self) -> tuple[object, ...]:
-        """What a conversion must not change."""
+        """The parts that a conversion must not change."""
         return (
             [each.lasting() for each in sorted(self.sessions, key=lambda each: each.client)],
             self.queues,

@@ -94,7 +94,7 @@ def _plan(args: argparse.Namespace) -> ClusterPlan | None:
 
 
 def report(made: Conversion, source: Path, target: Path) -> list[str]:
-    """What was made, what has changed, and the next step of the operator."""
+    """The report of a conversion: the result, the changes, and the next step of the operator."""
     manifest, carried = made.manifest, made.carried
     partitions = manifest.partitions
     lines = [

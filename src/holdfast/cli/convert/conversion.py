@@ -74,7 +74,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion has made."""
+    """The result of a conversion."""
 
     manifest: Manifest
     records: int

@@ -6,7 +6,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 
 Key = tuple[str, str, int]
-"""What a postponed call is about: the kind of call, a node or client id, and a number."""
+"""The key of a postponed call: the kind of call, a node or client id, and a number."""
 
 
 class Decisions:

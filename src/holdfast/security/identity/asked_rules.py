@@ -94,7 +94,8 @@ class AskedRules(ClientRules):
 
     def decide_publish(self, topic: str, decision: TopicDecision) -> bool:
         """Remember a decision. True: those of before were forgotten for want of room."""
-        self._publish_bytes += len(topic) + DECISION_BYTES
+        if topic not in self._publish:
+            self._publish_bytes += len(topic) + DECISION_BYTES
         is_full = self._publish_bytes > PUBLISH_BYTES_MAX
         if is_full:
             self._publish.clear()
