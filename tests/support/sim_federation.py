@@ -85,8 +85,8 @@ class World(LinkedTime[bytes]):
         self.arrivals: dict[MessageId, dict[int, float]] = defaultdict(dict)
         # Of a payload and a group with its filter: the members whose clients of the group have it.
         self.group_arrivals: dict[tuple[bytes, str], list[int]] = defaultdict(list)
-        # The newest version of each topic that a member has stored.
-        self.stored_versions: dict[str, Version] = {}
+        # By topic and version: the members that have stored it.
+        self.stored_versions: dict[str, dict[Version, set[int]]] = {}
         # Of (node, peer): what its end of the link lets through.
         self.policies: dict[tuple[bytes, bytes], LinkPolicy] = {}
         self.frames: Counter[int] = Counter()
@@ -270,12 +270,11 @@ class World(LinkedTime[bytes]):
         if is_due and member.number not in self.arrivals[first]:
             raise Wrong(f"{first.epoch}.{first.sequence} taken for known at {member.number}")
 
-    def retained(self, effect: StoreRetained) -> None:
+    def retained(self, member: SimMember, effect: StoreRetained) -> None:
         frame = decode(effect.data)
         assert isinstance(frame, Retained)
-        version = frame.messages[0].version
-        newest = self.stored_versions.get(effect.topic, version)
-        self.stored_versions[effect.topic] = max(version, newest)
+        versions = self.stored_versions.setdefault(effect.topic, {})
+        versions.setdefault(frame.messages[0].version, set()).add(member.number)
 
     def arrived(self, member: SimMember, effect: DeliverLocally, groups: list[str]) -> None:
         """For good: a client may have it."""

@@ -258,7 +258,7 @@ class SimMember:
 
     def _stored_retained(self, effect: StoreRetained) -> None:
         self.disk.retained[effect.topic] = effect.data
-        self.world.retained(effect)
+        self.world.retained(self, effect)
 
     def _deliver(self, effect: DeliverLocally) -> None:
         if effect.message.is_retained:
