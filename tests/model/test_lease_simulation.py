@@ -6,10 +6,11 @@ serves when all is well again. See tests/support/sim_world.py for what is checke
 import pytest
 
 from tests.support.seeds import block_of_seeds, run_worlds
+from tests.support.sim_schedule import Owner, ThreadSchedule
 from tests.support.sim_world import World
 
 SEEDS = 24
-"""How many worlds; A failure names its seed; `tests.model` runs more."""
+"""How many worlds; a failure names its seed; `tests.model` runs more."""
 BLOCKS = 8
 
 
@@ -35,3 +36,17 @@ def test_the_worlds_are_rough() -> None:
         world.play()
     assert sum(world.takeovers for world in worlds) > 20
     assert sum(len(world.promised) for world in worlds) > 1000
+
+
+def test_a_task_begins_when_another_has_ended() -> None:
+    schedule = ThreadSchedule(0)
+    done = []
+
+    def first() -> None:
+        schedule.spawn(owner, lambda: done.append("second"))
+        done.append("first")
+
+    owner = Owner()
+    schedule.spawn(owner, first)
+    schedule.run(1.0)
+    assert done == ["first", "second"]

@@ -49,7 +49,8 @@ class Task:
         self._work = work
         self.greenlet = greenlet(self._run, schedule.main)
 
-    def _run(self) -> None:
+    def _run(self, _: object = None) -> None:
+        """`_`: what the task returned that ended just before this one began."""
         schedule = self._schedule
         try:
             if not self.owner.is_killed:
