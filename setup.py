@@ -127,6 +127,7 @@ HOT = [
     "cluster/sessions/replies.py",
     "cluster/sessions/requests.py",
     "cluster/sessions/coordinator.py",
+    "cluster/sessions/reports.py",
     "cluster/sessions/decisions.py",
     "cluster/qos0_routing.py",
     "cluster/leadership_changes.py",

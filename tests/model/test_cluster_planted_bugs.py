@@ -23,6 +23,7 @@ from holdfast.cluster.runtime import peer_check
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.replies import HomeAnswers
+from holdfast.cluster.sessions.reports import SessionReports
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.batch import Batch
@@ -227,19 +228,20 @@ def cursors_are_filled_in_when_looked_at() -> AbstractContextManager[object]:
 
 
 def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager[object]:
-    owned = SessionCoordinator.owned
+    receive = SessionReports.receive
 
     def believe(
-        homes: SessionCoordinator,
+        reports: SessionReports,
         node: str,
         partitions: list[int],
         had: dict[str, int],
         asking: list[str],
         users: Any = None,
     ) -> None:
-        owned(homes, node, partitions, had, [*asking, *homes._replicated.state.sessions], users)
+        sessions = reports._replicated.state.sessions
+        receive(reports, node, partitions, had, [*asking, *sessions], users)
 
-    return patch.object(SessionCoordinator, "owned", believe)
+    return patch.object(SessionReports, "receive", believe)
 
 
 def an_older_copy_goes_on() -> AbstractContextManager[object]:

@@ -192,7 +192,7 @@ def test_a_leader_without_a_majority_gives_nothing_unreserved() -> None:
 def test_an_owner_that_is_reported_meanwhile_releases_the_session_first() -> None:
     leader = Leader([])
     leader.ask("c", "n2")
-    leader.homes.owned("n3", [0], {"c": 5}, [])
+    leader.homes.reports.receive("n3", [0], {"c": 5}, [])
     leader.commit()
     assert leader.given() == []
     leader.homes.closed("n3", "c", 5)

@@ -85,7 +85,7 @@ def test_what_is_asked_again_takes_no_more_room() -> None:
         bench.ask(1, "a")
         bench.ask(2, "b")
         bench.homes.closed("n2", "c", 5)
-        bench.homes.owned("n2", [0], {"d": 1}, ["a", "b"])
+        bench.homes.reports.receive("n2", [0], {"d": 1}, ["a", "b"])
     assert bench.early() == 4
     assert bench.opened() == 0
     bench.commit()
@@ -120,12 +120,12 @@ def test_of_two_nodes_that_have_a_session_one_lets_go_though_their_epochs_are_eq
     assert owner is not None
     assert bench.opened() == 1
     bench.context.connected.add("n3")
-    bench.homes.owned("n3", [0], {"a": owner.epoch}, [])
+    bench.homes.reports.receive("n3", [0], {"a": owner.epoch}, [])
     assert bench.closes() == ["n3"]
     bench.homes.closed("n3", "a", owner.epoch)
-    bench.homes.owned("n3", [0], {}, [])
+    bench.homes.reports.receive("n3", [0], {}, [])
     assert bench.homes.owners.owner("a") is owner
-    bench.homes.owned("n2", [0], {"a": owner.epoch}, [])
+    bench.homes.reports.receive("n2", [0], {"a": owner.epoch}, [])
     assert bench.closes() == ["n3"]
 
 
@@ -137,7 +137,7 @@ def test_of_two_nodes_that_have_a_session_the_earlier_one_lets_go(order: tuple[s
     epochs = {"n2": 7, "n3": 8}
     bench.context.connected.add("n3")
     for node in order:
-        bench.homes.owned(node, [0], {"a": epochs[node]}, [])
+        bench.homes.reports.receive(node, [0], {"a": epochs[node]}, [])
     assert bench.closes() == ["n2"]
     owner = bench.homes.owners.owner("a")
     assert owner is not None
@@ -167,7 +167,7 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
     payload = encode_session(open_record(session, False, "n2", 1))
     bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=4, payload=payload))
     appended = bench.context.journal.next_offset[0]
-    bench.homes.owned("n2", [0], {}, ["a"])
+    bench.homes.reports.receive("n2", [0], {}, ["a"])
     bench.homes.handle_timers()
     assert bench.asked() == []
     due = bench.homes.timer()
@@ -175,10 +175,10 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
     for _ in range(2):
         bench.state.now = bench.homes.timer() or 0.0
         bench.homes.handle_timers()
-        bench.homes.owned("n2", [0], {}, ["a"])
+        bench.homes.reports.receive("n2", [0], {}, ["a"])
     assert bench.asked() == ["n2", "n2"]
     assert bench.context.journal.next_offset[0] == appended
-    bench.homes.owned("n2", [0], {}, [])
+    bench.homes.reports.receive("n2", [0], {}, [])
     assert bench.context.journal.next_offset[0] == appended + 1
     session.epoch = 5
     payload = encode_session(open_record(session, False, "n2", 2))
@@ -193,7 +193,7 @@ def test_a_request_for_a_report_says_in_which_epochs_its_sender_leads() -> None:
     """Else a node that has not heard of the new leader takes answers of the earlier one."""
     bench = Bench()
     bench.commit()
-    bench.homes.flush()
+    bench.homes.reports.flush()
     bench.homes.connected("n2")
     payloads = [each for _, kind, each in bench.context.outgoing if kind == SESSION_OWNED]
     assert len(payloads) == 2
@@ -212,7 +212,7 @@ def test_a_session_without_a_record_is_let_go_for_one_that_a_record_names() -> N
     image = Session("a", b"a")
     image.epoch, image.owner = 7, "n2"
     bench.images.state.sessions["a"] = image
-    bench.homes.owned("n3", [0], {"a": 8}, [])
+    bench.homes.reports.receive("n3", [0], {"a": 8}, [])
     assert bench.closes() == ["n3"]
     owner = bench.homes.owners.owner("a")
     assert owner is not None
@@ -226,10 +226,10 @@ def test_a_node_that_reports_a_session_while_another_owner_releases_it_lets_go_o
     bench.context.connected |= {"n3", "n4"}
     bench.commit()
     bench.ask(2, "b", "n4")
-    bench.homes.owned("n2", [0], {"a": 7}, [])
+    bench.homes.reports.receive("n2", [0], {"a": 7}, [])
     bench.ask(1, "a", "n4")
     assert bench.closes() == ["n2"]
-    bench.homes.owned("n3", [0], {"a": 8}, [])
+    bench.homes.reports.receive("n3", [0], {"a": 8}, [])
     bench.homes.closed("n2", "a", 7)
     assert bench.opened() == 2
     assert bench.closes()[-1] == "n3"

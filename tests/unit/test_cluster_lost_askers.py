@@ -83,6 +83,6 @@ def test_what_was_opened_is_told_to_whom_it_was_opened_for(home: Home) -> None:
 @pytest.mark.parametrize("knows", [True, False])
 def test_requests_of_a_process_before_are_forgotten(home: Home, knows: bool) -> None:
     home.ask("n3", 7)
-    home.homes.owned("n3", [0], {}, ["c"] if knows else [])
+    home.homes.reports.receive("n3", [0], {}, ["c"] if knows else [])
     home.homes.closed("n2", "c", 1 << 40)
     assert home.told() == ([("n3", 7, False)] if knows else [])

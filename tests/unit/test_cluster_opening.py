@@ -119,7 +119,7 @@ class Bench:
     def ask_owned(self, node: str, epochs: object) -> None:
         """The leader of the home, by its own metadata, requests a report."""
         fields = {"ask": True, "partitions": [0], "epochs": epochs, "owned": [], "asking": []}
-        self.homes.handle_owned(node, json.dumps(fields).encode())
+        self.homes.reports.handle_owned(node, json.dumps(fields).encode())
         self.opener.take_local()
 
     def wait(self, seconds: float = ASK_AGAIN_S) -> None:
@@ -392,7 +392,7 @@ def test_a_leader_of_an_older_version_requests_a_report_without_its_epochs() -> 
     bench = Bench()
     there = bench.connect(expiry_s=0, clean_start=True)
     fields = {"ask": True, "partitions": [0], "owned": [], "asking": []}
-    bench.homes.handle_owned("n2", json.dumps(fields).encode())
+    bench.homes.reports.handle_owned("n2", json.dumps(fields).encode())
     bench.opener.take_local()
     bench.wait(ASK_AFTER_S)
     bench.answer(1, epoch=7)

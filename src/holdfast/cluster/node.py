@@ -170,7 +170,7 @@ class ClusterNode(PartEffects):
         elif kind == kinds.SESSION_CLOSED:
             self.session_coordinator.handle_closed(node, payload)
         elif kind == kinds.SESSION_OWNED:
-            self.session_coordinator.handle_owned(node, payload)
+            self.session_coordinator.reports.handle_owned(node, payload)
         elif kind == kinds.INTEREST:
             self.interest.handle_interest(node, payload)
         elif kind == kinds.INTEREST_ACK:

@@ -398,7 +398,7 @@ class SessionAcquisition:
                     each.barrier = NOTHING
                     each.send_at = self._state.now + ASK_AFTER_S
         if leader == self._context.node_id:
-            self._coordinator.owned(leader, partitions, dict(owned), asking, users)
+            self._coordinator.reports.receive(leader, partitions, dict(owned), asking, users)
             return
         frame = OwnedSessions(partitions=partitions, owned=owned, asking=asking, users=users)
         self._context.send_frame(leader, SESSION_OWNED, frame)
@@ -413,7 +413,7 @@ class SessionAcquisition:
     def take_local(self) -> None:
         """Takes the replies, close orders and report requests that this node's own coordinator has
         queued."""
-        self._coordinator.flush()
+        self._coordinator.reports.flush()
         while self._coordinator.answers.local:
             local, self._coordinator.answers.local = self._coordinator.answers.local, []
             for each in local:

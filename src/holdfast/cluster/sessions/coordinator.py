@@ -17,16 +17,12 @@ Invariants
 - A node that had an unrecorded session confirms its release before another node gets it, or is
   ordered to release it then. An order that a lost link drops follows the node's next report.
 - SESSION_OPENED is sent after the `open` record is committed and applied here, if there is one.
-- An open session that its node does not have is closed, unless a client waits for it at that node.
-  Then the node receives the report request again until one of the two is over. Counter-example: the
-  client disconnects, its request is withdrawn, and the session stays open for a node without it.
 - A new leader decides nothing before it has applied what earlier leaders have appended. One of
   those records may contain a given epoch. Counter-example: it gives epoch 8 again, and two nodes
   own the session with equal epochs.
 """
 
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -38,16 +34,14 @@ from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import BadFrame, decode_json
 from holdfast.cluster.frames import OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.sessions.expiry import Endings
-from holdfast.cluster.sessions.owned import OWNED_DECODER
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
+from holdfast.cluster.sessions.reports import SessionReports
 from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest
-from holdfast.cluster.sessions.unconfirmed import UnconfirmedSessions
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -83,9 +77,15 @@ class SessionCoordinator:
         self._requests: dict[str, deque[SessionRequest]] = {}
         self.decisions = Decisions(state, context)
         self.endings = Endings(state, replicated, barriers, self.decides, self.is_opening)
-        # Partitions for which the nodes must report their sessions.
-        self._asks: set[int] = set()
-        self._unconfirmed = UnconfirmedSessions(state, replicated, self.answers, self.home)
+        self.reports = SessionReports(
+            state,
+            context,
+            replicated,
+            self.owners,
+            self.decisions,
+            self.answers,
+            self._forget_requests,
+        )
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
 
@@ -312,78 +312,13 @@ class SessionCoordinator:
             else:
                 del self._requests[request.client_id]
 
-    def handle_owned(self, node: str, payload: bytes) -> None:
-        """Takes a SESSION_OWNED frame: a node's report, or a request for the report of this node.
-
-        Raises BadFrame when it is malformed.
-        """
-        found = decode_json(OWNED_DECODER, payload, "a SESSION_OWNED")
-        partitions = found.partitions
-        if not all(0 <= partition < len(self._context.leading) for partition in partitions):
-            raise BadFrame("a partition that the cluster does not have")
-        if found.ask:
-            self.answers.asked_owned(node, partitions, found.epochs)
-        else:
-            self.owned(node, partitions, dict(found.owned), found.asking, found.users)
-
     def connected(self, node: str) -> None:
-        """Repeats close orders to `node`, and requests its report.
-
-        The node may have reported its sessions before this node led, and may have missed a close
-        order.
-        """
+        """Repeats close orders to `node`, which may have missed one, and requests its report."""
         for client_id, queue in self._requests.items():
             owner = self.owners.owner(client_id)
             if owner is not None and owner.node == node == queue[0].waits_for:
                 self.answers.order_close(node, client_id, owner.epoch)
-        self.answers.ask_owned(
-            [node], [each for each in range(len(self._context.leading)) if self.decides(each)]
-        )
-
-    def flush(self) -> None:
-        """Requests the due reports from all connected nodes, at the end of a turn."""
-        if self._asks:
-            partitions = sorted(self._asks)
-            self._asks.clear()
-            self.answers.ask_owned(sorted(self._context.connected), partitions)
-
-    def owned(
-        self,
-        node: str,
-        partitions: list[int],
-        owned: dict[str, int],
-        asking: list[str],
-        users: Mapping[str, str | None] | None = None,
-    ) -> None:
-        """Takes a node's report of all its sessions with these home partitions.
-
-        `asking` lists the clients that wait there for a session. `users` names the user of each
-        session that belongs to one. A session that the report lacks is closed.
-        """
-        for partition in partitions:
-            if partition in self.decisions.begins_at:
-                again = partial(self.owned, node, [partition], owned, asking, users)
-                self.decisions.postpone(partition, ("owned", node, 0), again)
-        led = {partition for partition in partitions if self.decides(partition)}
-        for client_id, epoch in owned.items():
-            if self.home(client_id) not in led:
-                continue
-            user = "" if users is None else users.get(client_id) or ""
-            older = self.owners.told(node, client_id, epoch, user)
-            if older is not None:
-                # The node could not be reached when the session was reassigned.
-                self.answers.order_close(older[0], client_id, older[1])
-        self.owners.forget(node, led, {*owned, *asking})
-        self._forget_requests(node, led, {*owned, *asking})
-        for session in list(self._replicated.open):
-            client_id = session.client_id
-            if session.owner != node or client_id in owned or self.home(client_id) not in led:
-                continue
-            if client_id in asking:
-                self._unconfirmed.add(client_id, node, session.epoch)
-            else:
-                self._unconfirmed.drop(client_id)
-                self._close(session)
+        self.reports.request(node)
 
     def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
         """Removes requests that `node` does not know: an earlier process of the node sent them."""
@@ -445,16 +380,15 @@ class SessionCoordinator:
         self.endings.start_deciding(partition)
         for again in self.decisions.pop_postponed(partition):
             again()
-        self._asks.add(partition)
+        self.reports.start_deciding(partition)
 
     def stop_leading(self, partition: int) -> None:
         """Drops everything of the partition. The nodes repeat their requests at the next leader."""
         self.decisions.stop_leading(partition)
-        self._asks.discard(partition)
         for client_id in list(self._requests):
             if self.home(client_id) == partition:
                 del self._requests[client_id]
-        self._unconfirmed.stop_leading(partition)
+        self.reports.stop_leading(partition)
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
 
@@ -484,9 +418,9 @@ class SessionCoordinator:
             if queue and queue[0].waits_for and queue[0].deadline <= now:
                 self._go_without(queue[0])
         self.owners.epochs.handle_timers()
-        self._unconfirmed.handle_timers()
+        self.reports.handle_timers()
 
     def timer(self) -> float | None:
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
-        earliest = min(self._unconfirmed.timer(), self.owners.epochs.timer(), *due)
+        earliest = min(self.reports.timer(), self.owners.epochs.timer(), *due)
         return earliest if earliest < float("inf") else None
