@@ -47,6 +47,17 @@ def test_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown command 'bogus'; choose from serve, pub, sub" in capsys.readouterr().err
 
 
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["cluster", "status", "--port", "1"])
+    assert ended.value.code == cli.EXIT_USAGE
+    shown = capsys.readouterr().err
+    assert shown.startswith("usage: holdfast cluster status ")
+    assert shown.endswith("holdfast cluster status: error: unrecognized arguments: --port 1\n")
+
+
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:

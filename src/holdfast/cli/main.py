@@ -11,7 +11,7 @@ Exit codes: 0 success; 1 the work failed; 2 wrong usage or wrong configuration; 
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
@@ -105,9 +105,24 @@ def _command_module(command: str) -> Any:
     return import_module(f"holdfast.cli.{_MODULES.get(command, command)}")
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A parser that answers unknown arguments with the usage of its own subcommand.
+
+    argparse passes them up to the outermost parser, whose usage names no option of the subcommand.
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def build_parser(commands: list[str]) -> argparse.ArgumentParser:
     """Make the parser with the given subcommands. Each one costs the import of its module."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="holdfast",
         description="An MQTT broker that keeps what it has acknowledged.",
         epilog="commands:\n"
