@@ -18,6 +18,7 @@ from tests.fuzz.http_doors import AdminDoor, ManagerDoor
 from tests.fuzz.mqtt_doors import MqttDoor, WebSocketDoor
 from tests.fuzz.peer_doors import FederationDoor, PeersDoor
 from tests.fuzz.proxy_door import ProxyDoor
+from tests.fuzz.topic_door import TopicDoor
 
 DOORS: Final[dict[str, type[Door]]] = {
     door.name: door
@@ -29,6 +30,7 @@ DOORS: Final[dict[str, type[Door]]] = {
         PeersDoor,
         FederationDoor,
         ManagerDoor,
+        TopicDoor,
     )
 }
 GROWTH_BYTES: Final = 300 << 20

@@ -38,6 +38,9 @@ class Refusing(ClusterPort):
     def has_room(self, client_id: str) -> bool:
         return True
 
+    def recorded_session(self, client_id: str) -> Session | None:
+        return None
+
     def append(self, record: Record) -> int:
         raise AssertionError("it is refused")
 

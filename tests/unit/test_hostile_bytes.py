@@ -71,7 +71,10 @@ from holdfast.security.access.access_file import parse as parse_access
 from holdfast.security.acl import AclError, AclFile
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.document import parse as parse_document
+from holdfast.security.identity.http_check import parse_reply
+from holdfast.security.identity.identity import LoginRequest
 from holdfast.security.identity.keys import KeysError, parse_keys
+from holdfast.security.identity.topic_check import parse_verdict
 from holdfast.security.passwords import PasswordError, PasswordFile, parse_hash
 from holdfast.security.peer_identity import Refusal
 from holdfast.security.peer_identity import decode_identity as decode_peer_identity
@@ -310,6 +313,19 @@ def table() -> dict[str, Decoder]:
         lambda data: parse_keys(data, "f"),
         (KeysError,),
         JSON,
+    )
+    login = LoginRequest("c", "u", b"", "", "127.0.0.1:1", "l")
+    add(
+        "security/identity/http_check.py:parse_reply",
+        lambda data: parse_reply(data, 200, login, 1000.0),
+        (ValueError,),
+        (b'{"result": "allow", "username": "u", "lasts_s": 5, "publish": ["a/#"]}', *JSON),
+    )
+    add(
+        "security/identity/topic_check.py:parse_verdict",
+        lambda data: parse_verdict(data, 200),
+        (ValueError,),
+        (b'{"result": "allow"}', b'{"Ok": true, "Error": ""}', b"ok", *JSON),
     )
     hashed = (b"$7$101$" + base64.b64encode(bytes(12)) + b"$" + base64.b64encode(bytes(64)),)
     add("security/passwords.py:parse_hash", of_text(parse_hash), (PasswordError,), hashed)

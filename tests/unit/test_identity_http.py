@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.security.identity.http_check import encode_request, read_reply
+from holdfast.security.identity.http_check import encode_request, parse_reply
 from holdfast.security.identity.identity import (
     NOT_AUTHORIZED,
     Answer,
@@ -20,7 +20,7 @@ REQUEST = LoginRequest("c1", "alice", b"\xffsecret", "", "10.0.0.7:5000", "l")
 
 
 def read(status: int = 200, **members: object) -> Answer:
-    return read_reply(status, json.dumps(members).encode(), REQUEST, 1000.0)
+    return parse_reply(json.dumps(members).encode(), status, REQUEST, 1000.0)
 
 
 def test_a_request_has_the_client() -> None:
@@ -74,7 +74,7 @@ def test_a_refused_client() -> None:
 )
 def test_odd_replies_never_accept(status: int, body: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
-        read_reply(status, body, REQUEST, 1000.0)
+        parse_reply(body, status, REQUEST, 1000.0)
 
 
 MEMBERS = st.sampled_from(["result", "username", "publish", "subscribe", "lasts_s", "reason"])
@@ -89,5 +89,5 @@ VALUES = st.recursive(
 def test_garbage_accepts_nobody(status: int, body: object) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with suppress(ValueError, RecursionError):
-        answer = read_reply(status, data, REQUEST, 1000.0)
+        answer = parse_reply(data, status, REQUEST, 1000.0)
         assert answer is None or isinstance(answer, LoginRefusal)

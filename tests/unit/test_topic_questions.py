@@ -5,16 +5,22 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.broker.recorded_state import TOPIC_RIGHTS
-from holdfast.broker.topic_rights.questions import RESUMED_AT_ONCE, handle_topics
+from holdfast.broker.topic_rights.questions import (
+    RESUMED_AT_ONCE,
+    asked_rules,
+    handle_topics,
+)
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.security.acl import AclFile
 from holdfast.security.identity.asked_rules import (
     ALLOW,
+    DECISION_BYTES,
     DENIED,
     FAILED,
     IGNORE,
     PUBLISH_BYTES_MAX,
+    SPARE_BYTES_MAX,
     AskedRules,
     TopicDecision,
 )
@@ -257,12 +263,31 @@ def test_decisions_are_bounded() -> None:
         decision = TopicDecision(ALLOW, 1.0)
         cleared += rules.decide_publish(f"{number}", decision)
         rules.decide_filter(f"{number}", decision)
-        rules.keep_filters({"0"}, 1)
+        if rules.has_spare_filters(DECISION_BYTES + 1):
+            rules.keep_filters({"0"})
     assert cleared > 0
     assert len(rules.expire(2.0)) < PUBLISH_BYTES_MAX / 250
     assert rules.next_end() is None
-    assert rules.filter_count < 100
+    assert rules.filters_bytes <= SPARE_BYTES_MAX + 2 * (DECISION_BYTES + 1)
     assert rules.can_read("0")
+
+
+def test_decisions_about_long_filters_are_bounded_in_bytes() -> None:
+    """64 refused filters of 64 kB in each SUBSCRIBE would be 4 MB for each client."""
+    bench = asked_bench()
+    client = connect(bench, "c")
+    client.send(subscribe("kept", 1))
+    settled(bench, allow)
+    rules = asked_rules(client.connection)
+    assert rules is not None
+    for number in range(5):
+        filters = [f"{number}/{index}/{'é' * 30_000}" for index in range(16)]
+        client.send(m.Subscribe(2, [m.SubscriptionRequest(each, 1) for each in filters]))
+        assert len(settled(bench, deny)) == 16
+        assert rules.filters_bytes < SPARE_BYTES_MAX
+    # A decision about a subscription is never forgotten.
+    client.send(subscribe("kept", 1, 3))
+    assert settled(bench, deny) == []
 
 
 @pytest.mark.parametrize("verdict", [ALLOW, FAILED])
@@ -350,6 +375,33 @@ def test_a_session_whose_client_is_refused_or_leaves_stays_as_it_was(waits: bool
     bench.rights = AskedRules()
     bench.connect("c", 5, clean=False).lose()
     assert "c" not in bench.node.state.sessions
+
+
+@pytest.mark.parametrize("verdict", [ALLOW, FAILED])
+def test_a_connection_is_taken_over_after_the_answers(verdict: str) -> None:
+    bench = asked_bench()
+    live = connect(bench, "c", expiry_s=1000)
+    live.send(subscribe("a", 1))
+    settled(bench, allow)
+    later = connect(bench, "c", expiry_s=1000)
+    # What the live client subscribes to meanwhile is asked about, too.
+    live.send(subscribe("b", 1, 2))
+    resumed, subscribed = bench.questions
+    bench.questions = [subscribed]
+    settled(bench, allow)
+    bench.questions = [resumed]
+    bench.verdicts = None
+    effect = bench.questions.pop()
+    handle_topics(bench.node.state, effect, [(ALLOW, 60.0)])
+    bench.run()
+    assert settled(bench, lambda action, topic: verdict) == [("subscribe", "b")]
+    assert live.closed == (verdict == ALLOW)
+    (connack,) = later.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    assert connack.reason == (reasons.SERVER_UNAVAILABLE if verdict == FAILED else 0)
+    assert later.closed == (verdict == FAILED)
+    assert bench.node.state.stats.sessions_taken_over == (verdict == ALLOW)
+    assert len(bench.node.state.pending_connects) == 0
 
 
 def test_the_filters_of_a_large_session_are_asked_about_in_parts() -> None:

@@ -132,6 +132,11 @@ class ClusterPort:
         that outlive their connections, and its own of the others."""
         raise NotImplementedError
 
+    def recorded_session(self, client_id: str) -> Session | None:
+        """The session of a client as far as its records are applied here, with an owner anywhere.
+        None: there is none, or the node's own table has it."""
+        raise NotImplementedError
+
     def queues(self) -> dict[str, Session]:
         """The keepers of all queues by key, as far as their records are applied here."""
         raise NotImplementedError
@@ -220,6 +225,9 @@ class SingleNode(ClusterPort):
 
     def has_room(self, client_id: str) -> bool:
         return self._state.client_sessions() < self._state.config.sessions_max
+
+    def recorded_session(self, client_id: str) -> Session | None:
+        return None
 
     def queues(self) -> dict[str, Session]:
         return self._state.queues

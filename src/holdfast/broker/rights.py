@@ -289,6 +289,13 @@ def _given_rules(connection: Connection | None) -> ClientRules | None:
     return proof.identity.rules if isinstance(proof, Proof) else None
 
 
+def give_asked_rules(connection: Connection) -> None:
+    """Give a connection without a session the rules about whose topics a service decides."""
+    given = _given_rules(connection)
+    if isinstance(given, AskedRules):
+        connection.rights = Rights(given, connection.mount, is_given=True)
+
+
 def _give_rights(state: NodeState, session: Session) -> None:
     rights = session.rights
     if session.connection is None and isinstance(rights, Rights) and rights.is_given:

@@ -87,6 +87,9 @@ class BrokerPort(ClusterPort):
         count = max(self._state.client_sessions(), len(recorded))
         return client_id in recorded or count < self._state.config.sessions_max
 
+    def recorded_session(self, client_id: str) -> Session | None:
+        return self._replicated.state.sessions.get(client_id)
+
     def queues(self) -> dict[str, Session]:
         return self._replicated.state.queues
 

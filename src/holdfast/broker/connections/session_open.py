@@ -1,5 +1,6 @@
 """The open of a session, from authentication to CONNACK: limits, owner, takeover, will."""
 
+from functools import partial
 from typing import Final
 
 from holdfast.broker.admission.checks import has_session_room, may_open_as
@@ -7,6 +8,7 @@ from holdfast.broker.admission.expulsion import expel_if_banned
 from holdfast.broker.admission.throttle import give_meter
 from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import close_connection, end_session, refuse
+from holdfast.broker.connections.wills import will_of
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
 from holdfast.broker.effects import AskRights, ResumeInput
@@ -24,12 +26,15 @@ from holdfast.broker.session.connection import (
 )
 from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
 from holdfast.broker.state import NodeState
-from holdfast.broker.topic_rights.kept_subscriptions import waits_for_decisions
+from holdfast.broker.topic_rights.kept_subscriptions import (
+    waits_before_takeover,
+    waits_for_decisions,
+)
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.packets import Connack, Connect, Properties
-from holdfast.protocol.mqtt.properties import encode_block, number_of
+from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage import record as log_record
 
@@ -95,8 +100,9 @@ def admit(state: NodeState, connection: Connection, extra: Properties | None = N
 def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
     """Find or make the session of an authenticated client, and reply with CONNACK. [MQTT-3.2.0-1]
 
-    The checks of rights and of CONNACK's size come before the takeover. Otherwise a client that is
-    refused could still close the connection of the session's client.
+    The checks of rights and of CONNACK's size come before the takeover, and so do the questions to
+    a service. Otherwise a client that is refused could still close the connection of the session's
+    client.
     """
     packet = connection.connect
     assert packet is not None
@@ -137,6 +143,14 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         text = f"this user has {limit} sessions, which is the limit"
         refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
         return
+    known = session or state.cluster.recorded_session(client_id)
+    if (
+        known is not None
+        and not packet.clean_start
+        and waits_before_takeover(state, connection, known, partial(_reopen, extra))
+    ):
+        connection.connect = packet
+        return
     if session is not None and session.connection is not None:
         take_over(state, session)
     if state.cluster.is_single:
@@ -145,6 +159,11 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     connection.state = OPENING
     connection.input_paused = True
     state.cluster.open_session(connection, client_id, AcceptedConnect(packet, expiry_s, answer))
+
+
+def _reopen(extra: Properties | None, state: object, connection: Connection) -> None:
+    assert isinstance(state, NodeState)
+    open_session(state, connection, extra)
 
 
 def _take_client_id(
@@ -310,27 +329,6 @@ def _attach(
     if not connection.is_internal:
         state.stats.connections_opened += 1
         state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
-
-
-def will_of(packet: Connect) -> Will | None:
-    """The will of a CONNECT, or None."""
-    will = packet.will
-    if will is None:
-        return None
-    properties = dict(will.properties)
-    delay_s = properties.pop(p.WILL_DELAY_INTERVAL, 0)
-    message_expiry_s = properties.get(p.MESSAGE_EXPIRY_INTERVAL, -1)
-    assert isinstance(delay_s, int)
-    assert isinstance(message_expiry_s, int)
-    return Will(
-        will.topic.encode(),
-        will.payload,
-        will.qos,
-        will.retain,
-        encode_block(properties),
-        message_expiry_s,
-        delay_s,
-    )
 
 
 def packet_bytes_max(state: NodeState, connection: Connection) -> int:

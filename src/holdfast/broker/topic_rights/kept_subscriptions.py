@@ -1,10 +1,17 @@
-"""The decisions about the subscriptions that a resumed session has, before CONNACK."""
+"""The decisions about the subscriptions that a resumed session has, before CONNACK.
+
+The service is asked before the connection that has the session is closed: a client that is refused
+takes nothing over. In a cluster the subscriptions are those that are applied here. What another
+node has accepted a moment ago is asked about once this node owns the session.
+"""
 
 from functools import partial
 
 from holdfast.broker.connections.close import handle_connection_lost, refuse
+from holdfast.broker.effects import Proceed
 from holdfast.broker.promise import Promise
-from holdfast.broker.session.connection import OPENING, Connection
+from holdfast.broker.rights import give_asked_rules, may_open
+from holdfast.broker.session.connection import AUTHENTICATING, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.questions import (
@@ -13,6 +20,42 @@ from holdfast.broker.topic_rights.questions import (
     asks_to_resume,
 )
 from holdfast.protocol.mqtt import reasons
+
+
+def waits_before_takeover(
+    state: NodeState, connection: Connection, session: Session, proceed: Proceed
+) -> bool:
+    """Whether a service must be asked about the subscriptions of the session that a CONNECT
+    resumes. `proceed` continues the CONNECT, and calls this again."""
+    give_asked_rules(connection)
+    rules = asked_rules(connection)
+    if rules is None or not may_open(state, session, connection):
+        return False
+    was_asked = rules.resuming is not None
+    proceed = partial(_proceed_if_accepted, proceed)
+    # Another connection may have subscribed to more while the service was asked.
+    is_asked = asks_to_resume(state, connection, session, proceed) or (
+        was_asked and asks_to_resume(state, connection, session, proceed)
+    )
+    if is_asked:
+        connection.state = AUTHENTICATING
+    return is_asked
+
+
+def _proceed_if_accepted(proceed: Proceed, state: object, connection: Connection) -> None:
+    assert isinstance(state, NodeState)
+    rules = asked_rules(connection)
+    if connection.state != AUTHENTICATING or rules is None:
+        return
+    if rules.unanswered:
+        _refuse(state, connection)
+    else:
+        proceed(state, connection)
+
+
+def _refuse(state: NodeState, connection: Connection) -> None:
+    state.stats.authentications_shed += 1
+    refuse(state, connection, reasons.SERVER_UNAVAILABLE, UNANSWERED)
 
 
 def waits_for_decisions(
@@ -50,6 +93,5 @@ def _proceed(
     # A client that is refused leaves no will behind.
     session.will = None
     connection.clean_disconnect = True
-    state.stats.authentications_shed += 1
-    refuse(state, connection, reasons.SERVER_UNAVAILABLE, UNANSWERED)
+    _refuse(state, connection)
     handle_connection_lost(state, connection)

@@ -22,6 +22,7 @@ from holdfast.protocol.mqtt.packets import Subscribe
 from holdfast.protocol.topics.names import is_delayed_filter
 from holdfast.security.acl import ClientRules
 from holdfast.security.identity.asked_rules import (
+    DECISION_BYTES,
     FAILED,
     PUBLISH,
     SUBSCRIBE,
@@ -109,14 +110,15 @@ def asks_to_subscribe(
 
 
 def _forget_filters(connection: Connection, rules: AskedRules, wanted: list[str]) -> None:
-    """Forget decisions about filters without a subscription, before a SUBSCRIBE adds others. Those
-    of its own filters stay: they are not subscribed to yet."""
+    """Forget decisions about filters without a subscription, if they take too much memory. Those of
+    the `wanted` filters stay: they are not subscribed to yet."""
     session = connection.session
-    if session is not None and len(session.subscriptions) * 2 < rules.filter_count:
-        count = len(session.subscriptions)
-        rules.keep_filters(
-            {plain_filter(each) for each in (*session.subscriptions, *wanted)}, count
-        )
+    if session is None:
+        return
+    subscribed = session.subscriptions
+    size_bytes = session.filter_bytes + len(subscribed) * DECISION_BYTES
+    if rules.has_spare_filters(size_bytes):
+        rules.keep_filters({plain_filter(each) for each in (*subscribed, *wanted)})
 
 
 def is_filter_unanswered(connection: Connection, filter: str) -> bool:
@@ -145,6 +147,7 @@ def asks_to_resume(
         if wanted:
             _ask(state, rules, AskTopics(connection, SUBSCRIBE, wanted, proceed))
             return True
+    rules.resuming = None
     return False
 
 
@@ -184,6 +187,8 @@ def handle_topics(state: NodeState, effect: AskTopics, answers: list[tuple[str, 
             # It waits for something else now: the start of a subscription in the past.
             return
         connection.input_paused = True
+        # Without this a SUBSCRIBE of the largest size would be remembered until the next one.
+        _forget_filters(connection, rules, [])
     state.effects.append(ResumeInput(connection))
 
 

@@ -8,7 +8,8 @@ Invariants
 - A decision to subscribe counts for deliveries until there is a later one about the same filter, or
   the connection ends. Counter-example with a time: a message that is delivered a second too late
   would be passed over, and the session's cursor with it.
-- The memory is bounded: `PUBLISH_BYTES_MAX`, and the filters of the session's subscriptions.
+- The memory is bounded: `PUBLISH_BYTES_MAX`, the filters of the session's subscriptions,
+  `SPARE_BYTES_MAX`, and the filters of the present SUBSCRIBE.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -49,8 +50,9 @@ PUBLISH_BYTES_MAX: Final = 256 << 10
 """The most bytes of decisions to publish that are remembered for one client."""
 DECISION_BYTES: Final = 250
 """The memory in bytes of one decision, beside its topic."""
-FILTERS_SPARE: Final = 64
-"""The decisions about filters without a subscription that are kept until they are cleared."""
+SPARE_BYTES_MAX: Final = 128 << 10
+"""The bytes of decisions about filters without a subscription that are kept until they are
+cleared."""
 SOURCE: Final = "security.http.topic_url"
 """The source of these rules, for explanations."""
 
@@ -83,6 +85,7 @@ class AskedRules(ClientRules):
         self._publish: dict[str, TopicDecision] = {}
         self._publish_bytes = 0
         self._filters: dict[str, TopicDecision] = {}
+        self._filters_bytes = 0
         self._granted = SubscriptionTrie()
 
     # Publishing
@@ -122,8 +125,9 @@ class AskedRules(ClientRules):
         are left out: they are refused without a question."""
         found: dict[str, None] = {}
         for filter in filters:
-            plain = plain_filter(filter)
-            known = self._filters.get(plain)
+            known = self._filters.get(filter)
+            plain = filter if known is not None else plain_filter(filter)
+            known = known or self._filters.get(plain)
             if plain and (known is None or known.until <= now):
                 found[plain] = None
         return list(found)
@@ -132,18 +136,27 @@ class AskedRules(ClientRules):
         """Remember a decision about a filter. One that failed leaves the one before in force."""
         if decision.verdict == FAILED:
             return
+        if plain not in self._filters:
+            self._filters_bytes += decision_bytes(plain)
         self._filters[plain] = decision
         self._granted.remove(plain, plain)
         if decision.verdict != DENIED:
             self._granted.add(plain, plain, decision.verdict)
 
-    def keep_filters(self, subscribed: Container[str], count: int) -> None:
-        """Forget the decisions about filters without a subscription if they are many. `count`: that
-        of the subscriptions."""
-        if len(self._filters) <= 2 * count + FILTERS_SPARE:
-            return
+    def has_spare_filters(self, subscribed_bytes: int) -> bool:
+        """Whether decisions about filters without a subscription take too much memory.
+        `subscribed_bytes`: the `decision_bytes` of all subscriptions.
+
+        Another clearing follows only after as many bytes as the subscriptions have, because each
+        looks at all of these.
+        """
+        return self._filters_bytes > 2 * subscribed_bytes + SPARE_BYTES_MAX
+
+    def keep_filters(self, subscribed: Container[str]) -> None:
+        """Forget the decisions about filters without a subscription."""
         for plain in [each for each in self._filters if each not in subscribed]:
             del self._filters[plain]
+            self._filters_bytes -= decision_bytes(plain)
             self._granted.remove(plain, plain)
 
     def has_decision(self, plain: str) -> bool:
@@ -151,9 +164,9 @@ class AskedRules(ClientRules):
         return plain in self._filters
 
     @property
-    def filter_count(self) -> int:
-        """The number of filters with a decision."""
-        return len(self._filters)
+    def filters_bytes(self) -> int:
+        """The `decision_bytes` of all filters with a decision."""
+        return self._filters_bytes
 
     # The rights
 
@@ -211,6 +224,11 @@ class AskedRules(ClientRules):
         if verdict == IGNORE:
             return self.fallback is not None and self.fallback.can_write(topic)
         return verdict == ALLOW
+
+
+def decision_bytes(filter: str) -> int:
+    """The bytes that a decision about a filter counts for: its length in UTF-8, and a share."""
+    return (len(filter) if filter.isascii() else len(filter.encode())) + DECISION_BYTES
 
 
 def plain_filter(filter: str) -> str:

@@ -122,7 +122,7 @@ class HttpSource:
     async def _ask(self, request: LoginRequest, now: float) -> Answer:
         try:
             status, body = await self._service.post(self._url, encode_request(request))
-            return read_reply(status, body, request, now)
+            return parse_reply(body, status, request, now)
         except Exception as error:  # noqa: BLE001
             # Errors of httpx, of sockets and of the reply: nothing is known about the client.
             self._service.note(self._url, error)
@@ -144,7 +144,7 @@ def encode_request(request: LoginRequest) -> bytes:
     )
 
 
-def read_reply(status: int, body: bytes, request: LoginRequest, now: float) -> Answer:
+def parse_reply(body: bytes, status: int, request: LoginRequest, now: float) -> Answer:
     """The meaning of a reply at a time in seconds of Unix time. Raises `ValueError`."""
     if status in (401, 403):
         return LoginRefusal(NOT_AUTHORIZED, "the authentication service refuses the client")
@@ -152,7 +152,7 @@ def read_reply(status: int, body: bytes, request: LoginRequest, now: float) -> A
         raise ValueError(f"status {status}")
     try:
         reply = msgspec.json.decode(body, type=HttpReply)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the reply: {error}") from None
     if reply.result == "ignore":
         return None

@@ -85,7 +85,8 @@ class TopicCheck:
                 return known[0], known[1] - now
             del self._remembered[key]
         try:
-            verdict = read_verdict(*await self._service.post(self._url, content))
+            status, body = await self._service.post(self._url, content)
+            verdict = parse_verdict(body, status)
         except Exception as error:  # noqa: BLE001
             # Errors of httpx, of sockets and of the reply: nothing is known about the topic.
             self._service.note(self._url, error)
@@ -114,7 +115,7 @@ def encode_question(question: TopicQuestion) -> bytes:
     )
 
 
-def read_verdict(status: int, body: bytes) -> str:
+def parse_verdict(body: bytes, status: int) -> str:
     """The verdict of a reply. Raises `ValueError`."""
     if status in (401, 403):
         return DENIED
@@ -125,7 +126,7 @@ def read_verdict(status: int, body: bytes) -> str:
         return ALLOW
     try:
         reply = msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the reply: {error}") from None
     members = {name.lower(): value for name, value in reply.items()}
     result, ok = members.get("result"), members.get("ok")
