@@ -3,27 +3,26 @@ out.
 
 The driver sets the clock of the broker's core (`Node.tick`) before each call. After several calls
 it calls `end_turn`. Then it carries out what has gathered: `context.outgoing` (frames, in order),
-`persists` (writes of the metadata's log, in order), `reads` (of the journal), `outcomes`, and the
-effects of the broker's core. Nothing here blocks.
+the effects of the broker's core, and three lists of `effects`: `persists` (writes of the metadata's
+log, in order), `reads` (of the journal) and `outcomes`. Nothing here blocks.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.leadership_changes import LeadershipChanges
 from holdfast.cluster.metadata.dispensable import is_dispensable
 from holdfast.cluster.metadata.model import DATA
-from holdfast.cluster.metadata.store import MetaStore
+from holdfast.cluster.metadata_proposer import MetadataProposer
 from holdfast.cluster.part_effects import PartEffects
-from holdfast.cluster.parts import ClusterNodeConfig
+from holdfast.cluster.parts import Parts
+from holdfast.cluster.position_reports import PositionReports
 from holdfast.cluster.publish.forward_frames import decode_forward, decode_result
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
-from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.batch import Batch
 from holdfast.storage.journal.segment import WriteGroup
 
@@ -33,23 +32,14 @@ SETTLE_SESSIONS: Final = 1000
 """The most sessions that get their timers in one of these checks."""
 
 
-class ClusterNode(PartEffects):
+class ClusterNode(Parts):
     """The core of one cluster node: it passes the driver's events to its parts."""
 
-    def __init__(
-        self,
-        node: Node,
-        replicated: ReplicatedState,
-        meta: MetaStore,
-        presence: Presence,
-        config: ClusterNodeConfig,
-        random: Callable[[], float],
-        now: float,
-        *,
-        lacking: Iterable[int] = (),
-    ) -> None:
-        """The arguments are those of Parts."""
-        super().__init__(node, replicated, meta, presence, config, random, now, lacking=lacking)
+    def _start(self, now: float) -> None:
+        self.proposer = MetadataProposer(self)
+        self.leadership = LeadershipChanges(self)
+        self.positions = PositionReports(self)
+        self.effects = PartEffects(self, self.proposer, self.leadership, self.positions)
         # A read of the metadata as of the start. Once it is passed, everything committed before the
         # start is applied here.
         self._first_read = self.metadata_reads.begin()
@@ -57,10 +47,10 @@ class ClusterNode(PartEffects):
         self._dispensable_read: int | None = None
         self._tidy_at = now
         self._is_late = False
-        node.state.cluster = BrokerPort(self)
-        if (metadata := meta.metadata) is not None:
-            self._take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
-        self._run()
+        self.state.cluster = BrokerPort(self)
+        if (metadata := self.meta.metadata) is not None:
+            self.effects.take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
+        self.effects.run()
 
     @property
     def failovers(self) -> int:
@@ -93,7 +83,7 @@ class ClusterNode(PartEffects):
             self.session_coordinator.connected(node)
             self.groups.agent.lose_node(node)
         self.proposer.connected(node, presence, role, now)
-        self._run()
+        self.effects.run()
 
     def handle_disconnected(self, node: str, now: float) -> None:
         if node not in self.context.connected:
@@ -109,7 +99,7 @@ class ClusterNode(PartEffects):
         self.groups.disconnected(node)
         self.session_coordinator.disconnected(node)
         self.transfer.disconnected(node)
-        self._run()
+        self.effects.run()
 
     def _drop_frames(self, node: str) -> None:
         self.context.drop_frames(node)
@@ -120,17 +110,17 @@ class ClusterNode(PartEffects):
         seen without waiting for `suspect_s`."""
         self.detector.closed(node, True, now)
         self.meta.leader_down(node, now)
-        self._run()
+        self.effects.run()
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
         """Handles a frame. Raises BadFrame when it is malformed: the driver then closes the
         link."""
         if kind == kinds.HEARTBEAT:
             self.detector.handle_heartbeat(node, payload, now)
-            self._look_at_itself(now)
+            self.effects.check_own_health(now)
             self.ownership.renew()
             self.proposer.is_changed = True
-            self._run()
+            self.effects.run()
             return
         self.detector.note_frame(node, now)
         if kind == kinds.POSITION:
@@ -158,7 +148,7 @@ class ClusterNode(PartEffects):
                 self.barriers.handle_reply(question, entries)
         else:
             self._handle_session_frame(node, kind, payload)
-        self._run()
+        self.effects.run()
 
     def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
         if kind == kinds.SESSION_OPEN:
@@ -196,37 +186,37 @@ class ClusterNode(PartEffects):
                 ],
                 now,
             )
-            self._run()
+            self.effects.run()
 
     def handle_durable(self, now: float) -> None:
         """Acknowledges or commits the records of a write group that is durable. The journal was
         informed before."""
         self.replication.handle_durable(now)
-        self._run()
+        self.effects.run()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
         self.replication.handle_batches(request, batches, now)
-        self._run()
+        self.effects.run()
 
     def handle_persisted(self, now: float) -> None:
         """Handles the completion of the oldest write of `persists` that was not reported yet."""
         self.meta.persisted(now)
-        self._run()
+        self.effects.run()
 
     def handle_disk(self, is_stalled: bool, now: float) -> None:
         """Handles a write of the disk that takes too long, or the end of such a stall."""
         self.detector.set_stalled(is_stalled, now)
-        self._look_at_itself(now)
+        self.effects.check_own_health(now)
         self.proposer.is_changed = True
-        self._run()
+        self.effects.run()
 
     def handle_space(self, is_full: bool, now: float) -> None:
         """Handles a disk that has only its reserve left, or has space again."""
         self.detector.set_full(is_full, now)
-        self._look_at_itself(now)
+        self.effects.check_own_health(now)
         self.space.set_full(is_full, now)
         self.proposer.is_changed = True
-        self._run()
+        self.effects.run()
 
     def handle_damage(self, now: float) -> None:
         """Handles lost or changed records in the log here. The node leads nothing and counts for
@@ -234,9 +224,9 @@ class ClusterNode(PartEffects):
         self.transfer.may_serve = False
         self.replication.set_unfit()
         self.detector.set_damaged(now)
-        self._look_at_itself(now)
+        self.effects.check_own_health(now)
         self.proposer.is_changed = True
-        self._run()
+        self.effects.run()
 
     def is_dispensable(self) -> bool:
         """True if the other nodes have everything that is committed, so that this one may lose its
@@ -276,8 +266,8 @@ class ClusterNode(PartEffects):
         is_passed = self.barriers.advance()
         if is_passed:
             self.session_coordinator.endings.advance()
-        if is_passed or self._applied:
-            self._applied = False
+        if is_passed or self.effects.has_applied:
+            self.effects.has_applied = False
             self.acquisition.applied()
             self.acquisition.take_local()
         for partition, leader, epoch in self.alignment.take_aligned():
@@ -291,7 +281,7 @@ class ClusterNode(PartEffects):
         self.interest.flush()
         self.forwarding.flush()
         self.admission.flush()
-        self._run()
+        self.effects.run()
         self.state.resume_inputs()
         self._is_late = bool(self.state.dirty or self.state.effects)
 
@@ -344,7 +334,7 @@ class ClusterNode(PartEffects):
             self._note_clocks()
             self.state.effects.extend(self.replicated.state.pop_effects())
         self.proposer.is_changed = True
-        self._run()
+        self.effects.run()
 
     # Internal steps
 

@@ -123,6 +123,15 @@ class Parts:
             self.replication.suspend(partition)
             self.transfer.missing.add(partition)
         context.is_whole = self.transfer.is_whole
+        self._seed_numbers(random)
+        self._start(now)
+
+    def _start(self, now: float) -> None:
+        """The first step of the class that drives the parts, once they are connected."""
+
+    def _seed_numbers(self, random: Callable[[], float]) -> None:
+        """Begins the tickets and request numbers at random, apart from those of an earlier process
+        of this node."""
         self.forwarding.begin_at(int(random() * (1 << 31)))
         self.acquisition.seed_ids_at(int(random() * (1 << 52)))
         self.barriers.seed_ids_at(int(random() * (1 << 52)))

@@ -108,29 +108,30 @@ class ClusterRuntime(Runtime):
     def _finish(self) -> None:
         """Send frames, submit Raft's writes and reads, and act on the turn's news."""
         cluster_node = self.cluster_node
+        effects = cluster_node.effects
         outgoing = cluster_node.context.outgoing
         if outgoing:
             cluster_node.context.outgoing = []
             for node, kind, payload in outgoing:
                 self._links.send(node, kind, payload)
             self._links.flush()
-        if cluster_node.persists:
-            persists = cluster_node.persists
-            cluster_node.persists = []
+        if effects.persists:
+            persists = effects.persists
+            effects.persists = []
             for write in persists:
                 self.disk.metadata.began(self.state.now)
                 self._raft.submit(write)
-        if cluster_node.reads:
-            reads = cluster_node.reads
-            cluster_node.reads = []
+        if effects.reads:
+            reads = effects.reads
+            effects.reads = []
             for read in reads:
                 end = self.state.journal.next_offset[read.partition]
                 self._replica_reader.read_batches(read, end, self._batches_read)
         if cluster_node.meta.diverged and not self.fitness.older_copy:
             self.report_older_copy(cluster_node.meta.diverged, may_begin_anew=False)
         if (
-            cluster_node.nodes_changed
-            or cluster_node.outcomes
+            effects.nodes_changed
+            or effects.outcomes
             or self._is_watched
             or self._has_news
             or cluster_node.transfer.needs_save()
@@ -138,17 +139,18 @@ class ClusterRuntime(Runtime):
             self._has_news = False
             self._act_on_news()
         fitness = self.fitness
-        if fitness.is_undecided or (cluster_node.has_diverged and not fitness.is_damaged):
+        if fitness.is_undecided or (effects.has_diverged and not fitness.is_damaged):
             self.distrust_disk()
         self._probes.step()
         self._checkpoint()
 
     def _act_on_news(self) -> None:
         cluster_node = self.cluster_node
+        effects = cluster_node.effects
         fitness = self.fitness
         metadata = cluster_node.context.metadata
-        if cluster_node.nodes_changed:
-            cluster_node.nodes_changed = False
+        if effects.nodes_changed:
+            effects.nodes_changed = False
             assert metadata is not None
             nodes = frozenset(metadata.nodes)
             cluster_node.disk_memory.forget(nodes)
@@ -160,13 +162,13 @@ class ClusterRuntime(Runtime):
             self._links.review()
         self._redirect()
         if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable()):
-            self._process.set_aside(keep=cluster_node.has_diverged)
+            self._process.set_aside(keep=effects.has_diverged)
         if fitness.may_begin_anew and not self._begins_anew:
             self._begins_anew = True
             self._process.begin_anew()
-        outcomes = cluster_node.outcomes
+        outcomes = effects.outcomes
         if outcomes:
-            cluster_node.outcomes = []
+            effects.outcomes = []
             self._process.proposals_done(outcomes)
         if cluster_node.transfer.needs_save():
             self._process.save_snapshot()
