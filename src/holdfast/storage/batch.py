@@ -81,6 +81,22 @@ class CorruptBatch(Exception):
     """The bytes at a position are not a complete, valid batch. The text gives the reason."""
 
 
+def header_damage(magic: bytes, length: int, layout: int, count: int, body_bytes: int) -> str:
+    """The fault of the fields of a batch header; "" if they are consistent."""
+    if magic != MAGIC:
+        return f"no batch magic, found {magic!r}"
+    if layout != FORMAT:
+        return f"batch format {layout}, this program reads {FORMAT}"
+    if length > BATCH_BYTES_MAX or length != batch_bytes(count, body_bytes):
+        return f"length {length} does not fit its {count} records"
+    return ""
+
+
+def batch_bytes(count: int, body_bytes: int) -> int:
+    """The bytes of a batch of `count` records: header, heads, body and padding."""
+    return (HEADER_BYTES + count * HEAD_BYTES + body_bytes + 7) & ~7
+
+
 class Batch:
     """A parsed header over bytes that hold one whole batch at `start`."""
 
@@ -102,13 +118,9 @@ class Batch:
         self.data = data
         self._topics: list[bytes] | None = None
         self._newest_us = 0
-        if fields[0] != MAGIC:
-            raise CorruptBatch(f"no batch magic, found {fields[0]!r}")
-        if fields[3] != FORMAT:
-            raise CorruptBatch(f"batch format {fields[3]}, this program reads {FORMAT}")
-        smallest = HEADER_BYTES + self.count * HEAD_BYTES + self.body_bytes
-        if self.length > BATCH_BYTES_MAX or self.length != (smallest + 7) & ~7:
-            raise CorruptBatch(f"length {self.length} does not fit its {self.count} records")
+        damage = header_damage(fields[0], self.length, fields[3], self.count, self.body_bytes)
+        if damage:
+            raise CorruptBatch(damage)
         if len(data) - start < self.length:
             raise CorruptBatch(f"{len(data) - start} bytes left of a batch of {self.length}")
         if check:
@@ -193,13 +205,10 @@ class Batch:
         if known is not None:
             return known, self._newest_us
         data = self.data
-        heads = self.start + HEADER_BYTES
-        body = heads + self.count * HEAD_BYTES
+        body = self.start + HEADER_BYTES + self.count * HEAD_BYTES
         newest_us = 0
         topics: list[bytes] = []
-        for body_start, topic_len, kind, delta_us in _HEAD_SUMMARY.iter_unpack(
-            memoryview(data)[heads:body]
-        ):
+        for body_start, topic_len, kind, delta_us in _HEAD_SUMMARY.iter_unpack(self.raw_heads()):
             if delta_us > newest_us:
                 newest_us = delta_us
             if kind == MESSAGE:
@@ -225,17 +234,18 @@ class Batch:
         start: int = heads + self.count * HEAD_BYTES + body_start + topic_len
         return self.data[start : start + length]
 
+    def raw_heads(self) -> memoryview:
+        """The encoded heads of all records (see HEAD)."""
+        start = self.start + HEADER_BYTES
+        return memoryview(self.data)[start : start + self.count * HEAD_BYTES]
+
     def heads(self) -> list[tuple[int, int, int]]:
         """Kind, flags and ticket of each record."""
-        start = self.start + HEADER_BYTES
-        return list(
-            _HEAD_APPLY.iter_unpack(memoryview(self.data)[start : start + self.count * HEAD_BYTES])
-        )
+        return list(_HEAD_APPLY.iter_unpack(self.raw_heads()))
 
     def tickets(self) -> list[int]:
         """The ticket of each record; 0: it has none."""
-        heads = memoryview(self.data)[self.start + HEADER_BYTES :]
-        return [fields[10] for fields in HEAD.iter_unpack(heads[: self.count * HEAD_BYTES])]
+        return [fields[10] for fields in HEAD.iter_unpack(self.raw_heads())]
 
     def records(self) -> list[Record]:
         """All records of the batch."""

@@ -13,6 +13,7 @@ from holdfast.storage.batch import (
     HEADER_BYTES,
     MAGIC,
     Batch,
+    batch_bytes,
 )
 from holdfast.storage.record import CONTROL, FLAG_AUDIENCE, MESSAGE, STATE_FLAGS, Record
 
@@ -131,11 +132,10 @@ class BatchBuilder:
 
     def extend(self, batch: Batch) -> int:
         """Add the records of another batch unchanged, and return the offset of the first."""
-        heads = batch.start + HEADER_BYTES
-        body = heads + batch.count * HEAD_BYTES
+        body = batch.start + HEADER_BYTES + batch.count * HEAD_BYTES
         if self.count == 0:
             self.base_timestamp_us = batch.base_timestamp_us
-            self._heads.append(batch.data[heads:body])
+            self._heads.append(bytes(batch.raw_heads()))
         else:
             self._add_moved_heads(batch)
         self._body.append(batch.data[body : body + batch.body_bytes])
@@ -154,8 +154,7 @@ class BatchBuilder:
         """Add the heads, with positions and times relative to this batch."""
         moved_by = self.body_bytes
         later_by = batch.base_timestamp_us - self.base_timestamp_us
-        heads = memoryview(batch.data)[batch.start + HEADER_BYTES :]
-        for fields in HEAD.iter_unpack(heads[: batch.count * HEAD_BYTES]):
+        for fields in HEAD.iter_unpack(batch.raw_heads()):
             body_start: int = fields[0]
             delta_us: int = fields[8]
             self._heads.append(
@@ -170,7 +169,7 @@ class BatchBuilder:
     @property
     def size_bytes(self) -> int:
         """The bytes of the batch if it were built now."""
-        return (HEADER_BYTES + self.count * HEAD_BYTES + self.body_bytes + 7) & ~7
+        return batch_bytes(self.count, self.body_bytes)
 
     def build(self, epoch: int, group: int = 0, attributes: int = 0) -> bytes:
         """The encoded batch. `group` and `attributes` are those of a batch in a write group."""

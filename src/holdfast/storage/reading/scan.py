@@ -22,7 +22,6 @@ from holdfast.storage.batch import (
     ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
     BATCH_BYTES_MAX,
-    FORMAT,
     GROUP_MASK,
     HEAD_BYTES,
     HEADER,
@@ -30,6 +29,7 @@ from holdfast.storage.batch import (
     MAGIC,
     Batch,
     CorruptBatch,
+    header_damage,
 )
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.journal.active_index import ActiveIndex
@@ -202,15 +202,11 @@ class _Window:
         inside = self._load(position, HEADER_BYTES)
         if len(self._data) - inside < HEADER_BYTES:
             return 0
-        magic, length, _, format, attributes, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(
-            self._data, inside
-        )
-        smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
-        if magic != MAGIC or format != FORMAT or length > BATCH_BYTES_MAX:
-            return 0
+        header = HEADER.unpack_from(self._data, inside)
+        magic, length, _, layout, attributes, _, _, _, count, _, body_bytes, _ = header
         if not count and not attributes & ATTRIBUTE_RESET:
             return 0
-        return int(length) if length == (smallest + 7) & ~7 else 0
+        return 0 if header_damage(magic, length, layout, count, body_bytes) else int(length)
 
     def group(self, position: int) -> int | None:
         """The group field of the header at `position`; None if it has none."""

@@ -17,15 +17,13 @@ from typing import Final
 from holdfast.storage.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
-    BATCH_BYTES_MAX,
-    FORMAT,
     GROUP_MASK,
-    HEAD_BYTES,
     HEADER,
     HEADER_BYTES,
     MAGIC,
     Batch,
     CorruptBatch,
+    header_damage,
 )
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.files.layout import DataDirectory
@@ -223,10 +221,7 @@ def _batch_length(data: bytes, start: int) -> int:
     if len(data) - start < HEADER_BYTES:
         return 0
     magic, length, _, layout, _, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(data, start)
-    smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
-    if magic != MAGIC or layout != FORMAT or length > BATCH_BYTES_MAX:
-        return 0
-    return int(length) if length == (smallest + 7) & ~7 else 0
+    return 0 if header_damage(magic, length, layout, count, body_bytes) else int(length)
 
 
 def _damage_at(file: ReadFile, position: int, size: int) -> str | None:

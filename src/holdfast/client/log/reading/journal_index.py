@@ -31,7 +31,7 @@ from holdfast.client.log.reading.offsets import (
 )
 from holdfast.client.log.reading.reader_path import Piece, find_batch
 from holdfast.client.log.reading.segment_index import NO_OFFSET, SegmentMap
-from holdfast.storage.batch import HEAD, HEAD_BYTES, HEADER_BYTES, Batch, CorruptBatch
+from holdfast.storage.batch import HEAD, HEADER_BYTES, Batch, CorruptBatch
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import segment_name
@@ -270,8 +270,7 @@ def _first_index_at(batch: Batch, timestamp_us: int) -> int:
     """Return the index of the first record that is not older, or the batch's count if all are
     older."""
     elapsed_us = timestamp_us - batch.base_timestamp_us
-    heads = memoryview(batch.data)[batch.start + HEADER_BYTES :]
-    for index, fields in enumerate(HEAD.iter_unpack(heads[: batch.count * HEAD_BYTES])):
+    for index, fields in enumerate(HEAD.iter_unpack(batch.raw_heads())):
         if fields[8] >= elapsed_us:
             return index
     return batch.count

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from holdfast.client.log.reading.scan import Coverage, header_damage
-from holdfast.storage.batch import HEADER, HEADER_BYTES, MAGIC
+from holdfast.client.log.reading.scan import Coverage
+from holdfast.storage.batch import HEADER, HEADER_BYTES, MAGIC, header_damage
 from holdfast.storage.columns.chunk import Chunk
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import JOURNAL

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
-from holdfast.storage.batch import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER, HEADER_BYTES, MAGIC
+from holdfast.storage.batch import HEADER, HEADER_BYTES, MAGIC, header_damage
 from holdfast.storage.columns.checksum import crc32
 from holdfast.storage.columns.chunk import Chunk
 
@@ -212,15 +212,3 @@ def find_batch_in(data: memoryview, position: int) -> int | None:
         following = bytes(data[at + 1 :]).find(MAGIC)
         place = -1 if following < 0 else at + 1 + following - position
     return None
-
-
-def header_damage(magic: bytes, length: int, layout: int, count: int, body_bytes: int) -> str:
-    """Return the fault of the fields of a batch header, or an empty text."""
-    if magic != MAGIC:
-        return f"no batch magic, found {magic!r}"
-    if layout != FORMAT:
-        return f"batch format {layout}, this program reads {FORMAT}"
-    smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
-    if length > BATCH_BYTES_MAX or length != (smallest + 7) & ~7:
-        return f"length {length} does not fit its {count} records"
-    return ""

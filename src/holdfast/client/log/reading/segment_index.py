@@ -24,13 +24,13 @@ from zlib import crc32
 
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
-from holdfast.client.log.reading.scan import header_damage
 from holdfast.storage.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
     HEADER,
     HEADER_BYTES,
+    header_damage,
 )
 from holdfast.storage.reading.index import IndexHead
 from holdfast.storage.reading.segment_reader import is_later_group
