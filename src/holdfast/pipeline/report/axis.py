@@ -41,6 +41,11 @@ class Interruption:
     to_us: int
 
     @property
+    def duration_us(self) -> int:
+        """The length in microseconds."""
+        return self.to_us - self.from_us
+
+    @property
     def ends(self) -> tuple[datetime, datetime]:
         """The last message before it and the first one after it."""
         return time_of(self.from_us), time_of(self.to_us)
@@ -88,6 +93,11 @@ class TimeAxis:
         minute. Otherwise the first messages after a gap would seem to be in it."""
         shift_us = self.grain.us // 2 if self.grain.seconds < MINUTE_S else 0
         return [time_of(each + shift_us) for each in self.begins_us.tolist()]
+
+    def longest_gaps(self, count: int) -> list[Interruption]:
+        """Return the longest gaps, in the order of time."""
+        longest = sorted(self.gaps, key=lambda gap: -gap.duration_us)[:count]
+        return sorted(longest, key=lambda gap: gap.from_us)
 
     @property
     def ends(self) -> tuple[datetime, datetime]:
@@ -137,15 +147,16 @@ class TimeAxis:
         return [None if empty else value for value, empty in pairs]
 
 
-def axis_of_minutes(times: pyarrow.ChunkedArray) -> TimeAxis:
-    """Return the axis of a table whose rows are of minutes, with the minutes that have none."""
-    minute_us = MINUTE_S * SECOND_US
+def axis_of_rows(times: pyarrow.ChunkedArray, row_s: int = MINUTE_S) -> TimeAxis:
+    """Return the axis of a table whose rows are of minutes, or of `row_s` seconds, with those that
+    are missing."""
+    row_us = row_s * SECOND_US
     found = np.unique(times.cast(pyarrow.int64()).to_numpy())
     intervals = np.diff(found)
     gaps = []
     if len(intervals):
         usual = float(np.quantile(intervals, USUAL_SHARE, method="lower"))
         places = np.flatnonzero(intervals > BREAK_INTERVALS * usual)
-        gaps = [Interruption(int(found[at]) + minute_us, int(found[at + 1])) for at in places]
-    grain = grain_of([time_of(found[0]), time_of(found[-1])])
-    return TimeAxis(int(found[0]), int(found[-1]) + minute_us - 1, grain, gaps)
+        gaps = [Interruption(int(found[at]) + row_us, int(found[at + 1])) for at in places]
+    grain = grain_of([time_of(found[0]), time_of(found[-1])], row_s)
+    return TimeAxis(int(found[0]), int(found[-1]) + row_us - 1, grain, gaps)

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from holdfast.pipeline.report.page import shortened
+
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
@@ -56,7 +58,7 @@ def line(
     )
     mode = "lines+markers" if len(xs) < 30 or is_alone else "lines"
     chart.add_scatter(
-        x=list(xs), y=list(ys), name=name, mode=mode, line=style, marker={"size": MARKER}
+        x=list(xs), y=list(ys), name=shortened(name), mode=mode, line=style, marker={"size": MARKER}
     )
 
 
@@ -68,24 +70,27 @@ def band(
     high: Sequence[float | None],
     share: float,
 ) -> None:
-    """Add the area between two lines to a chart. `share` is how opaque it is. Plotly fills no area
-    across points without a value, so each unbroken stretch is an area of its own."""
+    """Add the area between two lines to a chart. `share` is how opaque it is. Each stretch without
+    a gap is a closed shape, and a point without a value parts it from the next one."""
     filled = f"rgba(86, 180, 233, {share:g})"
+    around: list[Any] = []
+    edge: list[float | None] = []
     begin = 0
-    is_first = True
     for at in range(len(xs) + 1):
         if at < len(xs) and low[at] is not None:
             continue
         if at > begin:
             stretch = slice(begin, at)
-            chart.add_scatter(
-                x=[*xs[stretch], *reversed(xs[stretch])],
-                y=[*high[stretch], *reversed(low[stretch])],
-                name=name, legendgroup=name, showlegend=is_first, hoverinfo="skip", mode="lines",
-                line={"width": 0}, fill="toself", fillcolor=filled,
-            )  # fmt: skip
-            is_first = False
+            if around:
+                around.append(xs[begin])
+                edge.append(None)
+            around += [*xs[stretch], *reversed(xs[stretch])]
+            edge += [*high[stretch], *reversed(low[stretch])]
         begin = at + 1
+    chart.add_scatter(
+        x=around, y=edge, name=name, hoverinfo="skip", mode="lines", line={"width": 0},
+        fill="toself", fillcolor=filled,
+    )  # fmt: skip
 
 
 def mark_gaps(chart: go.Figure, ends: Sequence[tuple[datetime, datetime]]) -> None:
@@ -107,7 +112,7 @@ def spans(
     """Add spans of time to a chart, each in the row of its name."""
     chart.add_bar(
         orientation="h",
-        y=[row for row, _, _ in found],
+        y=[shortened(row) for row, _, _ in found],
         base=[begin for _, begin, _ in found],
         x=[(end - begin).total_seconds() * 1000 for _, begin, end in found],
         name=name,

@@ -2,6 +2,7 @@
 shows."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -15,10 +16,15 @@ from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.objects.scan import hive_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
+from holdfast.pipeline.report.grain import time_of
 
 ROWS_MAX: Final = 2_000_000
-"""The most rows of one table. The report shows those of the newest files and says that there are
-more."""
+"""The most rows of one table, apart from those of its newest file. The report shows those of the
+newest files and says that there are more."""
+BYTES_MAX: Final = 1 << 29
+"""The bytes of the rows of one table in memory after which no other file is read."""
+WINDOW: Final = "window_start"
+"""The column of gold tables with the time of a row."""
 QUARANTINE_ROWS_MAX: Final = 200_000
 """The most rows of the quarantine that the report counts."""
 DEVICES_SHOWN: Final = 10
@@ -27,6 +33,20 @@ POINTS_MAX: Final = 600
 """The most points of one line in a chart."""
 
 Rows = list[dict[str, Any]]
+
+
+@dataclass
+class LeftOut:
+    """The rows of one table that the report does not show, because the table is too large."""
+
+    rows: int = 0
+    until_us: int | None = None
+    """The newest time of these rows. Nothing that is newer is left out. None: not known."""
+
+    def __str__(self) -> str:
+        until = self.until_us
+        text = f"{self.rows:,} rows"
+        return text if until is None else f"{text} up to {time_of(until):%Y-%m-%d %H:%M} UTC"
 
 
 class Stored:
@@ -40,8 +60,8 @@ class Stored:
         self.tables = {table.name: table for table in tables}
         self.devices: pyarrow.Array | None = None
         """The only devices that are read. None: all."""
-        self.cut: dict[str, int] = {}
-        """The number of rows that were left out, per table that was too large."""
+        self.cut: dict[str, LeftOut] = {}
+        """The rows that are not shown, per table that was too large."""
 
     def choose_devices(self, patterns: Sequence[str]) -> None:
         """Read only the devices whose names match one of some patterns, such as `press-*`.
@@ -49,16 +69,18 @@ class Stored:
         Raises LakeError if there is none.
         """
         known: set[str] = set()
+        schema = pyarrow.schema([("device", pyarrow.string())])
         for name, table in self.tables.items():
             if any(column.name == "device" for column in table.columns) and table.layer == "gold":
-                known.update(self.read(name, ["device"])["device"].unique().to_pylist())
+                for file in self._files(name, None):
+                    found = self._read_file(file, schema)["device"].unique()
+                    known.update(found.drop_null().to_pylist())
         chosen = sorted(each for each in known if any(fnmatchcase(each, p) for p in patterns))
         if not chosen:
             shown = ", ".join(sorted(known)[:DEVICES_SHOWN]) or "none"
             more = f" and {len(known) - DEVICES_SHOWN:,} more" if len(known) > DEVICES_SHOWN else ""
             raise LakeError(f"no device matches {', '.join(patterns)}; there are {shown}{more}")
         self.devices = pyarrow.array(chosen, pyarrow.string())
-        self.cut.clear()
 
     def has(self, name: str) -> bool:
         """Return whether a table has been written."""
@@ -67,7 +89,8 @@ class Stored:
     def read(self, name: str, columns: Sequence[str] = (), run: str | None = None) -> pyarrow.Table:
         """Return the rows of a table, sorted by its keys. With `run`, only those of one test run.
 
-        A column that no file has (declared since) is null. Raises LakeError.
+        Of a table that is too large the newest rows are returned, and `cut` has the others. A
+        column that no file has (declared since) is null. Raises LakeError.
         """
         table = self.tables[name]
         wanted = [
@@ -76,19 +99,48 @@ class Stored:
             if not columns or column.name in columns
         ]
         schema = pyarrow.schema(wanted)
-        parts, rows = [], 0
-        for file in self._files(name, run):
-            if rows + file.rows > ROWS_MAX and rows:
-                self.cut[name] = self.cut.get(name, 0) + file.rows
+        joined = self._newest(name, self._files(name, run), schema, ROWS_MAX)
+        keys = [(key, "ascending") for key in table.keys if key in schema.names]
+        return joined.sort_by(keys) if keys else joined
+
+    def _newest(
+        self, name: str, files: Iterable[File], schema: pyarrow.Schema, rows_max: int
+    ) -> pyarrow.Table:
+        """Return the rows of the first files, and count those of the others as left out.
+
+        A chart of a time of which only some files were read would be wrong. So the rows of that
+        time are left out, too.
+        """
+        parts, rows, size = [], 0, 0
+        left_out = LeftOut()
+        for file in files:
+            expected = file.rows if self.devices is None else 0
+            if left_out.rows or (rows and (rows + expected > rows_max or size > BYTES_MAX)):
+                left_out.rows += file.rows
+                newest = file.times.get(WINDOW, (0, 0))[1]
+                left_out.until_us = max(left_out.until_us or 0, newest) or None
                 continue
             found = self._of_devices(file, schema)
             rows += found.num_rows
+            size += found.nbytes
             parts.append(found)
-        if not parts:
-            return schema.empty_table()
-        keys = [(key, "ascending") for key in table.keys if key in schema.names]
-        joined = pyarrow.concat_tables(parts)
-        return joined.sort_by(keys) if keys else joined
+        joined = pyarrow.concat_tables(parts) if parts else schema.empty_table()
+        if left_out.rows:
+            self.cut[name] = left_out
+            if left_out.until_us is not None and WINDOW in schema.names:
+                since = pyarrow.scalar(left_out.until_us, _arrow_type("timestamp"))
+                whole = joined.filter(pc.greater(joined[WINDOW], since))
+                left_out.rows += joined.num_rows - whole.num_rows
+                return whole
+        return joined
+
+    def rows_of(self, name: str) -> int:
+        """Return the number of the rows of a table, from the list of files."""
+        return sum(file.rows for file in self._files(name, None))
+
+    def is_too_large(self, name: str) -> bool:
+        """Return whether the report leaves out rows of a table if all devices are shown."""
+        return self.devices is None and self.rows_of(name) > ROWS_MAX
 
     def span(self, name: str, column: str) -> tuple[int, int] | None:
         """Return the least and the greatest time of a column in µs since 1970, from the list of
@@ -124,15 +176,9 @@ class Stored:
         schema = pyarrow.schema(
             [*((name, pyarrow.string()) for name in texts), ("timestamp", _arrow_type("timestamp"))]
         )
-        parts, rows = [], 0
         files = hive_files(self.lake / QUARANTINE)
-        for file in sorted(files, key=lambda file: file.partition["date"] or "", reverse=True):
-            if rows + file.rows > QUARANTINE_ROWS_MAX and rows:
-                self.cut[QUARANTINE] = self.cut.get(QUARANTINE, 0) + file.rows
-                continue
-            rows += file.rows
-            parts.append(self._read_file(file, schema))
-        found = pyarrow.concat_tables(parts) if parts else schema.empty_table()
+        files.sort(key=lambda file: file.partition["date"] or "", reverse=True)
+        found = self._newest(QUARANTINE, files, schema, QUARANTINE_ROWS_MAX)
         return found.filter(pc.is_valid(found["timestamp"]))
 
     def _files(self, name: str, run: str | None) -> list[File]:

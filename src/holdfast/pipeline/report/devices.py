@@ -9,15 +9,25 @@ import pyarrow
 import pyarrow.compute as pc
 
 from holdfast.pipeline.report import charts, seconds
-from holdfast.pipeline.report.axis import Line, TimeAxis, axis_of_minutes
+from holdfast.pipeline.report.axis import Line, TimeAxis, axis_of_rows
 from holdfast.pipeline.report.data import Stored, most, where
+from holdfast.pipeline.report.grain import HOUR_S, MINUTE_S
 from holdfast.pipeline.report.lines import Titles, latency_chart, readings_chart, time_chart
-from holdfast.pipeline.report.page import Heading, Page, table
+from holdfast.pipeline.report.page import (
+    TABLE_ROWS_MAX,
+    Heading,
+    Page,
+    ReportPart,
+    shortened,
+    table,
+)
 from holdfast.pipeline.report.seconds import METRICS_MAX
 from holdfast.pipeline.report.short_span import ShortSpan
 
 OTHERS_MAX: Final = 20
 """The most rows in a table of the worst or busiest."""
+NAMES_MAX: Final = 40
+"""The most metrics without a chart that are named."""
 
 
 def add_devices(page: Page, stored: Stored, span: ShortSpan | None) -> None:
@@ -49,7 +59,7 @@ def _messages(page: Page, stored: Stored, span: ShortSpan | None) -> None:
         part.html.append("<p class=empty>No messages yet.</p>")
         return
     if span is None:
-        axis = axis_of_minutes(rows["window_start"])
+        axis = axis_of_rows(rows["window_start"])
         caption = f"Mean of each {axis.grain.name}, over the part of it that was observed."
         titles = Titles("Messages a second, all topics", "messages a second")
         lines = [("messages", axis.bridged(_rates(rows, axis)), charts.BLUE)]
@@ -84,7 +94,8 @@ def _readings(page: Page, stored: Stored, span: ShortSpan | None) -> None:
         others = seconds.add_readings(page, part, span)
     else:
         columns = ["device", "metric", "window_start", "numbers", "mean", "min", "max"]
-        rows = stored.read("device_minutes", columns)
+        name, row_s = _readings_table(stored, part)
+        rows = stored.read(name, columns)
         if not rows.num_rows:
             part.html.append("<p class=empty>No readings yet.</p>")
             return
@@ -93,12 +104,25 @@ def _readings(page: Page, stored: Stored, span: ShortSpan | None) -> None:
         metrics = [row["metric"] for row in most(rows, ["metric"], "numbers", rows.num_rows)]
         for metric in metrics[:METRICS_MAX]:
             of_metric = where(rows, metric=metric)
-            axis = replace(axis_of_minutes(of_metric["time"]), gaps=[])
+            axis = replace(axis_of_rows(of_metric["time"], row_s), gaps=[])
             readings_chart(page, part, axis, metric, of_metric)
         others = metrics[METRICS_MAX:]
     if others:
-        names = ", ".join(others)
+        names = ", ".join(shortened(each) for each in others[:NAMES_MAX])
+        if len(others) > NAMES_MAX:
+            names += f" and {len(others) - NAMES_MAX:,} more"
         part.html.append(f"<p class=note>Metrics with fewer readings: {escape(names)}.</p>")
+
+
+def _readings_table(stored: Stored, part: ReportPart) -> tuple[str, int]:
+    """Return the table of the readings' charts, and the seconds of its rows: that of minutes, or
+    that of hours if the other is too large."""
+    minutes, hours = "device_minutes", "device_hours"
+    if not stored.is_too_large(minutes) or not stored.has(hours):
+        return minutes, MINUTE_S
+    note = f"From the table {hours}: {minutes} has {stored.rows_of(minutes):,} rows."
+    part.html.append(f"<p class=note>{note}</p>")
+    return hours, HOUR_S
 
 
 def _latency(page: Page, stored: Stored, span: ShortSpan | None) -> None:
@@ -111,7 +135,7 @@ def _latency(page: Page, stored: Stored, span: ShortSpan | None) -> None:
     if not rows.num_rows:
         part.html.append("<p class=empty>No payload says when it was published.</p>")
         return
-    axis = replace(axis_of_minutes(rows["window_start"]), gaps=[])
+    axis = replace(axis_of_rows(rows["window_start"]), gaps=[])
     places = axis.places(rows["window_start"].cast(pyarrow.int64()).to_numpy())
     lines = []
     for name, column, colour in (
@@ -136,7 +160,7 @@ def _availability(page: Page, stored: Stored) -> None:
         if up_s + down_s:
             percent = 100 * up_s / (up_s + down_s)
             found.append({**row, "percent": percent})
-    found.sort(key=lambda row: (row["percent"], row["device"]))
+    found.sort(key=lambda row: (row["percent"], row["device"] or ""))
     headings = [
         Heading("device", "device"), Heading("percent", "available", "%", 3),
         Heading("outages_sum", "outages"), Heading("down_s_sum", "down", "s", 1),
@@ -153,9 +177,10 @@ def _missing(page: Page, stored: Stored) -> None:
         "missing", ["device", "stream", "first", "last", "count", "opened_at", "window_start"]
     )
     part = page.part("Missing messages", "From the table missing: numbers that never came.")
-    found = rows.to_pylist()
+    found = rows.sort_by([("count", "descending")]).slice(0, TABLE_ROWS_MAX).to_pylist()
     headings = [
         Heading("device", "device"), Heading("stream", "stream"), Heading("first", "first"),
         Heading("last", "last"), Heading("count", "count"), Heading("opened_at", "noticed (UTC)"),
     ]  # fmt: skip
-    part.html.append(table(headings, found, "Ranges", "No number is missing."))
+    title = f"Ranges, longest first: {len(found)} of {rows.num_rows:,}"
+    part.html.append(table(headings, found, title if found else "Ranges", "No number is missing."))

@@ -14,6 +14,7 @@ STEPS_MAX: Final = 300
 """The most steps of a time axis."""
 SECOND_US: Final = 1_000_000
 MINUTE_S: Final = 60
+HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 _LENGTHS_S: Final = (
     1, 5, 15, MINUTE_S, 300, 900, 3600, 4 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 7 * DAY_S,
@@ -60,7 +61,9 @@ def grain_of(times: Sequence[datetime | None], least_s: int = MINUTE_S) -> TimeG
     known = [time for time in times if time is not None]
     span_s = (max(known) - min(known)).total_seconds() if known else 0.0
     lengths = [length for length in _LENGTHS_S if length >= least_s]
-    return TimeGrain(next((each for each in lengths if span_s / each < STEPS_MAX), lengths[-1]))
+    fitting = (each for each in lengths if span_s / each < STEPS_MAX)
+    longest = lengths[-1] * (int(span_s // (lengths[-1] * STEPS_MAX)) + 1)
+    return TimeGrain(next(fitting, longest))
 
 
 def time_of(us: int) -> datetime:

@@ -49,12 +49,17 @@ def time_chart(
         chart.update_layout(yaxis={"type": "log", "dtick": 1, "rangemode": "normal"})
     if not titles.y:  # a reading may be far from zero
         chart.update_layout(yaxis={"rangemode": "normal"})
-    charts.mark_gaps(chart, [gap.ends for gap in axis.gaps[:GAPS_MAX]])
+    shaded = axis.longest_gaps(GAPS_MAX)
+    charts.mark_gaps(chart, [gap.ends for gap in shaded])
     for name, low, high, share in bands:
         charts.band(chart, name, axis.steps, low, high, share)
     for name, values, colour in lines:
         charts.line(chart, name, axis.steps, values, colour)
-    page.chart(part, titles.chart, chart, caption + (SHADED if axis.gaps else ""))
+    if shaded:
+        caption += SHADED
+    if len(shaded) < len(axis.gaps):
+        caption += f" These are the longest {len(shaded)} of {len(axis.gaps):,} such times."
+    page.chart(part, titles.chart, chart, caption)
 
 
 def latency_chart(

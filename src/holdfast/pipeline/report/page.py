@@ -10,6 +10,8 @@ from typing import Any, Final
 
 TABLE_ROWS_MAX: Final = 40
 """The most rows of a table in the report."""
+TEXT_MAX: Final = 100
+"""The most characters of a name in the report. A topic may have 65,535 bytes."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Page:
 
     def chart(self, part: ReportPart, title: str, figure: Any, caption: str) -> None:
         """Add a plotly figure to a part."""
+        title = shortened(title)
         number = len(self._figures)
         self._figures.append(json.loads(figure.to_json()))
         height = self._figures[number]["layout"].get("height")
@@ -97,7 +100,7 @@ def facts(values: Sequence[tuple[str, str, str]]) -> str:
 def table(
     headings: Sequence[Heading], rows: Sequence[dict[str, Any]], title: str, empty: str = "none"
 ) -> str:
-    """Return the first `TABLE_ROWS_MAX` rows as HTML. The caption says if there are more."""
+    """Return the first `TABLE_ROWS_MAX` rows as HTML, and the number of the others."""
     if not rows:
         return f"<h3>{escape(title)}</h3><p class=empty>{escape(empty)}</p>"
     head = "".join(
@@ -108,7 +111,7 @@ def table(
         for row in rows[:TABLE_ROWS_MAX]
     )
     left_out = len(rows) - TABLE_ROWS_MAX
-    more = f"<p class=note>{left_out:,} more rows are in the table.</p>" if left_out > 0 else ""
+    more = f"<p class=note>{left_out:,} more rows are not shown.</p>" if left_out > 0 else ""
     return (
         f"<h3>{escape(title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>{more}"
@@ -148,4 +151,11 @@ def text_of(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    return str(value)
+    return shortened(str(value))
+
+
+def shortened(text: str) -> str:
+    """Return a text without its middle if it is longer than `TEXT_MAX`. Topics differ at their
+    ends."""
+    half = TEXT_MAX // 2
+    return text if len(text) <= TEXT_MAX else f"{text[:half]}…{text[1 - half :]}"

@@ -9,7 +9,14 @@ from holdfast.pipeline.lake.table import QUARANTINE
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.data import Stored, most
 from holdfast.pipeline.report.grain import MINUTE_S, grain_of, summed
-from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
+from holdfast.pipeline.report.page import (
+    TABLE_ROWS_MAX,
+    Heading,
+    Page,
+    ReportPart,
+    shortened,
+    table,
+)
 from holdfast.pipeline.report.short_span import ShortSpan
 
 MEASURES: Final = {
@@ -22,6 +29,8 @@ MEASURES: Final = {
 """The counts of the table `quality`, with their names and colours."""
 DEVICES_MAX: Final = 25
 """The most devices with a line of their own in the chart of outages, and rows of the worst."""
+SPANS_MAX: Final = 1000
+"""The most outages in that chart, the longest ones."""
 REASON_LENGTH: Final = 60
 """The characters of a reason by which the quarantine is grouped. The rest quotes the payload."""
 
@@ -102,30 +111,35 @@ def _outages(page: Page, stored: Stored) -> None:
     names = [row["device"] for row in worst]
     count = len(rows["device"].unique())
     chart = charts.figure("time (UTC)", "")
+    of_worst = rows.filter(pc.is_in(rows["device"], pyarrow.array(names)))
+    longest = of_worst.sort_by([("duration_s", "descending")]).slice(0, SPANS_MAX)
     for cause, colour in (("offline", charts.RED), ("silence", charts.ORANGE)):
-        of_cause = rows.filter(pc.and_(
-            pc.equal(rows["cause"], cause), pc.is_in(rows["device"], pyarrow.array(names))
-        )).to_pylist()  # fmt: skip
+        of_cause = longest.filter(pc.equal(longest["cause"], cause)).to_pylist()
         charts.spans(chart, cause, [
             (row["device"], row["outage_from"], row["outage_to"]) for row in of_cause
         ], colour)  # fmt: skip
     chart.update_layout(
         barmode="overlay", hovermode="closest", height=120 + 22 * len(names),
-        yaxis={"categoryorder": "array", "categoryarray": names[::-1], "automargin": True},
+        yaxis={"categoryorder": "array", "automargin": True,
+               "categoryarray": [shortened(name) for name in reversed(names)]},
     )  # fmt: skip
     caption = f"{len(names)} of {count:,} devices with outages, those that were down longest."
+    if longest.num_rows < of_worst.num_rows:
+        caption += f" The longest {SPANS_MAX:,} of their {of_worst.num_rows:,} outages."
     page.chart(part, "When devices were down", chart, caption)
     if count > len(names):
         _bars(page, part, "Outages of all devices", rows.append_column(
             "count", pyarrow.array([1] * rows.num_rows)
         ), "outage_from", {"count": ("outages that begin", charts.RED)})  # fmt: skip
-    newest = rows.sort_by([("outage_from", "descending"), ("device", "ascending")]).to_pylist()
+    order = [("outage_from", "descending"), ("device", "ascending")]
+    newest = rows.sort_by(order).slice(0, TABLE_ROWS_MAX).to_pylist()
     headings = [
         Heading("device", "device"), Heading("outage_from", "from (UTC)"),
         Heading("outage_to", "to (UTC)"), Heading("duration_s", "duration", "s", 1),
         Heading("cause", "cause"), Heading("is_open", "not over on this day"),
     ]  # fmt: skip
-    part.html.append(table(headings, newest, f"{rows.num_rows:,} outages, newest first"))
+    title = f"Outages, newest first: {len(newest)} of {rows.num_rows:,}"
+    part.html.append(table(headings, newest, title))
 
 
 def _quarantine(page: Page, stored: Stored) -> None:

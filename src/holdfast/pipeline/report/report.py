@@ -12,7 +12,7 @@ from holdfast.pipeline.lake.files.files import LakeError, write_atomically
 from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.report.data import Stored
 from holdfast.pipeline.report.devices import add_devices
-from holdfast.pipeline.report.page import Page
+from holdfast.pipeline.report.page import Page, shortened
 from holdfast.pipeline.report.quality import add_quality
 from holdfast.pipeline.report.short_span import read_short_span
 
@@ -44,7 +44,8 @@ def report(
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     if devices:
         stored.choose_devices(devices)
-    about = f"{lake.name}, {made}" + (f", only {', '.join(devices)}" if devices else "")
+    chosen = shortened(", ".join(devices))
+    about = f"{lake.name}, {made}" + (f", only {chosen}" if devices else "")
     page = Page("Holdfast report", about)
     for add_to_report in catalog.report_parts:
         add_to_report(page, stored, run)
@@ -53,6 +54,6 @@ def report(
         add_devices(page, stored, span)
         add_quality(page, stored, span)
     if stored.cut:
-        rows = ", ".join(f"{count:,} of {name}" for name, count in stored.cut.items())
-        page.part("Not shown", f"Too many rows: the oldest files were left out: {rows}.")
+        rows = "; ".join(f"{name}: {left_out}" for name, left_out in stored.cut.items())
+        page.part("Not shown", f"Too many rows, so the oldest files were left out. {rows}.")
     return page.render()

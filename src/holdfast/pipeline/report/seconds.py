@@ -11,7 +11,7 @@ from holdfast.pipeline.report.axis import Floats, Line
 from holdfast.pipeline.report.data import most
 from holdfast.pipeline.report.grain import SECOND_US, Integers
 from holdfast.pipeline.report.lines import Titles, latency_chart, readings_chart, time_chart
-from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
+from holdfast.pipeline.report.page import TABLE_ROWS_MAX, Heading, Page, ReportPart, table
 from holdfast.pipeline.report.short_span import ShortSpan
 
 METRICS_MAX: Final = 16
@@ -57,14 +57,15 @@ def add_gaps(page: Page, span: ShortSpan) -> None:
     late = span.latencies()
     sent, stored = _micros(late["sent_time"]), _micros(late["store_time"])
     rows = []
-    for gap in span.axis.gaps:
+    shown = span.axis.longest_gaps(TABLE_ROWS_MAX)
+    for gap in shown:
         waited = (sent > gap.from_us) & (sent < gap.to_us) & (stored >= gap.to_us)
         longest_us = int((stored - sent)[waited].max()) if waited.any() else None
         begin, end = gap.ends
         rows.append({
             "from": f"{begin:%Y-%m-%d %H:%M:%S.%f}"[:-3],
             "to": f"{end:%H:%M:%S.%f}"[:-3],
-            "duration": (gap.to_us - gap.from_us) / SECOND_US,
+            "duration": gap.duration_us / SECOND_US,
             "waited": int(waited.sum()),
             "longest": None if longest_us is None else longest_us / SECOND_US,
         })  # fmt: skip
@@ -74,7 +75,11 @@ def add_gaps(page: Page, span: ShortSpan) -> None:
         Heading("waited", "messages published meanwhile"),
         Heading("longest", "longest wait", "s", 3),
     ]  # fmt: skip
-    part.html.append(table(headings, rows, f"Interruptions: {len(rows):,}", "There was none."))
+    count = len(span.axis.gaps)
+    title = f"Interruptions: {count:,}"
+    if len(shown) < count:
+        title = f"Interruptions: the longest {len(shown)} of {count:,}"
+    part.html.append(table(headings, rows, title, "There was none."))
 
 
 def add_readings(page: Page, part: ReportPart, span: ShortSpan) -> list[str]:
