@@ -4,9 +4,12 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,6 +121,43 @@ def test_a_file_is_imported_once(
         words = [f"127.0.0.1:{broker.port}" if each == "127.0.0.1:1883" else each for each in dump]
         assert main(words) == 0
         assert messages(broker)["a/b", b'{"ts": 1}'] == 1
+
+
+@contextmanager
+def busy(broker: Broker) -> Iterator[None]:
+    """Other clients that publish all the time, in topics that the import has subscribed to."""
+    is_over = threading.Event()
+
+    def publish() -> None:
+        with Client("127.0.0.1", broker.port) as client:
+            while not is_over.wait(0.05):
+                client.publish("r/live", b"x", qos=1)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_many_retained_messages_of_a_busy_broker(
+    mosquitto: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """QoS 0 messages without end come before the SUBACK, and never is there silence."""
+    with Client("127.0.0.1", mosquitto.port) as client:
+        for number in range(3000):
+            client.publish(f"{'rs'[number % 2]}/{number}", b"%d" % number, qos=0, retain=True)
+        client.publish("r/last", b"1", qos=1, retain=True)
+    with busy(mosquitto), InProcessBroker(admin=True) as broker:
+        words = ["pipeline", "import", f"mqtt://127.0.0.1:{mosquitto.port}", "--retained"]
+        words += ["--to", f"127.0.0.1:{broker.port}", "--quiet-for", "500ms"]
+        words += ["--filter", "r/#", "--filter", "s/#"]
+        for new in (3001, 0):
+            assert main(words) == 0
+            told = f"retains 3,001 messages: {new:,} imported, {3001 - new:,} were there already\n"
+            assert capsys.readouterr().out.endswith(told)
 
 
 def test_the_retained_messages_of_mosquitto(

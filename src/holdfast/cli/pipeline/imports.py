@@ -131,7 +131,7 @@ def _import_files(args: argparse.Namespace) -> int:
         rows = file.good if args.check else file.publish(_target(args))
         what = "could be imported" if args.check else "are in the log"
         more = f", {file.bad:,} left out" if file.bad else ""
-        print(f"{file.path}: {rows:,} rows of {len(file.topics):,} topics {what}{more}", flush=True)
+        print(f"{file.path}: {rows:,} rows of {file.topics} topics {what}{more}", flush=True)
     return 0
 
 

@@ -6,7 +6,6 @@ the content and of the rule, and the sequence is the number of the row. So the b
 what an earlier or killed import of the same file has stored.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from holdfast.pipeline.imports.errors import BadRow, ImportFailed
+from holdfast.pipeline.imports.retained_file import BATCH_BYTES, BATCH_ROWS, message_batch
 from holdfast.pipeline.imports.rows import kind_of, read_rows
 from holdfast.pipeline.imports.rule import ImportRule
 from holdfast.pipeline.sink.dialer import PublishError
@@ -25,11 +25,27 @@ from holdfast.pipeline.sink.options import parse
 from holdfast.pipeline.sink.rows import RowError
 from holdfast.pipeline.sink.task import Task, TaskWriter
 
-BATCH_ROWS: Final = 1000
-BATCH_BYTES: Final = 4 << 20
-"""The most bytes of payloads after which a batch is published."""
 BAD_SHOWN: Final = 5
 """The bad rows that an error names."""
+TOPICS_MAX: Final = 100_000
+"""The most topics that are counted one by one."""
+
+
+class TopicCount:
+    """The number of different topics, without their names: a topic has up to 65,535 bytes. A
+    collision of two hashes of 64 bits would count one topic less."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def add(self, topic: str) -> None:
+        """Count a topic, if it is new and there are few."""
+        if len(self._hashes) <= TOPICS_MAX:
+            self._hashes.add(hash(topic))
+
+    def __str__(self) -> str:
+        count = len(self._hashes)
+        return f"{count:,}" if count <= TOPICS_MAX else f"more than {TOPICS_MAX:,}"
 
 
 @dataclass
@@ -44,7 +60,7 @@ class FileImport:
     bad: int = 0
     examples: list[str] = field(default_factory=list)
     """The first bad rows, with their places."""
-    topics: Counter[str] = field(default_factory=Counter)
+    topics: TopicCount = field(default_factory=TopicCount)
     _digest: str = ""
     _stamp: tuple[int, int] = (0, 0)
 
@@ -60,7 +76,7 @@ class FileImport:
                     self.examples.append(f"{self.path}:{number}: {message}")
             else:
                 self.good += 1
-                self.topics[message[0]] += 1
+                self.topics.add(message[0])
 
     def publish(self, options: Mapping[str, str]) -> int:
         """Publish the good rows, and return their number when the broker has them all.
@@ -90,10 +106,10 @@ class FileImport:
             payloads.append(message[1])
             size += len(message[1])
             if len(topics) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield _batch(topics, payloads)
+                yield message_batch(topics, payloads)
                 topics, payloads, size = [], [], 0
         if topics:
-            yield _batch(topics, payloads)
+            yield message_batch(topics, payloads)
         if self._stat() != self._stamp:
             raise ImportFailed(
                 f"{self.path} was written to while it was imported: import a file that is complete"
@@ -126,8 +142,3 @@ class FileImport:
             found = self.path.stat()
             return found.st_size, found.st_mtime_ns
         return 0, 0
-
-
-def _batch(topics: list[str], payloads: list[bytes]) -> pa.RecordBatch:
-    columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, names=["topic", "payload"])

@@ -4,18 +4,20 @@ A message is published only if this broker retains another one or none for its t
 that is repeated, or was killed, publishes no message twice.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
+from threading import Event
 from typing import Final
-
-import pyarrow as pa
 
 from holdfast.client.blocking import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
+from holdfast.client.protocol.effects import Message
 from holdfast.client.servers import Server
 from holdfast.pipeline.imports.errors import ImportFailed
+from holdfast.pipeline.imports.retained_file import RetainedFile
 from holdfast.pipeline.sink.dialer import PublishError
 from holdfast.pipeline.sink.identity import write_job
 from holdfast.pipeline.sink.link import tls_context
@@ -23,13 +25,11 @@ from holdfast.pipeline.sink.options import SinkOptions, parse
 from holdfast.pipeline.sink.rows import RowError
 from holdfast.pipeline.sink.task import Task, TaskWriter
 
-BYTES_MAX: Final = 1 << 30
-"""The most bytes of topics and payloads that are read from a broker. They are in memory."""
 LEVELS: Final = (5, 4)
 """The protocol levels that are tried. Mosquitto before 1.6 has no MQTT 5."""
 
-RetainedMessages = dict[str, bytes]
-"""The retained payload per topic."""
+Take = Callable[[str, bytes], None]
+"""A call with the topic and the payload of a retained message."""
 
 
 @dataclass
@@ -41,27 +41,70 @@ class RetainedImport:
     published: int
 
 
-def read_retained(sink: SinkOptions, filters: list[str], quiet_s: float) -> RetainedMessages:
-    """Return the retained messages of the first server of some options.
+class RetainedSubscriber:
+    """One connection that reads retained messages. Its callbacks run in the client's thread.
 
     MQTT does not say which retained message is the last. The end is `quiet_s` without another one.
+    Messages that are published meanwhile do not count: on a busy broker there is no silence.
+    """
+
+    def __init__(self, take: Take, quiet_s: float) -> None:
+        self._take = take
+        self._quiet_s = quiet_s
+        self._last_at = 0.0
+        self._failure: Exception | None = None
+        self._has_failed = Event()
+
+    def on_message(self, message: Message) -> None:
+        """Take a message. A list of those that wait would need a bound, and a client that stops to
+        read at its bound never sees the SUBACK behind them."""
+        if not message.retain or not message.payload or self._failure is not None:
+            return
+        try:
+            self._take(message.topic, message.payload)
+        except ImportFailed as error:
+            self.fail(error)
+        self._last_at = time.monotonic()
+
+    def fail(self, error: Exception) -> None:
+        """End the wait with an error."""
+        self._failure = self._failure or error
+        self._has_failed.set()
+
+    def read(self, client: Client, filters: Sequence[str]) -> None:
+        """Subscribe and return after the last retained message. Raises ClientError and
+        ImportFailed."""
+        for each in filters:
+            client.subscribe((each, 1))
+        self._last_at = max(self._last_at, time.monotonic())
+        while (left_s := self._last_at + self._quiet_s - time.monotonic()) > 0:
+            self._has_failed.wait(left_s)
+            if self._failure is not None:
+                raise self._failure
+
+
+def read_retained(
+    sink: SinkOptions, filters: Sequence[str], quiet_s: float, take: Take, clear: Callable[[], None]
+) -> None:
+    """Call `take` for each retained message of the first server of some options. `clear` begins
+    another attempt.
+
     Raises ImportFailed.
     """
     server = sink.servers[0]
     errors: list[ClientError] = []
     for level in LEVELS:
+        clear()
+        reader = RetainedSubscriber(take, quiet_s)
         try:
-            return _read(sink, server, level, filters, quiet_s)
+            with _client(sink, server, level, reader) as client:
+                return reader.read(client, filters)
         except ClientError as error:
             errors.append(error)
     raise ImportFailed(f"{server.address}: {errors[0]}")
 
 
-def _read(
-    sink: SinkOptions, server: Server, level: int, filters: list[str], quiet_s: float
-) -> RetainedMessages:
-    found: RetainedMessages = {}
-    size = 0
+def _client(sink: SinkOptions, server: Server, level: int, reader: RetainedSubscriber) -> Client:
     options = Options(
         level=level,
         client_id=f"import-{token_hex(6)}",
@@ -71,20 +114,13 @@ def _read(
     tls = None
     if server.is_secure:
         tls = tls_context(sink.ca_file, sink.certificate_file, sink.key_file)
-    with Client(servers=[server], options=options, tls=tls) as client:
-        for each in filters:
-            client.subscribe((each, 1))
-        for message in client.messages(timeout_s=quiet_s):
-            if not message.retain or not message.payload:
-                continue
-            found[message.topic] = message.payload
-            size += len(message.topic) + len(message.payload)
-            if size > BYTES_MAX:
-                raise ImportFailed(
-                    f"{server.address} retains more than {BYTES_MAX >> 20} MiB: import them in "
-                    "parts, with --filter"
-                )
-    return found
+    return Client(
+        servers=[server],
+        options=options,
+        tls=tls,
+        on_message=reader.on_message,
+        on_connection_lost=reader.fail,
+    )
 
 
 def import_retained(
@@ -94,27 +130,19 @@ def import_retained(
 
     Raises ImportFailed.
     """
-    theirs = read_retained(parse(source, streaming=False), filters, quiet_s)
-    job = token_hex(16)
     sink = parse({"clientIdPrefix": "import", **target, "retain": "true"}, streaming=False)
-    ours = read_retained(sink, filters, quiet_s)
-    new = {topic: each for topic, each in theirs.items() if ours.get(topic) != each}
-    try:
-        TaskWriter(sink, Task(write_job(job), 0, 0)).write(_batches(new))
-    except (PublishError, RowError) as error:
-        raise ImportFailed(
-            f"{error}. A part of the {len(new):,} messages may be there: import again, and only "
-            "the others are published"
-        ) from None
-    return RetainedImport(len(theirs), len(new))
-
-
-def _batches(messages: RetainedMessages) -> Iterator[pa.RecordBatch]:
-    items = list(messages.items())
-    for at in range(0, len(items), 1000):
-        part = items[at : at + 1000]
-        columns = [
-            pa.array([topic for topic, _ in part], pa.string()),
-            pa.array([payload for _, payload in part], pa.binary()),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, names=["topic", "payload"])
+    with RetainedFile() as messages:
+        theirs = parse(source, streaming=False)
+        read_retained(theirs, filters, quiet_s, messages.put, messages.clear)
+        found = len(messages)
+        read_retained(sink, filters, quiet_s, messages.drop, lambda: None)
+        new = len(messages)
+        try:
+            writer = TaskWriter(sink, Task(write_job(token_hex(16)), 0, 0))
+            writer.write(messages.batches())
+        except (PublishError, RowError) as error:
+            raise ImportFailed(
+                f"{error}. A part of the {new:,} messages may be there: import again, and only "
+                "the others are published"
+            ) from None
+    return RetainedImport(found, new)

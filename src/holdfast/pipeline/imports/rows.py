@@ -1,6 +1,6 @@
 """The rows of a file: JSON lines, a JSON list, CSV or Parquet, each with its number.
 
-A file is read as a stream, except for a JSON list, which is read at once (JSON_BYTES_MAX).
+A file is read as a stream: one row, or a batch of Parquet, is in memory at a time.
 """
 
 import csv
@@ -19,13 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.imports.errors import BadRow, ImportFailed
+from holdfast.pipeline.imports.json_list import BadList, JsonList
 
 LINE_BYTES_MAX: Final = 64 << 20
-"""The most bytes of a line of JSON."""
-JSON_BYTES_MAX: Final = 256 << 20
-"""The most bytes of a file that is a JSON list."""
+"""The most bytes of a line of JSON, and the most characters of an item of a JSON list."""
+CSV_ROW_MAX: Final = 8 << 20
+"""The most characters of a row of CSV, which may have several lines."""
 PARQUET_ROWS: Final = 8192
-"""The rows of a Parquet file that are in memory at a time."""
+"""The most rows of a Parquet file that are in memory at a time."""
+PARQUET_BYTES: Final = 16 << 20
+"""The bytes of such rows, as far as the file says how long a row is in the mean."""
 NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,17})?([eE][+-]?\d{1,3})?")
 """A field of CSV that is a number. `007` and `+1` stay texts, because they may be names."""
 VALUES: Final = (ValueError, OverflowError)
@@ -79,17 +82,13 @@ def _json(path: Path) -> Iterator[NumberedRow]:
 
 def _json_list(path: Path) -> Iterator[NumberedRow]:
     with _opened(path) as file:
-        text = file.read(JSON_BYTES_MAX + 1)
-    if len(text) > JSON_BYTES_MAX:
-        raise ImportFailed(
-            f"{path} is a JSON list of more than {JSON_BYTES_MAX} bytes: write lines"
-        )
-    try:
-        items = msgspec.json.decode(text, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise ImportFailed(f"{path} is no JSON: {error}") from None
-    for number, item in enumerate(items, 1):
-        yield number, _object(bytes(item))
+        text = TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+        items = JsonList(text, LINE_BYTES_MAX).items()
+        try:
+            for number, item in enumerate(items, 1):
+                yield number, _object(item.encode("utf-8", "surrogateescape"))
+        except BadList as error:
+            raise ImportFailed(f"{path} is no JSON: {error}") from None
 
 
 def _object(text: bytes) -> Row | BadRow:
@@ -103,7 +102,8 @@ def _object(text: bytes) -> Row | BadRow:
 def _csv(path: Path) -> Iterator[NumberedRow]:
     with _opened(path) as file:
         text = TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-        lines = csv.reader(text, strict=True)
+        source = CsvLines(text, path)
+        lines = csv.reader(source, strict=True)
         try:
             names = next(lines, [])
         except csv.Error as error:
@@ -111,6 +111,7 @@ def _csv(path: Path) -> Iterator[NumberedRow]:
         if len(set(names)) != len(names) or not all(names):
             raise ImportFailed(f"{path}:1: the first line must name each column once: {names}")
         while True:
+            source.characters = 0
             try:
                 values = next(lines)
             except StopIteration:
@@ -131,6 +132,29 @@ def _csv(path: Path) -> Iterator[NumberedRow]:
                 yield lines.line_num, dict(zip(names, map(csv_value, values), strict=True))
 
 
+class CsvLines:
+    """The lines of a CSV text, with a bound for those of one row: a quoted field, or a file that is
+    no CSV, may have no end."""
+
+    def __init__(self, text: TextIOWrapper, path: Path) -> None:
+        self.characters = 0
+        """The characters of the row. The reader sets it to 0 before each row."""
+        self._text = text
+        self._path = path
+
+    def __iter__(self) -> "CsvLines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(CSV_ROW_MAX + 1)
+        self.characters += len(line)
+        if self.characters > CSV_ROW_MAX:
+            raise ImportFailed(f"{self._path}: a row of more than {CSV_ROW_MAX} characters")
+        if not line:
+            raise StopIteration
+        return line
+
+
 def _is_utf8(values: list[str]) -> bool:
     return not any("\ud800" <= one <= "\udfff" for value in values for one in value)
 
@@ -146,12 +170,16 @@ def csv_value(text: str) -> Any:
 
 
 def _parquet(path: Path) -> Iterator[NumberedRow]:
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         number = 0
-        for batch in file.iter_batches(PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
+        for at in range(file.num_row_groups):
+            group = file.metadata.row_group(at)
+            row_bytes = max(group.total_byte_size // max(group.num_rows, 1), 1)
+            rows = min(PARQUET_ROWS, max(PARQUET_BYTES // row_bytes, 1))
+            for batch in file.iter_batches(rows, row_groups=[at]):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
 
 
 def _opened(path: Path) -> GzipFile | BufferedReader:
