@@ -1,8 +1,12 @@
 """A replay in which messages of QoS 0 go out as frames and those of QoS 1 as deliveries: random
-windows, full sockets, reconnects, small reads, and live messages meanwhile.
+windows, full sockets, reconnects, small reads, late commits, and live messages meanwhile.
 
-Each topic keeps the order of the log. What goes out at QoS 0 comes at most once, and exactly once
-on a connection that stays. A message of QoS 1 comes at least once.
+Topics `a` and `b` are logged. Each keeps the order of the log. What goes out at QoS 0 comes at most
+once, and exactly once on a connection that stays. A message of QoS 1 comes at least once.
+
+Of topic `c` the log has no QoS 0. A message that arrives during the replay keeps the order in which
+a live subscriber got it. It comes at most once. On a connection that stays it comes, or it counts
+as dropped.
 """
 
 import random
@@ -15,13 +19,17 @@ from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 
-TOPICS = ("a", "b")
+TOPICS = ("a", "b", "c")
+OUTBOX_BYTES = 4096
+READ_RECORDS = 7
+OUTPUT_BYTES_MAX = OUTBOX_BYTES + READ_RECORDS * 1600
+"""One read of frames may exceed the limit of the output."""
 RECEIVE_MAXIMUM, TOPIC_ALIAS_MAXIMUM = 0x21, 0x22
 
 
 class SmallReads(NodeBench):
     def _read(self, effect: ReadLog) -> None:
-        effect.records_max = 7
+        effect.records_max = READ_RECORDS
         super()._read(effect)
 
 
@@ -31,9 +39,17 @@ class MixedWorld:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.bench = SmallReads(
-            NodeConfig(partitions=2, sys_interval_s=0, qos0_logged=["#"], outbox_bytes=4096)
+            NodeConfig(
+                partitions=2, sys_interval_s=0, qos0_logged=["a", "b"], outbox_bytes=OUTBOX_BYTES
+            )
         )
         self.publisher = self.bench.connect("p")
+        self.witness = self.bench.connect("w")
+        self.witness.send(m.Subscribe(1, [m.SubscriptionRequest("c", 1)]))
+        self.witnessed: list[bytes] = []
+        # The QoS 0 messages of `c` that arrived during the replay, and those since its start.
+        self.during: set[bytes] = set()
+        self.since: set[bytes] = set()
         # By topic, the payloads and what they were published with.
         self.sent: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
         self.seen: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
@@ -45,6 +61,7 @@ class MixedWorld:
         self.reader = self.connect(clean=True)
         filter = m.SubscriptionRequest("$stream/@earliest/#", self.wanted_qos)
         self.bench.delay_reads = True
+        self.bench.auto_commit = self.random.random() < 0.5
         self.reader.send(m.Subscribe(1, [filter]))
 
     def connect(self, *, clean: bool) -> Peer:
@@ -65,8 +82,20 @@ class MixedWorld:
             self.sent[topic].append(payload)
             expiry = b"" if self.random.random() < 0.9 else b"\x02\x00\x01\x00\x00"
             packet = Publish(topic.encode(), payload, qos, False, False, qos, expiry, 0, -1)
+            session = self.bench.node.state.sessions.get("r")
+            if topic == "c" and qos == 0 and session is not None and "#" in session.subscriptions:
+                self.since.add(payload)
+                if session.has_starts:
+                    self.during.add(payload)
             self.publisher.send(packet)
         self.publisher.take()
+        self.watch()
+
+    def watch(self) -> None:
+        for packet in self.witness.publishes():
+            self.witnessed.append(packet.payload)
+            if packet.qos:
+                self.witness.send(m.Ack(m.PUBACK, packet.packet_id))
 
     def read(self) -> None:
         for packet in self.reader.publishes():
@@ -98,14 +127,21 @@ class MixedWorld:
     def lose(self) -> None:
         self.read()
         self.unacknowledged.clear()
+        self.bench.auto_commit = True
+        self.bench.run()
+        if "#" not in self.bench.node.state.sessions["r"].subscriptions:
+            # The client does not know what it would get if it left before SUBACK.
+            return
         self.reader.lose()
         self.reader = self.connect(clean=False)
 
     def step(self) -> None:
         draw = self.random.random()
-        if draw < 0.15:
-            # Live messages of QoS 0 do not wait behind the replay.
-            self.publish(1, (1,))
+        if draw < 0.1:
+            self.publish(self.random.randint(1, 4), (0, 0, 1))
+        elif draw < 0.15:
+            self.bench.auto_commit = not self.bench.auto_commit
+            self.bench.run()
         elif draw < 0.5:
             self.acknowledge()
         elif draw < 0.7:
@@ -117,26 +153,42 @@ class MixedWorld:
             self.relieve()
         elif self.loses:
             self.lose()
+        assert self.reader.connection.out_bytes <= OUTPUT_BYTES_MAX, "the output has a bound"
         self.read()
 
     def drain(self) -> None:
         self.bench.delay_reads = False
+        self.bench.auto_commit = True
         self.relieve()
         for _ in range(200):
             self.read()
             self.acknowledge()
 
     def check(self) -> None:
+        self.watch()
+        missing = 0
         for topic in TOPICS:
-            seen, sent = self.seen[topic], self.sent[topic]
-            first = list(dict.fromkeys(seen))
-            what = f"{topic}: {[each[:4] for each in seen]} of {[each[:4] for each in sent]}"
-            assert first == [each for each in sent if each in set(seen)], f"order of {what}"
+            seen = self.seen[topic]
+            sent = [each.payload for each in self.bench.messages() if each.topic.decode() == topic]
+            order = list(dict.fromkeys(seen))
+            wanted = sent
+            if topic == "c":
+                wanted = self.witnessed
+                order = [each for each in order if self.qos[each] or each in self.during]
+                sent += self.since
+            what = f"{topic}: {[each[:4] for each in seen]} of {[each[:4] for each in wanted]}"
+            assert order == [each for each in wanted if each in set(order)], f"order of {what}"
             for payload in sent:
                 count = seen.count(payload)
                 qos = min(self.qos[payload], self.wanted_qos)
                 assert qos or count <= 1, f"{payload[:4]!r} twice, {what}"
-                assert count or (self.loses and not qos), f"{payload[:4]!r} missing, {what}"
+                if payload in self.since:
+                    missing += not count
+                else:
+                    assert count or (self.loses and not qos), f"{payload[:4]!r} missing, {what}"
+        if not self.loses:
+            dropped = self.bench.node.state.stats.dropped_qos0_slow
+            assert missing == dropped, f"{missing} missing, {dropped} counted"
 
 
 def run(seed: int) -> None:

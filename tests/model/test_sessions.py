@@ -76,7 +76,8 @@ class Subscriber:
             self.todo.append(m.Ack(m.PUBREC, packet.packet_id))
         else:
             self.seen.append((packet.topic.decode(), packet.payload, packet.qos))
-            self.todo.append(m.Ack(m.PUBACK, packet.packet_id))
+            if packet.qos:
+                self.todo.append(m.Ack(m.PUBACK, packet.packet_id))
 
     def answer(self, count: int) -> None:
         now, self.todo = self.todo[:count], self.todo[count:]

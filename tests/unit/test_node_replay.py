@@ -4,10 +4,16 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.replay import SEARCHES_MAX
+from holdfast.cluster.publish.apply import Applier, ApplyingLog
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import decode_block
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
+from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.starts import FLOOR_BYTES
+from holdfast.storage.record import MESSAGE, Record
 from tests.support.node_bench import NodeBench, Peer
 
 USER_PROPERTY = 0x26
@@ -341,6 +347,80 @@ def test_other_topics_overtake_a_replay(bench: NodeBench) -> None:
     assert seen.count("now") == 1
 
 
+def test_live_qos0_keeps_the_order_of_a_replayed_topic() -> None:
+    """Of `a` the log has each message of QoS 0, of `b` none."""
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "a1", "a2")
+    publish(bench, publisher, "b", "b1", "b2")
+    reader = bench.connect("r", properties={33: 1})
+    live = bench.connect("live")
+    subscribe(live, "+", qos=0)
+    subscribe(reader, "+", "earliest")
+    for topic in ("a", "b"):
+        publish(bench, publisher, topic, f"{topic}3", qos=0)
+        publish(bench, publisher, topic, f"{topic}4")
+        publish(bench, publisher, topic, f"{topic}5", qos=0)
+    publish(bench, publisher, "c", "c1", qos=0)
+    assert [each.decode() for each in live.payloads()] == [
+        "a3", "a4", "a5", "b3", "b4", "b5", "c1",
+    ]  # fmt: skip
+    seen = drain(reader)
+    for topic in ("a", "b"):
+        assert [each for each in seen if each[0] == topic] == [f"{topic}{n}" for n in range(1, 6)]
+    assert seen[-1] == "c1"
+    # What the log has comes from there afterwards, too, and at once if there is room.
+    bench.auto_commit = False
+    publish(bench, publisher, "a", "a6", qos=0)
+    assert (live.payloads(), drain(reader)) == ([b"a6"], [])
+    bench.auto_commit = True
+    bench.run()
+    assert drain(reader) == ["a6"]
+    publish(bench, publisher, "b", "b6", qos=0)
+    assert (live.payloads(), drain(reader)) == ([b"b6"], ["b6"])
+
+
+def test_a_logged_qos0_message_on_its_way_to_the_log_at_subscribe() -> None:
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
+    publisher, reader = bench.connect("p"), bench.connect("r")
+    publish(bench, publisher, "a", "1", qos=0)
+    bench.auto_commit = False
+    publish(bench, publisher, "a", "2", qos=0)
+    subscribe(reader, "a", "earliest", qos=0)
+    publish(bench, publisher, "a", "3", qos=0)
+    bench.auto_commit = True
+    bench.run()
+    assert drain(reader) == ["1", "2", "3"]
+
+
+def test_a_session_keeps_reading_logged_qos0_after_a_restart() -> None:
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
+    reader = bench.connect("r", expiry_s=100)
+    subscribe(reader, "a", "earliest", qos=0)
+    publish(bench, bench.connect("p"), "a", "1", qos=0)
+    assert drain(reader) == ["1"]
+    bench.advance(1)
+    bench.crash()
+    publish(bench, bench.connect("p"), "a", "2", qos=0)
+    reader = bench.connect("r", clean=False, expiry_s=100)
+    subscribe(reader, "a", qos=0)
+    publish(bench, bench.connect("p"), "a", "3", qos=0)
+    assert drain(reader) == ["2", "3"]
+
+
+def test_waiting_qos0_is_bounded_and_counted() -> None:
+    config = NodeConfig(partitions=1, sys_interval_s=0, outbox_messages=3)
+    bench = NodeBench(config)
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2")
+    reader = bench.connect("r", properties={33: 1})
+    subscribe(reader, "a", "earliest")
+    publish(bench, publisher, "a", *[f"q{n}" for n in range(5)], qos=0)
+    assert drain(reader) == ["1", "2", "q0", "q1", "q2"]
+    assert bench.node.state.stats.dropped_qos0_slow == 2
+    assert bench.node.state.sessions["r"].waiting_qos0 is None
+
+
 def test_the_lane_closes_when_it_is_full() -> None:
     config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=3)
     bench = NodeBench(config)
@@ -406,3 +486,25 @@ def test_a_start_that_keeps_too_much_log_is_refused() -> None:
         assert answer.reasons == [0x97]
         assert "may need 1000 bytes" in str(answer.properties[REASON_STRING])
     assert subscribe(reader, "a", "latest").reasons == [1]
+
+
+def test_a_cluster_brings_logged_qos0_to_those_who_read_the_log() -> None:
+    """The others receive it from the publisher's node, before its commit."""
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
+    reader, live = bench.connect("r"), bench.connect("live")
+    subscribe(reader, "a", "earliest", qos=0)
+    subscribe(live, "a", qos=0)
+    state = bench.node.state
+    log = ApplyingLog(Journal(1, replicated=True))
+    recorded = ReplicatedState(state)
+    applier = Applier(state, recorded, log, {}, lambda *_: None, lambda _: None, lambda _: None)
+    builder = BatchBuilder(0, 0)
+    for payload in (b"1", b"2"):
+        builder.add(Record(0, MESSAGE, topic=b"a", client_id=b"p", payload=payload))
+    log.built(Batch(builder.build(0)))
+    applier.apply_to(0, 1)
+    bench.run()
+    assert (drain(reader), drain(live)) == (["1"], [])
+    applier.apply_to(0, 2)
+    bench.run()
+    assert (drain(reader), drain(live)) == (["2"], [])

@@ -117,6 +117,10 @@ def _resolve(state: NodeState, route: Route) -> None:
             same.append(value)
     for index, same in overlapping.items():
         targets[index] = merge(same)
+    route.reads_log = False
+    for target in targets:
+        if target.reads_log:
+            route.reads_log = True
     route.targets = targets
     route.groups = groups
     route.denied = len(denied)
@@ -134,8 +138,10 @@ def merge(subscriptions: list[Subscription]) -> Subscription:
     retain_as_published = False
     additions: list[Additions] = []
     replay: Replay | None = None
+    reads_log = False
     for each in subscriptions:
         replay = replay or each.replay
+        reads_log = reads_log or each.reads_log
         qos = max(qos, each.qos)
         no_local = no_local and each.no_local
         retain_as_published = retain_as_published or each.retain_as_published
@@ -144,6 +150,7 @@ def merge(subscriptions: list[Subscription]) -> Subscription:
     both = Subscription(first.session, first.filter, qos, no_local, retain_as_published, 0, 0)
     both.additions = merged(additions)
     both.replay = replay
+    both.reads_log = reads_log
     return both
 
 
@@ -163,8 +170,8 @@ def subscription_to(
     """The subscription through which a session gets a record that it reads from the log. None: it
     does not get it from there. `done`: Session.done.
 
-    Records and subscriptions of QoS 0 count only for a replay: otherwise what they bring is
-    delivered at once, or not at all.
+    Records and subscriptions of QoS 0 count only if the subscription reads the log: otherwise what
+    they bring is delivered at once, or not at all.
     """
     is_done = done is not None and (record.partition, record.offset) in done
     if len(matching) == 1:
@@ -180,7 +187,7 @@ def subscription_to(
         if not counting:
             return None
         found = merge(counting)
-    return found if found.qos > 0 or found.replay is not None else None
+    return found if found.qos > 0 or found.reads_log else None
 
 
 def _counts_for(subscription: Subscription, record: Record, is_done: bool) -> bool:
@@ -188,16 +195,15 @@ def _counts_for(subscription: Subscription, record: Record, is_done: bool) -> bo
     start = subscription.start
     if start is not None and record.offset < start[record.partition]:
         return False
-    is_qos0 = record.flags & FLAG_QOS_MASK == 0
+    if record.flags & FLAG_QOS_MASK == 0 and not subscription.reads_log:
+        return False
     replay = subscription.replay
     if replay is None:
-        return not is_qos0 and not is_done
+        return not is_done
     if is_done:
         again = replay.again
         if again is None or (record.partition, record.offset) not in again:
             return False
-    if is_qos0 and record.offset >= replay.seam[record.partition]:
-        return False
     return not replay.floors or record.offset >= replay.floors.get(record.topic, 0)
 
 

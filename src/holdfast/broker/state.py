@@ -75,6 +75,8 @@ class Route:
         self.denied = 0
         # QoS 0 publishes on this topic go into the log.
         self.logged = False
+        # One of the targets reads the log.
+        self.reads_log = False
         # Clients may not publish here ($SYS).
         self.reserved = False
         # The ClientObserver that observes no messages of this topic.

@@ -329,11 +329,15 @@ class Qos0Routing:
         if len(groups) > GROUPS_BYTES_MAX:
             self.dropped += 1
             groups = b""
+        flags = log_record.FLAG_RETAIN if message.retain else 0
+        if message.partition >= 0:
+            # A delayed message is in the log, whatever its topic. Older versions ignore the flag.
+            flags |= log_record.FLAG_DELAYED
         builder.add(
             Record(
                 builder.partition,
                 log_record.MESSAGE,
-                flags=log_record.FLAG_RETAIN if message.retain else 0,
+                flags=flags,
                 timestamp_us=message.timestamp_us,
                 topic=message.topic,
                 client_id=message.publisher,
@@ -359,7 +363,10 @@ class Qos0Routing:
                 continue
             passed = record.sequence
             if not passed:
+                if record.flags & log_record.FLAG_DELAYED:
+                    message.partition = record.partition
                 deliver(state, route, message)
+                message.partition = -1
                 if message.retain:
                     self._retained_updates.delivered(route.topic, message)
             if record.producer:

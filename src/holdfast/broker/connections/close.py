@@ -194,6 +194,7 @@ def _release_cursor(state: NodeState, session: Session) -> None:
         leave_groups(state, session, session.groups)
         session.blocked = None
     session.resuming = False
+    session.waiting_qos0 = None
     state.interests.pop(session, None)
     for packet_id in session.unsent or ():
         unsent = session.inflight.get(packet_id)

@@ -81,7 +81,7 @@ def proceed(state: NodeState, session: Session) -> None:
     if session.has_starts and session.blocked:
         # A replay would fill each room in the window before its groups get one.
         _feed_blocked(state, session)
-    if session.outbox or session.lane is not None:
+    if session.outbox or session.lane is not None or session.waiting_qos0 is not None:
         pump(state, session)
     if not session.tailing and not session.reading:
         continue_reading(state, session)

@@ -3,19 +3,20 @@
 A QoS > 0 delivery is sent at once while the receiver's window is open and its socket takes data.
 Otherwise it is queued in the receiver's outbox; an outbox that overflows is dropped, and the
 receiver reads the log instead. A QoS 0 delivery is sent or, if the socket is full, dropped and
-counted.
+counted. A subscription that reads the log gets what the log has like QoS > 0.
 """
 
 from collections import OrderedDict
 from typing import Final
 
-from holdfast.broker.delivery.live_lane import overtake
+from holdfast.broker.delivery.live_lane import deliver_qos0, overtake
 from holdfast.broker.delivery.transmission import (
     READ_BYTES_MAX,
     can_send,
     fall_behind,
     has_room,
     send_inflight,
+    send_log_qos0,
     send_qos0,
 )
 from holdfast.broker.effects import FetchInflight
@@ -45,15 +46,18 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
     receivers = len(targets) + len(groups)
     state.spent += receivers
     if message.qos == 0:
-        for target in targets:
-            if target.session.connection is not None:
-                send_qos0(state, target, message)
+        if route.reads_log:
+            deliver_qos0(state, route, targets, message)
+        else:
+            for target in targets:
+                if target.session.connection is not None:
+                    send_qos0(state, target, message)
     else:
         for target in targets:
             session = target.session
             if session.connection is None:
                 continue
-            if target.qos == 0 and target.replay is None:
+            if target.qos == 0 and not target.reads_log:
                 send_qos0(state, target, message)
             elif session.tailing:
                 _deliver_to_session(state, session, target, message)
@@ -64,6 +68,21 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
     return receivers
 
 
+def deliver_committed_qos0(state: NodeState, route: Route, message: Message) -> None:
+    """Deliver a committed QoS 0 message to the targets that read the log. The others have it."""
+    audience = message.audience
+    if not route.reads_log or (audience is not None and not audience.is_plain):
+        return
+    for target in route.targets:
+        session = target.session
+        if not target.reads_log or session.connection is None:
+            continue
+        if session.tailing:
+            _deliver_to_session(state, session, target, message)
+        elif session.lane is not None:
+            overtake(state, session, target, message)
+
+
 def _deliver_to_session(
     state: NodeState, session: Session, target: Subscription, message: Message
 ) -> None:
@@ -71,10 +90,18 @@ def _deliver_to_session(
         return
     qos = message.qos if message.qos < target.qos else target.qos
     retain = message.retain and target.retain_as_published
-    if qos and can_send(state, session) and not session.outbox and not session.reading:
+    if (
+        can_send(state, session)
+        and not session.outbox
+        and not session.reading
+        and session.waiting_qos0 is None
+    ):
         if state.stats.durations.takes_delivery:
             state.stats.durations.deliver(state.wall_us - message.timestamp_us)
-        send_inflight(state, session, message, qos, retain, target.additions, False, None)
+        if qos:
+            send_inflight(state, session, message, qos, retain, target.additions, False, None)
+        else:
+            send_log_qos0(state, session, message, retain, target.additions)
         return
     if session.lane is not None and overtake(state, session, target, message):
         return

@@ -1,17 +1,27 @@
 """The live messages of a session beside its replay.
 
-They go through `session.cursor.LiveLane`, which has the invariants. A message that has no room is
-not refused: the lane closes, and the message waits in the log behind the replay, with all later
-ones. Closing bounds the memory of the lane, and of the records that the replay has to pass later.
+Those of other topics go through `session.cursor.LiveLane`, which has the invariants. A message that
+has no room is not refused: the lane closes, and the message waits in the log behind the replay,
+with all later ones. Closing bounds the memory of the lane, and of the records that the replay has
+to pass later.
+
+Those of a replayed topic come with the replay, from the log. A QoS 0 message that is not in the log
+waits in memory for its turn (`session.cursor.WaitingQos0`). One without room is dropped.
 """
 
 from typing import Final
 
-from holdfast.broker.delivery.transmission import can_send, has_room, send_inflight
-from holdfast.broker.session.cursor import Delivery, LiveLane
+from holdfast.broker.delivery.transmission import (
+    can_send,
+    has_room,
+    send_inflight,
+    send_log_qos0,
+    send_qos0,
+)
+from holdfast.broker.session.cursor import Delivery, LiveLane, WaitingQos0
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
-from holdfast.broker.state import NodeState
+from holdfast.broker.state import NodeState, Route
 
 DONE_MAX: Final = 10_000
 """The most finished records of a session that its replay has to pass. With one more the lane
@@ -22,8 +32,8 @@ delay live messages."""
 
 
 def overtake(state: NodeState, session: Session, target: Subscription, message: Message) -> bool:
-    """Deliver a QoS 1 or 2 message ahead of the replay. False: it belongs to the replay, or there
-    is no room, so the session reads it from the log."""
+    """Deliver a message of the log ahead of the replay. False: the session reads it from the log,
+    because it belongs to the replay, or there is no room."""
     lane = session.lane
     if lane is None or target.replay is not None or not lane.takes(message.topic.decode()):
         return False
@@ -66,6 +76,8 @@ def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
     message = delivery.message
     if message.is_expired(state.wall_us):
         state.stats.dropped_expired += 1
+    elif delivery.qos == 0:
+        send_log_qos0(state, session, message, delivery.retain, delivery.additions)
     elif send_inflight(
         state,
         session,
@@ -80,3 +92,67 @@ def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
             entry.is_ahead = True
             return
     session.note_done(message.partition, message.offset)
+
+
+def deliver_qos0(
+    state: NodeState, route: Route, targets: list[Subscription], message: Message
+) -> None:
+    """Deliver a QoS 0 message of a topic that some of the targets read from the log. To these it
+    comes from there if the log has it."""
+    # On a full disk a QoS 0 message is delivered and not logged.
+    is_logged = message.partition >= 0 or (route.logged and not state.disk_full)
+    for target in targets:
+        session = target.session
+        if session.connection is None:
+            continue
+        if target.reads_log and is_logged:
+            continue
+        if target.replay is not None and session.has_starts:
+            _let_wait(state, session, target, message, route.partition)
+        else:
+            send_qos0(state, target, message)
+
+
+def _let_wait(
+    state: NodeState, session: Session, target: Subscription, message: Message, partition: int
+) -> None:
+    """Queue a QoS 0 message behind the records that the node has handed out, or drop and count."""
+    if target.no_local and session.key == message.publisher:
+        return
+    waiting = session.waiting_qos0
+    if waiting is None:
+        waiting = WaitingQos0()
+    if not has_room(state, waiting.count, waiting.size_bytes):
+        state.stats.dropped_qos0_slow += 1
+        session.dropped += 1
+        return
+    retain = message.retain and target.retain_as_published
+    delivery = Delivery(message, 0, retain, target.additions)
+    waiting.push(partition, state.delivered[partition], delivery)
+    session.waiting_qos0 = waiting
+
+
+def send_waiting(state: NodeState, session: Session) -> bool:
+    """Send the waiting QoS 0 messages that go before the first delivery of the outbox, or all of
+    them at the tail. False: there is no room now."""
+    waiting = session.waiting_qos0
+    assert waiting is not None
+    while waiting.count:
+        if not can_send(state, session):
+            return False
+        outbox = session.outbox
+        delivery: Delivery | None = None
+        if outbox:
+            first = outbox[0].message
+            delivery = waiting.pop_before(first.partition, first.offset)
+        elif session.tailing and not session.reading:
+            delivery = waiting.pop()
+        if delivery is None:
+            return True
+        message = delivery.message
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+        else:
+            send_log_qos0(state, session, message, delivery.retain, delivery.additions)
+    session.waiting_qos0 = None
+    return True

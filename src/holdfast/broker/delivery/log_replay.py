@@ -137,8 +137,7 @@ def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
         interests = [
             ReadInterest(subscription.filter, subscription.start)
             for subscription in reader.subscriptions.values()
-            if subscription.group is None
-            and (subscription.qos > 0 or subscription.replay is not None)
+            if subscription.group is None and (subscription.qos > 0 or subscription.reads_log)
         ]
         state.interests[reader] = interests
     return interests

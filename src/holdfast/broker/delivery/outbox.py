@@ -1,10 +1,9 @@
 """The outbox of a session: deliveries that wait for the window or the socket."""
 
-from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane
+from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane, send_waiting
 from holdfast.broker.delivery.replay_start import END_TOPIC
-from holdfast.broker.delivery.transmission import can_send, send_inflight, special_frame
+from holdfast.broker.delivery.transmission import can_send, send_inflight, send_log_qos0
 from holdfast.broker.session.connection import OPEN
-from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import NO_EXPIRY, Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
@@ -19,12 +18,14 @@ def pump(state: NodeState, session: Session) -> None:
     while outbox and can_send(state, session):
         if lane is not None and is_backed_up(session):
             return
+        if session.waiting_qos0 is not None and not send_waiting(state, session):
+            return
         delivery = session.pop()
         message = delivery.message
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
         elif delivery.qos == 0:
-            _send_past_qos0(state, session, delivery)
+            send_log_qos0(state, session, message, delivery.retain, delivery.additions)
         else:
             send_inflight(
                 state,
@@ -36,7 +37,8 @@ def pump(state: NodeState, session: Session) -> None:
                 False,
                 None,
             )
-
+    if session.waiting_qos0 is not None and not send_waiting(state, session):
+        return
     if session.has_starts and not session.outbox and session.tailing and not session.reading:
         _forget_starts(state, session)
 
@@ -69,26 +71,3 @@ def _tell_end(state: NodeState, session: Session, filter: str) -> None:
     frame = message.frame_qos0(connection.version, False)
     if 0 < len(frame) <= connection.packet_bytes_max:
         connection.send(frame, state.dirty)
-
-
-def _send_past_qos0(state: NodeState, session: Session, delivery: Delivery) -> None:
-    """Send a message of a replay at QoS 0. The caller checked can_send(), so none is dropped for a
-    full socket."""
-    connection = session.connection
-    assert connection is not None
-    message = delivery.message
-    additions = delivery.additions
-    if not connection.mount and (
-        connection.version < 5
-        or (message.expiry_s < 0 and additions is None and connection.aliases_out is None)
-    ):
-        frame = message.frame_qos0(connection.version, delivery.retain)
-    else:
-        frame = special_frame(
-            state, connection, message, 0, delivery.retain, False, 0, additions, True
-        )
-    if not 0 < len(frame) <= connection.packet_bytes_max:
-        state.stats.dropped_too_large += 1
-        return
-    state.stats.publish_sent += 1
-    connection.send(frame, state.dirty)

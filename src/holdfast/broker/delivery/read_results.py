@@ -236,8 +236,11 @@ class QueueRead(Work):
             return
         session = self.session
         lane = session.lane
+        qos0 = session.waiting_qos0
         if (
             not session.outbox
+            and not session.promised_sends
+            and (qos0 is None or not qos0.precedes(self.positions))
             and (lane is None or (pump_lane(state, session, lane) and not is_backed_up(session)))
             and can_send(state, session)
         ):

@@ -16,10 +16,7 @@ from holdfast.broker.delivery.replay import (
 )
 from holdfast.broker.delivery.replay_start import wishes
 from holdfast.broker.delivery.retained import continue_scans, start_scan
-from holdfast.broker.delivery.subscriptions import (
-    add_subscription,
-    find_group,
-)
+from holdfast.broker.delivery.subscriptions import add_subscription, find_group
 from holdfast.broker.effects import FindStarts, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.queues.changes import begin_queues, has_queue_room
@@ -46,10 +43,7 @@ from holdfast.broker.session.session import (
 )
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
-from holdfast.broker.topic_rights.questions import (
-    asks_to_subscribe,
-    is_filter_unanswered,
-)
+from holdfast.broker.topic_rights.questions import asks_to_subscribe, is_filter_unanswered
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import ProtocolViolation
@@ -317,10 +311,13 @@ def _check_all(
                 request.retain_handling,
                 additions_code,
             )
+            old = session.subscriptions.get(filter)
+            subscription.reads_log = old is not None and old.reads_log
             granted = None if plan is None else plan.granted[index]
             if granted is not None and not is_queue(filter):
                 subscription.start = granted.start
                 subscription.replay = granted.replay
+                subscription.reads_log = True
             accepted.append(subscription)
         codes.append(reason)
     if invalid:

@@ -127,7 +127,8 @@ class SendPromise(Promise):
     """An outbound QoS 2 PUBLISH of a durable session.
 
     Its packet id must be in the log first, or a crash could send the message again under another
-    id. QoS 1 ones behind it wait too, so that a topic's order is the same for every receiver.
+    id. Later ones wait too, so that a topic's order is the same for every receiver. At QoS 0 this
+    holds for subscriptions that read the log.
     """
 
     def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
@@ -143,6 +144,37 @@ class SendPromise(Promise):
         if connection.state == OPEN:
             state.stats.publish_sent += 1
             connection.send(self.frame, state.dirty)
+
+
+def send_log_qos0(
+    state: NodeState,
+    session: Session,
+    message: Message,
+    retain: bool,
+    additions: Additions | None,
+) -> None:
+    """Send at QoS 0 to a subscription that reads the log; needs can_send(), so none is dropped for
+    a full socket. It waits behind QoS 2 packets that wait for the log."""
+    connection = session.connection
+    assert connection is not None
+    if session.expiry_s > 0:
+        note_progress(state, session)
+    waits = session.promised_sends > 0
+    if not connection.mount and (
+        connection.version < 5
+        or (message.expiry_s < 0 and additions is None and connection.aliases_out is None)
+    ):
+        frame = message.frame_qos0(connection.version, retain)
+    else:
+        frame = special_frame(state, connection, message, 0, retain, False, 0, additions, not waits)
+    if not 0 < len(frame) <= connection.packet_bytes_max:
+        state.stats.dropped_too_large += 1
+        return
+    if waits:
+        state.promise(SendPromise(connection, session, frame))
+        return
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
 
 
 def send_inflight(

@@ -1,7 +1,7 @@
 """The completion of an inbound message when its record is committed: the retained update, delivery,
 and the acknowledgement or its replacement."""
 
-from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.delivery.delivery import deliver, deliver_committed_qos0
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
@@ -138,6 +138,24 @@ class TracedPromise(PublishPromise):
             # In a cluster the record that is forwarded has no offset at this node.
             offset = self.record.offset if self.route is not None else -1
             tracer.end(self.span, self.record.partition, offset, error)
+
+
+class LoggedPromise(Promise):
+    """The promise of a logged QoS 0 message to the subscriptions that read the log, on a single
+    node. All others have it when it is appended."""
+
+    def __init__(self, message: Message, route: Route) -> None:
+        super().__init__()
+        self.message = message
+        self.route = route
+
+    def release(self, state: NodeState) -> None:
+        message = self.message
+        route = self.route
+        if route.version != state.route_version:
+            route = find_route(state, message.topic)
+        deliver_committed_qos0(state, route, message)
+        state.delivered[message.partition] = message.offset + 1
 
 
 class RetainedPromise(Promise):

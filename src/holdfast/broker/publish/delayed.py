@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.cluster_port import DELAYED_MESSAGES
-from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.delivery.delivery import deliver, deliver_committed_qos0
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import PublishPromise, set_retained
@@ -83,9 +83,14 @@ class DuePromise(PublishPromise):
         if record.flags & log_record.FLAG_QOS_MASK:
             return super()._complete(state, route)
         # One of QoS 0 was delivered already. See `retain_at_once`.
+        message = message_of(record)
         is_newest = record.offset >= state.retained_ahead.get(route.topic, 0)
         if record.flags & log_record.FLAG_RETAIN and is_newest:
-            set_retained(state, route.topic, message_of(record))
+            set_retained(state, route.topic, message)
+        if route.version != state.route_version:
+            route = find_route(state, record.topic)
+        deliver_committed_qos0(state, route, message)
+        state.delivered[record.partition] = record.offset + 1
         return 1
 
 
@@ -229,6 +234,7 @@ def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delay
     if not waiting.is_delivered:
         waiting.is_delivered = True
         message: Message = stored_message(record, 0, record.timestamp_us)
+        message.partition = record.partition
         deliver(state, route, message)
         state.cluster.spread(message, route.topic)
     if state.cluster.is_single:

@@ -17,6 +17,7 @@ from holdfast.broker.publish.acceptance import (
 )
 from holdfast.broker.publish.aliases import resolve_alias
 from holdfast.broker.publish.completion import (
+    LoggedPromise,
     PublishPromise,
     ReplyPromise,
     TracedPromise,
@@ -32,6 +33,7 @@ from holdfast.broker.publish.delayed_table import (
 )
 from holdfast.broker.rights import is_reserved, may_write
 from holdfast.broker.routing import look_up, resolved
+from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
@@ -257,20 +259,28 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
     """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
     retained update."""
     message.partition = route.partition
+    flags = log_record.FLAG_RETAIN if message.retain else 0
+    audience = b""
+    if message.audience is not None:
+        flags |= log_record.FLAG_AUDIENCE
+        audience = encode_audience(message.audience)
     record = Record(
         route.partition,
         log_record.MESSAGE if route.logged else log_record.RETAINED,
-        flags=log_record.FLAG_RETAIN if message.retain else 0,
+        flags=flags,
         timestamp_us=message.timestamp_us,
         topic=message.topic,
         client_id=message.publisher,
         properties=message.properties,
         payload=message.payload,
+        audience=audience,
     )
     if message.retain and state.cluster.is_single:
         retain_at_once(state, route, message, record)
     else:
         message.offset = state.append(record)
+    if route.logged and state.cluster.is_single:
+        state.promise(LoggedPromise(message, route))
 
 
 def handle_pubrel(

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
-from holdfast.broker.session.additions import code_of
+from holdfast.broker.session.additions import LOG_READER, code_of
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Session, Subscription, Will
 from holdfast.broker.session.state import CursorState, decode_cursor
@@ -30,7 +30,7 @@ def subscription_row(subscription: Subscription) -> SubscriptionRow:
         subscription.no_local,
         subscription.retain_as_published,
         subscription.retain_handling,
-        code_of(subscription.additions),
+        code_of(subscription.additions) | (LOG_READER if subscription.reads_log else 0),
     )
 
 
@@ -153,6 +153,8 @@ def restore_replays(
             floors = {topic.encode(): floor for topic, floor in entry.floors.items()}
             subscription.start = list(entry.start)
             subscription.replay = Replay(list(entry.seam), floors, set(entry.again) or None)
+            # Records of older versions do not say it.
+            subscription.reads_log = True
             session.has_starts = True
 
 

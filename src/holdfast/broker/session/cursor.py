@@ -88,6 +88,54 @@ class LiveLane:
             self.is_open = False
 
 
+class WaitingQos0:
+    """The live QoS 0 messages of a session that wait for its replay: the log does not have them.
+
+    Each has a place in the log: behind all records of its topic's partition that the node had
+    handed out when it arrived. Smallest counter-example of one that is sent at once: a valve that
+    was closed today, by a message of QoS 0, is opened again by yesterday's of QoS 1.
+    """
+
+    def __init__(self) -> None:
+        # By partition: the offset that each goes before, in order.
+        self.by_partition: dict[int, deque[tuple[int, Delivery]]] = {}
+        self.count = 0
+        self.size_bytes = 0
+
+    def push(self, partition: int, before: int, delivery: Delivery) -> None:
+        """Queue a delivery that goes before this offset, and behind the earlier ones."""
+        self.by_partition.setdefault(partition, deque()).append((before, delivery))
+        self.count += 1
+        self.size_bytes += len(delivery.message.payload) + 200
+
+    def precedes(self, positions: list[int]) -> bool:
+        """Whether one goes before a record below these positions."""
+        for partition, waiting in self.by_partition.items():
+            if waiting[0][0] < positions[partition]:
+                return True
+        return False
+
+    def pop_before(self, partition: int, offset: int) -> Delivery | None:
+        """Remove and return the next one that goes before this record; None: there is none."""
+        waiting = self.by_partition.get(partition)
+        if waiting is None or waiting[0][0] > offset:
+            return None
+        return self._pop(partition, waiting)
+
+    def pop(self) -> Delivery:
+        """Remove and return the next one of any partition."""
+        partition, waiting = next(iter(self.by_partition.items()))
+        return self._pop(partition, waiting)
+
+    def _pop(self, partition: int, waiting: deque[tuple[int, Delivery]]) -> Delivery:
+        _, delivery = waiting.popleft()
+        if not waiting:
+            del self.by_partition[partition]
+        self.count -= 1
+        self.size_bytes -= len(delivery.message.payload) + 200
+        return delivery
+
+
 class Cursor:
     """The position of one reader, and its outbox.
 
@@ -107,6 +155,7 @@ class Cursor:
         # Deliveries read from the log go before the ones tailed while the read was under way.
         self.tailed_while_reading: deque[Delivery] | None = None
         self.lane: LiveLane | None = None
+        self.waiting_qos0: WaitingQos0 | None = None
 
     def push(self, delivery: Delivery) -> None:
         """Queue a delivery behind the others of its kind."""

@@ -5,9 +5,9 @@ class Replay:
     """The way of a subscription from its start in the past to the live tail.
 
     A record counts from `floors` on, if its topic has one there: the subscription began with the
-    last records of each topic. A record of QoS 0 counts below `seam`, the end of the log at
-    SUBSCRIBE: later ones are delivered at once, like all of QoS 0. `again` are the offsets in
-    `Session.done` that were finished for other subscriptions, before this one began.
+    last records of each topic. `seam` is the end of the log at SUBSCRIBE: records below it are of
+    the past. `again` are the offsets in `Session.done` that were finished for other subscriptions,
+    before this one began.
     """
 
     def __init__(

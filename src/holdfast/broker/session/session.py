@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from typing import Final
 from zlib import crc32
 
-from holdfast.broker.session.additions import additions_of
+from holdfast.broker.session.additions import LOG_READER, additions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message
@@ -85,7 +85,8 @@ class Will:
 
 class Subscription:
     """One filter of a session, with its options. `start` is the offset per partition from which it
-    applies; None: from the cursor's position."""
+    applies; None: from the cursor's position. With `reads_log` it began in the past, and the log
+    brings everything that it has, in its order: also live QoS 0 messages, at their commit."""
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class Subscription:
         self.retain_as_published = retain_as_published
         self.retain_handling = retain_handling
         self.additions = additions_of(additions_code)
+        self.reads_log = additions_code & LOG_READER != 0
         self.start: list[int] | None = None
         # Set from a SUBSCRIBE with a start in the past until the session has caught up.
         self.replay: Replay | None = None
@@ -179,8 +181,7 @@ class Session(Cursor):
         self.username: str | None = None
         # The client has proved the user name, so no other user gets the session.
         self.is_owned = False
-        # broker.rights.Rights; None: everything is allowed, or no client has connected to the
-        # session since the start.
+        # broker.rights.Rights; None: all is allowed, or no client has connected since the start.
         self.rights: object | None = None
         self.connection: Connection | None = None
         self.expiry_s = 0
@@ -221,8 +222,7 @@ class Session(Cursor):
         self.expiry_timer: object | None = None
         # Retained messages still to be sent after SUBSCRIBE: broker.delivery.retained.SessionScans.
         self.retained_scans: object | None = None
-        # The session's shared groups. `blocked` are its memberships whose
-        # group found it without room, in that order.
+        # The shared groups. `blocked`: the memberships whose group found no room, in that order.
         self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0

@@ -14,7 +14,7 @@ Replicated state that came from another node (`state.transfer`) may be ahead of 
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.delivery.delivery import deliver, deliver_committed_qos0
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.delayed_table import is_waiting
 from holdfast.broker.routing import find_route
@@ -139,18 +139,20 @@ class Applier:
         for index in range(max(0, first), last):
             kind, flags, ticket = heads[index]
             is_message = kind == log_record.MESSAGE
+            is_delivered = has_receivers and is_message
             record: Record | None = None
             if not is_message or flags & log_record.STATE_FLAGS:
                 record = batch.record(index)
                 if flags & log_record.FLAG_DELAYED and is_waiting(record):
                     # Neither delivered nor retained before its time.
-                    flags &= ~(log_record.FLAG_QOS_MASK | log_record.FLAG_RETAIN)
+                    is_delivered = False
+                    flags &= ~log_record.FLAG_RETAIN
                 if record.offset >= start:
                     self._replicated.apply(record)
                     if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
                         self._on_retained(record)
-            if has_receivers and is_message and flags & log_record.FLAG_QOS_MASK:
-                self._deliver(batch, index, topics[index])
+            if is_delivered:
+                self._deliver(batch, index, topics[index], flags & log_record.FLAG_QOS_MASK)
             delivered[partition] = batch.base_offset + index + 1
             is_will = is_message and flags & log_record.FLAG_WILL != 0
             if record is not None and (is_will or kind in (log_record.SESSION, log_record.WILL)):
@@ -158,13 +160,17 @@ class Applier:
             if ticket in pending:
                 self._settle(ticket, partition, batch.client_id(index))
 
-    def _deliver(self, batch: Batch, index: int, topic: bytes) -> None:
+    def _deliver(self, batch: Batch, index: int, topic: bytes, qos: int) -> None:
         state = self._state
         try:
             route = find_route(state, topic)
         except InvalidTopic:
             return
-        if route.targets or route.groups or route.denied:
+        if qos == 0:
+            # Qos0Routing has brought it to all but these.
+            if route.reads_log:
+                deliver_committed_qos0(state, route, message_of(batch.record(index)))
+        elif route.targets or route.groups or route.denied:
             deliver(state, route, message_of(batch.record(index)))
 
     def tickets(self, partition: int) -> set[int]:
