@@ -12,6 +12,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
+from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
@@ -34,10 +35,9 @@ class Node:
         self.reports: list[AgentReport] = []
         self.tells: list[FullReport] = []
         self.shares = NodeAgent(
-            self.state,
-            context,
-            RecordForwarder(self.state, context, Appender()),
-            images,
+            AgentContext(
+                self.state, context, RecordForwarder(self.state, context, Appender()), images
+            ),
             lambda _, tell: self.tells.append(tell),
             lambda _, report: self.reports.append(report),
         )

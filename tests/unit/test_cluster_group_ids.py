@@ -15,6 +15,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
+from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state import groups as group_images
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -50,7 +51,9 @@ class Member:
         forwarding = RecordForwarder(self.state, context, Appender())
         self.promises = forwarding.promises
         self.shares = NodeAgent(
-            self.state, context, forwarding, self.images, lambda *_: None, lambda *_: None
+            AgentContext(self.state, context, forwarding, self.images),
+            lambda *_: None,
+            lambda *_: None,
         )
         self.session = Session("c", b"c")
         self.session.groups = of_groups(self.session, "g")

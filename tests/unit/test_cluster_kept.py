@@ -14,6 +14,7 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
+from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.kept_records import KEPT_WAIT_S
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -40,7 +41,9 @@ class Bench:
         self.lead("")
         self.forwarding = RecordForwarder(self.state, self.context, Appender())
         self.shares = NodeAgent(
-            self.state, self.context, self.forwarding, self.images, lambda *_: None, lambda *_: None
+            AgentContext(self.state, self.context, self.forwarding, self.images),
+            lambda *_: None,
+            lambda *_: None,
         )
         self.share = self.shares._assignments(KEY)
         self.session = Session("c", b"c")

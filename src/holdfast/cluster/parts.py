@@ -29,6 +29,7 @@ from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 from holdfast.cluster.sessions.acquisition import SessionAcquisition
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.ownership_lease import OwnershipLease
+from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import Transfer
@@ -94,7 +95,8 @@ class Parts:
         self.acquisition = SessionAcquisition(state, context, sessions, self.barriers)
         updates = self.retained_updates = RetainedUpdates(state)
         self.interest = Qos0Routing(state, context, updates, self.forwarding.promises)
-        self.groups = Groups(state, context, self.forwarding, replicated, self.barriers)
+        agent_context = AgentContext(state, context, self.forwarding, replicated)
+        self.groups = Groups(agent_context, self.barriers)
         suspect_s = config.detector.suspect_s
         sessions.close_wait_s = max(sessions.close_wait_s, 2 * suspect_s)
         self.ownership = OwnershipLease(

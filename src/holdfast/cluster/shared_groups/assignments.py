@@ -1,4 +1,4 @@
-"""The records of one shared group that are assigned to this node."""
+"""The records of one shared group that are assigned to this node, and what its agent needs."""
 
 from typing import Final
 
@@ -7,13 +7,32 @@ from holdfast.broker.delivery.transmission import can_send
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.shared_groups.control_frames import Place
+from holdfast.cluster.state.replicated import ReplicatedState
 
 LIMIT_MAX: Final = 2000
 """The most records of one group at one node, whatever the capacity of its members."""
 FINISHED_MAX: Final = 100_000
 """The most finished records of one group that the log does not have as finished. A new coordinator
 may assign the oldest ones again if there are more."""
+
+
+class AgentContext:
+    """The parts of a cluster node that its agent in shared groups uses."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        cluster: ClusterContext,
+        forwarding: RecordForwarder,
+        replicated: ReplicatedState,
+    ) -> None:
+        self.state = state
+        self.cluster = cluster
+        self.forwarding = forwarding
+        self.replicated = replicated
 
 
 class NodeAssignments:

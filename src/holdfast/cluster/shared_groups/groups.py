@@ -14,11 +14,9 @@ from holdfast.broker.cluster_port import GroupPort
 from holdfast.broker.promise import Promise
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import GROUP, BadFrame
-from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.codec import (
     AgentReport,
     Assign,
@@ -44,7 +42,6 @@ from holdfast.cluster.shared_groups.control_frames import (
 )
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
-from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import Record
 
 ROUNDS_MAX: Final = 8
@@ -57,25 +54,20 @@ class Groups(GroupPort):
 
     def __init__(
         self,
-        state: NodeState,
-        context: ClusterContext,
-        forwarding: RecordForwarder,
-        replicated: ReplicatedState,
+        context: AgentContext,
         barriers: Barriers,
     ) -> None:
-        self._context = context
+        self._context = context.cluster
         self.coordinator = Coordinator(
-            state,
-            context,
-            replicated,
+            context.state,
+            context.cluster,
+            context.replicated,
             barriers,
             self._send_ack,
             self._send_assign,
             self._send_report_request,
         )
-        self.agent = NodeAgent(
-            state, context, forwarding, replicated, self._send_full_report, self._send_report
-        )
+        self.agent = NodeAgent(context, self._send_full_report, self._send_report)
 
     def changed(self, group: Group) -> None:
         self.agent.changed(group)

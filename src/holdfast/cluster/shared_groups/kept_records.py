@@ -4,12 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.session.session import Session, tag_of
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.shared_groups.assignments import NodeAssignments
+from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
 from holdfast.cluster.shared_groups.control_frames import Place
-from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 KEPT_WAIT_S: Final = 60.0
@@ -29,17 +25,14 @@ class KeptRecords:
 
     def __init__(
         self,
-        state: NodeState,
-        context: ClusterContext,
-        forwarding: RecordForwarder,
-        replicated: ReplicatedState,
+        context: AgentContext,
         finish: Callable[[NodeAssignments, Place], None],
         return_record: Callable[[NodeAssignments, Place], None],
     ) -> None:
-        self._state = state
-        self._context = context
-        self._forwarding = forwarding
-        self._replicated = replicated
+        self._state = context.state
+        self._context = context.cluster
+        self._forwarding = context.forwarding
+        self._replicated = context.replicated
         self._finish = finish
         self._return = return_record
         # Client id and time, oldest first.

@@ -15,16 +15,12 @@ from typing import Final
 from holdfast.broker.delivery.delivery import pump_group
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.shared_groups.assignments import NodeAssignments
+from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.finish_waits import FinishWaits
 from holdfast.cluster.shared_groups.kept_records import KeptRecords
-from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 QUEUE_WAIT_S: Final = 0.5
@@ -44,31 +40,27 @@ class NodeAgent:
 
     def __init__(
         self,
-        state: NodeState,
-        context: ClusterContext,
-        forwarding: RecordForwarder,
-        replicated: ReplicatedState,
+        context: AgentContext,
         send_tell: Callable[[str, FullReport], None],
         send_report: Callable[[str, AgentReport], None],
     ) -> None:
-        self._state = state
-        self._context = context
-        self._forwarding = forwarding
-        self._replicated = replicated
+        self._state = context.state
+        self._context = context.cluster
+        self._replicated = context.replicated
         self._send_full_report = send_tell
         self._send_report = send_report
         self.assignments: dict[str, NodeAssignments] = {}
         self._touched: dict[NodeAssignments, None] = {}
         # The groups with something for `tidy`.
         self._untidy: dict[NodeAssignments, None] = {}
-        self.waits = FinishWaits(replicated, forwarding.promises)
-        self.kept = KeptRecords(state, context, forwarding, replicated, self._finish, self._return)
+        self.waits = FinishWaits(context.replicated, context.forwarding.promises)
+        self.kept = KeptRecords(context, self._finish, self._return)
         self._number = 0
         self._was_ownership_expired = False
         # Per home partition: leader, epoch and number of the last TELL. `_untold`: those without
         # HEARD.
         self._reported: dict[int, tuple[str, int, int]] = {}
-        self._untold: dict[int, None] = dict.fromkeys(range(len(context.leading)))
+        self._untold: dict[int, None] = dict.fromkeys(range(len(context.cluster.leading)))
         self._report_at = -1.0
 
     @property
