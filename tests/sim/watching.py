@@ -263,7 +263,7 @@ class OwnersWatch:
             if other.process is not None
         ]
         return (
-            cluster_node.session_coordinator.decides(partition)
+            cluster_node.session_coordinator.decisions.decides(partition)
             and cluster_node.context.epoch(partition) == max(epochs)
             and journal.high_watermark[partition] >= end
             and cluster_node.meta.has_majority(process.state.now)

@@ -37,8 +37,8 @@ class Home:
         if isinstance(frame, OpenedFrame):
             self.answers.append((node, frame))
 
-    def ask(self, node: str, request: int, *, gone: bool = False) -> None:
-        self.homes.open(node, OpenFrame(request, "c", True, 0, None, gone=gone))
+    def ask(self, node: str, request: int, *, gone: bool = False, user: str = "") -> None:
+        self.homes.open(node, OpenFrame(request, "c", True, 0, None, gone=gone, user=user))
         while self.state.promises:
             self.state.promises.popleft().release(self.state)
 
@@ -86,3 +86,15 @@ def test_requests_of_a_process_before_are_forgotten(home: Home, knows: bool) -> 
     home.homes.reports.receive("n3", [0], {}, ["c"] if knows else [])
     home.homes.closed("n2", "c", 1 << 40)
     assert home.told() == ([("n3", 7, False)] if knows else [])
+
+
+def test_no_request_of_a_process_before_begins_when_the_one_in_front_is_forgotten() -> None:
+    """It would be refused at once here, because the session belongs to another user."""
+    home = Home()
+    for node, request, user in (("n2", 1, "u"), ("n3", 7, "u"), ("n3", 8, "v")):
+        home.ask(node, request, user=user)
+    home.homes.reports.receive("n3", [0], {}, [])
+    assert home.told() == [("n2", 1, False)]
+    home.ask("n3", 9, user="u")
+    home.homes.closed("n2", "c", 1 << 40)
+    assert home.told()[1:] == [("n3", 9, False)]

@@ -22,7 +22,6 @@ Invariants
   own the session with equal epochs.
 """
 
-from collections import deque
 from functools import partial
 from typing import Final
 
@@ -41,7 +40,7 @@ from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.reports import SessionReports
-from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest
+from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest, SessionRequests
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -73,18 +72,13 @@ class SessionCoordinator:
         self._replicated = replicated
         self.owners = Owners(state, context, replicated, self._epochs_reserved)
         self.answers = HomeAnswers(context, replicated)
-        # The requests per client id. The first one is being served.
-        self._requests: dict[str, deque[SessionRequest]] = {}
+        self._requests = SessionRequests()
         self.decisions = Decisions(state, context)
-        self.endings = Endings(state, replicated, barriers, self.decides, self.is_opening)
+        self.endings = Endings(
+            state, replicated, barriers, self.decisions.decides, self._is_opening
+        )
         self.reports = SessionReports(
-            state,
-            context,
-            replicated,
-            self.owners,
-            self.decisions,
-            self.answers,
-            self._forget_requests,
+            state, context, replicated, self.owners, self.decisions, self.answers, self._forget
         )
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
@@ -117,11 +111,7 @@ class SessionCoordinator:
         if frame.gone:
             self._withdraw(request)
             return
-        queue = self._requests.setdefault(request.client_id, deque())
-        if any(each.node == node and each.number == request.number for each in queue):
-            return
-        queue.append(request)
-        if len(queue) == 1:
+        if self._requests.find(request) is None and self._requests.add(request):
             self._begin(request)
 
     def _withdraw(self, request: SessionRequest) -> None:
@@ -130,18 +120,15 @@ class SessionCoordinator:
         If the session is already open, the requesting node closes it. Otherwise nothing is opened,
         because the client may have connected elsewhere or left another will.
         """
-        queue = self._requests.get(request.client_id)
-        for other in queue or ():
-            if other.node == request.node and other.number == request.number:
-                if other.is_opening:
-                    # The reply is sent when the `open` record is committed.
-                    return
-                request = other
-                break
+        queued = self._requests.find(request)
+        if queued is not None:
+            if queued.is_opening:
+                # The reply is sent when the `open` record is committed.
+                return
+            request = queued
         if not self._was_answered(request):
-            if queue and queue[0] is not request and request in queue:
-                queue.remove(request)
-            self.opened(request, 0, False, is_lost=True)
+            self._requests.remove_waiting(request)
+            self._opened(request, 0, False, is_lost=True)
 
     def _begin(self, request: SessionRequest) -> None:
         if self._was_answered(request):
@@ -149,7 +136,7 @@ class SessionCoordinator:
         user = self.owners.user(request.client_id)
         if request.user is not None and user and user != request.user:
             self.answers.denied(request)
-            self.done(request)
+            self._done(request)
             return
         owner = self.owners.owner(request.client_id)
         if owner is None or (owner.node == request.node and not owner.recorded):
@@ -180,11 +167,11 @@ class SessionCoordinator:
             is_newest = request.number == requests[-1]
             is_lost = image is None or image.owner != request.node or not is_newest
             present = not is_lost and self._replicated.born[client_id] < epoch
-            self.opened(request, epoch, present, is_lost=is_lost)
+            self._opened(request, epoch, present, is_lost=is_lost)
             return True
         epoch = self.owners.unrecorded_epoch(client_id, request.number)
         if epoch >= 0 and not request.recorded:
-            self.opened(request, epoch, False)
+            self._opened(request, epoch, False)
             return True
         return False
 
@@ -201,8 +188,8 @@ class SessionCoordinator:
             self.decisions.postpone(home, ("closed", client_id, epoch), again)
             return
         self.owners.closed(node, client_id, epoch)
-        queue = self._requests.get(client_id)
-        if queue and queue[0].waits_for == node:
+        request = self._requests.first(client_id)
+        if request is not None and request.waits_for == node:
             # If the session is recorded, its `close` record has been appended and will be applied.
             self._go_on(client_id)
 
@@ -218,13 +205,13 @@ class SessionCoordinator:
 
     def _go_on(self, client_id: str) -> None:
         """Opens the session for the first request of the client if it has no owner any more."""
-        queue = self._requests.get(client_id)
-        if not queue or queue[0].is_opening:
+        request = self._requests.first(client_id)
+        if request is None or request.is_opening:
             return
         image = self._replicated.state.sessions.get(client_id)
         if image is None or not image.owner:
-            queue[0].waits_for = ""
-            self._open(queue[0])
+            request.waits_for = ""
+            self._open(request)
 
     def _open(self, request: SessionRequest) -> None:
         """Gives a session that no record gives to another node to the node of `request`."""
@@ -241,7 +228,7 @@ class SessionCoordinator:
             self.answers.order_close(owner.node, client_id, owner.epoch)
         self.owners.give(request, epoch)
         if image is None and not request.recorded:
-            self.opened(request, epoch, False)
+            self._opened(request, epoch, False)
             return
         session = Session(client_id, client_id.encode())
         session.epoch = epoch
@@ -255,18 +242,18 @@ class SessionCoordinator:
         payload = encode_session(
             open_record(session, request.clean_start, request.node, request.number)
         )
-        promise = OpenedPromise(committed, partial(self.done, request))
+        promise = OpenedPromise(committed, partial(self._done, request))
         publish_state(self._state, log_record.SESSION, session.key, payload, epoch, promise)
 
     def _epochs_reserved(self, client_id: str, goes_on: bool) -> None:
         """Begins a request again that has waited for its epoch, or drops it."""
-        queue = self._requests.get(client_id)
-        if not queue or queue[0].is_opening or queue[0].waits_for:
+        request = self._requests.first(client_id)
+        if request is None or request.is_opening or request.waits_for:
             return
-        if goes_on and self.decides_for(client_id):
-            self._begin(queue[0])
+        if goes_on and self._decides_for(client_id):
+            self._begin(request)
         else:
-            self.done(queue[0])
+            self._done(request)
 
     def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
         """Replies to the request now that its `open` record is committed."""
@@ -274,64 +261,59 @@ class SessionCoordinator:
         if image is None or image.owner != request.node or image.epoch != epoch:
             # A later record, perhaps of another leader, has changed the owner. The node repeats its
             # request.
-            self.done(request)
+            self._done(request)
         elif request.is_orphan:
             # The process that requested the session has ended, so no client uses the session.
             self._close(image)
-            self.done(request)
+            self._done(request)
         else:
-            self.opened(request, epoch, present)
+            self._opened(request, epoch, present)
 
     def will_applied(self, record: Record) -> None:
         """Continues with the end or the opening of a session whose will is now in the log."""
         client_id = record.client_id.decode()
-        if self.decides_for(client_id):
+        if self._decides_for(client_id):
             self.endings.will_applied(client_id, record.sequence)
             self._go_on(client_id)
 
-    def opened(
+    def _opened(
         self, request: SessionRequest, epoch: int, present: bool, *, is_lost: bool = False
     ) -> None:
         """Sends the reply to a request. `is_lost`: the session was closed again and its will
         published."""
         self.answers.opened(request, epoch, present, is_lost)
-        self.done(request)
+        self._done(request)
 
-    def is_opening(self, client_id: str) -> bool:
+    def _is_opening(self, client_id: str) -> bool:
         """True if an `open` record for the client is appended and not yet committed."""
-        queue = self._requests.get(client_id)
-        return queue is not None and len(queue) > 0 and queue[0].is_opening
+        request = self._requests.first(client_id)
+        return request is not None and request.is_opening
 
-    def done(self, request: SessionRequest) -> None:
+    def _done(self, request: SessionRequest) -> None:
         """Removes a served request and begins the next one of the client."""
-        queue = self._requests.get(request.client_id)
-        if queue and queue[0] is request:
-            queue.popleft()
-            if queue:
-                self._begin(queue[0])
-            else:
-                del self._requests[request.client_id]
+        following = self._requests.remove_first(request)
+        if following is not None:
+            self._begin(following)
 
     def connected(self, node: str) -> None:
         """Repeats close orders to `node`, which may have missed one, and requests its report."""
-        for client_id, queue in self._requests.items():
-            owner = self.owners.owner(client_id)
-            if owner is not None and owner.node == node == queue[0].waits_for:
-                self.answers.order_close(node, client_id, owner.epoch)
+        for request in self._requests.firsts():
+            owner = self.owners.owner(request.client_id)
+            if owner is not None and owner.node == node == request.waits_for:
+                self.answers.order_close(node, request.client_id, owner.epoch)
         self.reports.request(node)
 
-    def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
+    def _forget(self, node: str, led: set[int], known: set[str]) -> None:
         """Removes requests that `node` does not know: an earlier process of the node sent them."""
-        for client_id, queue in list(self._requests.items()):
-            if client_id in known or self.home(client_id) not in led:
+        # The newest first, so that none begins when the one in front of it is removed.
+        for request in reversed(self._requests.of_node(node)):
+            if request.client_id in known or self.home(request.client_id) not in led:
                 continue
-            for request in [each for each in queue if each.node == node]:
-                if request.is_opening:
-                    request.is_orphan = True
-                elif queue[0] is request:
-                    self.done(request)
-                else:
-                    queue.remove(request)
+            if request.is_opening:
+                request.is_orphan = True
+            else:
+                self._requests.remove_waiting(request)
+                self._done(request)
 
     def disconnected(self, node: str) -> None:
         """Forgets the unrecorded sessions of a node that is down and whose link has ended."""
@@ -343,26 +325,19 @@ class SessionCoordinator:
         if node not in self._context.connected:
             self.owners.forget_node(node)
         for session in list(self._replicated.open):
-            if session.owner == node and self.decides_for(session.client_id):
+            if session.owner == node and self._decides_for(session.client_id):
                 self._close(session)
-        self._go_on_without(node)
-
-    def _go_on_without(self, node: str) -> None:
-        for queue in list(self._requests.values()):
-            if queue and queue[0].waits_for == node:
-                self._go_without(queue[0])
+        for request in self._requests.firsts():
+            if request.waits_for == node:
+                self._go_without(request)
 
     def _close(self, session: Session) -> None:
         """Closes the session in place of its owner, which is down. Its will follows once the record
         is applied."""
         log_close(self._state, session, maybe_sent=True)
 
-    def decides(self, partition: int) -> bool:
-        """See Decisions.decides."""
-        return self.decisions.decides(partition)
-
-    def decides_for(self, client_id: str) -> bool:
-        return self.decides(self.home(client_id))
+    def _decides_for(self, client_id: str) -> bool:
+        return self.decisions.decides(self.home(client_id))
 
     def start_leading(self, partition: int) -> None:
         """Begins to coordinate the sessions of `partition`, once the log up to its present end is
@@ -385,9 +360,7 @@ class SessionCoordinator:
     def stop_leading(self, partition: int) -> None:
         """Drops everything of the partition. The nodes repeat their requests at the next leader."""
         self.decisions.stop_leading(partition)
-        for client_id in list(self._requests):
-            if self.home(client_id) == partition:
-                del self._requests[client_id]
+        self._requests.stop_leading(partition, self._state.config.partitions)
         self.reports.stop_leading(partition)
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
@@ -403,24 +376,24 @@ class SessionCoordinator:
         if session is None or session.owner:
             self.endings.forget(client_id)
         if session is not None and session.owner:
-            if self._context.is_gone(session.owner) and self.decides(record.partition):
+            if self._context.is_gone(session.owner) and self.decisions.decides(record.partition):
                 # The node went down between the request and the commit of the `open` record.
                 self._close(session)
         elif session is not None and not self._replicated.arm_timers(session):
             self.endings.due(session, SESSION_EXPIRY)
-        if self._requests and self.decides(record.partition):
+        if self._requests and self.decisions.decides(record.partition):
             self._go_on(client_id)
 
     def handle_timers(self) -> None:
         """Reassigns sessions whose owner's reply is overdue, and repeats report requests."""
         now = self._state.now
-        for queue in list(self._requests.values()):
-            if queue and queue[0].waits_for and queue[0].deadline <= now:
-                self._go_without(queue[0])
+        for request in self._requests.firsts():
+            if request.waits_for and request.deadline <= now:
+                self._go_without(request)
         self.owners.epochs.handle_timers()
         self.reports.handle_timers()
 
     def timer(self) -> float | None:
-        due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
+        due = [each.deadline for each in self._requests.firsts() if each.waits_for]
         earliest = min(self.reports.timer(), self.owners.epochs.timer(), *due)
         return earliest if earliest < float("inf") else None

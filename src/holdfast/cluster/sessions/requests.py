@@ -1,6 +1,7 @@
 """The requests for sessions, as the client's node and the coordinator keep them."""
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +15,7 @@ from holdfast.broker.session.state import decode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.frames import OpenedFrame, OpenFrame
+from holdfast.storage.partition import partition_of
 
 NOTHING: Final = -1
 
@@ -77,6 +79,68 @@ class SessionRequest:
     def recorded(self) -> bool:
         """True if the session needs an `open` record: it outlives its connection, or has a will."""
         return self.expiry_s > 0 or self.will is not None
+
+
+class SessionRequests:
+    """The requests of all nodes for the sessions of one coordinator, in order per client.
+
+    The first request of a client is being served, and the others wait for it.
+    """
+
+    def __init__(self) -> None:
+        # No queue is empty.
+        self._queues: dict[str, deque[SessionRequest]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def first(self, client_id: str) -> SessionRequest | None:
+        queue = self._queues.get(client_id)
+        return None if queue is None else queue[0]
+
+    def firsts(self) -> list[SessionRequest]:
+        """Returns the request of each client that is being served."""
+        return [queue[0] for queue in self._queues.values()]
+
+    def find(self, request: SessionRequest) -> SessionRequest | None:
+        """Returns the queued request that `request` repeats or withdraws."""
+        for each in self._queues.get(request.client_id, ()):
+            if each.node == request.node and each.number == request.number:
+                return each
+        return None
+
+    def of_node(self, node: str) -> list[SessionRequest]:
+        queues = self._queues.values()
+        return [each for queue in queues for each in queue if each.node == node]
+
+    def add(self, request: SessionRequest) -> bool:
+        """Queues a request. Returns True if it is the only one of its client."""
+        queue = self._queues.setdefault(request.client_id, deque())
+        queue.append(request)
+        return len(queue) == 1
+
+    def remove_waiting(self, request: SessionRequest) -> None:
+        """Removes a request that is not being served, if it is queued."""
+        queue = self._queues.get(request.client_id)
+        if queue is not None and queue[0] is not request and request in queue:
+            queue.remove(request)
+
+    def remove_first(self, request: SessionRequest) -> SessionRequest | None:
+        """Removes a request if it is being served. Returns the next one of the client."""
+        queue = self._queues.get(request.client_id)
+        if queue is None or queue[0] is not request:
+            return None
+        queue.popleft()
+        if queue:
+            return queue[0]
+        del self._queues[request.client_id]
+        return None
+
+    def stop_leading(self, partition: int, partitions: int) -> None:
+        """Drops the requests of the clients with this home partition, of so many partitions."""
+        for client_id in list(self._queues):
+            if partition_of(client_id.encode(), partitions) == partition:
+                del self._queues[client_id]
 
 
 class OpenedPromise(Promise):
