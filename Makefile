@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 HOT_SOURCES := $(shell find src/holdfast -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
+IO_WORKERS ?= 1
 SEEDS ?= 5000
 STALLS ?= 200
 # Containers set it, and hundreds of processes that the tests start would each compile their source.
@@ -31,12 +32,13 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
   unit/test_websocket_client*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled test-workers demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
 	@echo "               OPTIONS='--stay --screenshots DIR': it goes on until Ctrl-C, pictures of the console"
 	@echo "make test      set up, then all tests but the long ones, interpreted and compiled"
+	@echo "make test-workers  the tests of real processes with I/O workers (IO_WORKERS=1); make chaos, too, with HOLDFAST_IO_WORKERS=2"
 	@echo "make check     format, lint, types, tidy, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
@@ -103,6 +105,11 @@ test-compiled: setup
 	else echo "no C compiler here: all is tested in the interpreted form"; \
 	  HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py processes -n $(WORKERS) --dist worksteal \
 	    tests/e2e tests/interop tests/conformance -m "not spark and not long"; fi
+
+# What starts brokers, once more with their sockets in processes of their own.
+test-workers: setup
+	HOLDFAST_IO_WORKERS=$(IO_WORKERS) $(BIN)/python tools/run_tests.py workers -n $(WORKERS) --dist worksteal \
+	  tests/e2e tests/interop tests/conformance -m "not spark and not long"
 
 test: setup test-interpreted test-spark test-compiled
 

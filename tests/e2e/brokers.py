@@ -19,6 +19,9 @@ from tests.support.ports import free_port
 START_S = 60.0
 STOP_S = 20.0
 SOURCE = Path(holdfast.__file__).parents[1]
+IO_WORKERS = int(os.environ.get("HOLDFAST_IO_WORKERS", "0"))
+"""The I/O workers of every broker whose settings do not name a number. `make test-workers` runs
+the same tests with one."""
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -131,6 +134,8 @@ class Holdfast(Broker):
         self.admin_port = free_port()
         self.data = data or directory / "data"
         self.settings = settings or {}
+        if IO_WORKERS:
+            self.settings = {"server": {"io_workers": IO_WORKERS}, **self.settings}
 
     def command(self) -> list[str]:
         configuration = self.directory / "holdfast.toml"

@@ -96,7 +96,7 @@ def kill_workers(scene: Scene) -> Iterator[float]:
     """One of a node's I/O workers or all of them; the node goes on and starts others."""
     name = scene.busy_leader()
     workers = scene.hit(name).children()
-    assert workers, f"{name} has no I/O worker: set HOLDFAST_CHAOS_IO_WORKERS"
+    assert workers, f"{name} has no I/O worker: set HOLDFAST_IO_WORKERS"
     for process_id in scene.rng.sample(workers, scene.rng.choice((1, len(workers)))):
         os.kill(process_id, signal.SIGKILL)
     yield scene.hold_s()

@@ -4,7 +4,6 @@ and clients on a host that can be.
 The thread of the test lives on the operator's host; a watcher asks every node for its status.
 """
 
-import os
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from holdfast.storage.partition import partition_of
 from holdfast_lab.targets.namespaces import Host, Network
-from tests.e2e.brokers import Holdfast
+from tests.e2e.brokers import IO_WORKERS, Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.support.hanging_disk import HangingDisk, hanging_disk
@@ -26,9 +25,7 @@ WATCH_S: Final = 0.1
 CLIENTS: Final = "clients"
 OPERATOR: Final = "operator"
 SMALL_DISK_BYTES: Final = 256 << 20
-IO_WORKERS: Final = int(os.environ.get("HOLDFAST_CHAOS_IO_WORKERS", "0"))
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
-    "server": {"io_workers": IO_WORKERS},
     "log": {"reserve_bytes": 8 << 20, "segment_bytes": 4 << 20, "snapshot_bytes": 4 << 20},
     "security": {"allow_anonymous": True},
 }

@@ -3,7 +3,7 @@ acknowledged stays, once and in order. For `make chaos` alone.
 
 `HOLDFAST_CHAOS_ROUNDS` faults, `HOLDFAST_CHAOS_SEED` to repeat their choice,
 `HOLDFAST_CHAOS_FAULTS` to play only those (their names, separated by commas),
-`HOLDFAST_CHAOS_IO_WORKERS` of each node (default 0: none, and none is killed),
+`HOLDFAST_IO_WORKERS` of each node (default 0: none, and none is killed),
 `HOLDFAST_CHAOS_REPORT` names a file for the report.
 """
 
