@@ -58,6 +58,7 @@ HOT = [
     "broker/session/replay.py",
     "broker/session/session.py",
     "broker/session/state.py",
+    "broker/session/will.py",
     "broker/delivery/acknowledgements.py",
     "broker/delivery/log_replay.py",
     "broker/connections/accept.py",

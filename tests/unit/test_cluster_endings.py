@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import CANCELLED, SESSION_EXPIRY, WILL_DUE, RecordedState, Timer
-from holdfast.broker.session.session import Session, Will
+from holdfast.broker.session.session import Session
+from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING

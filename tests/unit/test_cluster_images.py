@@ -7,8 +7,9 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.retention_pins import pins_of
 from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.session import Session, Will
+from holdfast.broker.session.session import Session
 from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo

@@ -12,8 +12,9 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.ban_records import ban_key
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION
-from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, Will
+from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session
 from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.session.will import Will
 from holdfast.cluster.state import entries as image_entries
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record

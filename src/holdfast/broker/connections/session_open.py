@@ -24,7 +24,8 @@ from holdfast.broker.session.connection import (
     AliasesOut,
     Connection,
 )
-from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
+from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session
+from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.kept_subscriptions import (
     waits_before_takeover,

@@ -13,7 +13,8 @@ from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.rights import may_publish_will
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Session, Will
+from holdfast.broker.session.session import Session
+from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.packets import Connect

@@ -10,8 +10,9 @@ from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
 from holdfast.broker.session.additions import LOG_READER, code_of
 from holdfast.broker.session.replay import Replay
-from holdfast.broker.session.session import Session, Subscription, Will
+from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.session.state import CursorState, decode_cursor
+from holdfast.broker.session.will import Will
 
 T = TypeVar("T")
 

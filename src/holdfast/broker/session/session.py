@@ -18,6 +18,7 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.replay import Replay
+from holdfast.broker.session.will import Will
 from holdfast.protocol.topics.names import is_shared
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
@@ -59,28 +60,6 @@ class Inflight:
         self.topic = b""
         # The message, from its fetch until it is sent again.
         self.message: Message | None = None
-
-
-class Will:
-    """A message that the broker publishes if the connection ends without DISCONNECT."""
-
-    def __init__(
-        self,
-        topic: bytes,
-        payload: bytes,
-        qos: int,
-        retain: bool,
-        properties: bytes,
-        expiry_s: int,
-        delay_s: int,
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.qos = qos
-        self.retain = retain
-        self.properties = properties
-        self.expiry_s = expiry_s
-        self.delay_s = delay_s
 
 
 class Subscription:

@@ -16,7 +16,8 @@ from holdfast.broker.connections.close import log_end
 from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.publish.delayed import publish_due
 from holdfast.broker.recorded_state import DELAYED, SESSION_EXPIRY, WILL_DUE, Timer
-from holdfast.broker.session.session import Session, Will
+from holdfast.broker.session.session import Session
+from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.state.replicated import ReplicatedState
