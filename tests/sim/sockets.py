@@ -114,7 +114,7 @@ class ClientSocket:
                 if packet[0] in ACKNOWLEDGING and packet[1] >= 3 and packet[4] >= 0x80:
                     self.user.refused(packet[2] << 8 | packet[3])
             data = b"".join(connection.out)
-            connection.out.clear()
+            connection.out = None
             connection.out_bytes = 0
             self._down(lambda: self._to_client(data))
         if connection.closing and not self._node_closed:

@@ -212,7 +212,7 @@ class OwnersWatch:
                 self._world.checks.fail(f"epoch {epoch} of {client_id} is with {known} and {node}")
 
     def _look_at_timers(self, process: "Process") -> None:
-        for _, _, timer in process.images.state.timers:
+        for timer in process.images.state.timers:
             session = timer.subject
             if timer.kind not in (WILL_DUE, SESSION_EXPIRY) or not isinstance(session, Session):
                 continue

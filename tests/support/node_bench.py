@@ -261,8 +261,8 @@ class NodeBench:
                 peer = connection.transport
                 if peer is None or connection.congested:
                     continue
-                data = b"".join(connection.out)
-                connection.out.clear()
+                data = b"".join(connection.out or ())
+                connection.out = None
                 was_full = connection.out_bytes > self.config.outbox_bytes
                 connection.out_bytes = 0
                 assert isinstance(peer, Peer)

@@ -53,10 +53,10 @@ def test_a_scrape_is_short_and_holds_no_turn(tmp_path: Path) -> None:
             state = loop_site.broker.node.state
             for number in range(SESSIONS):
                 name = f"device-{number}"
-                session = Session(name, name.encode())
+                session = Session(name)
                 session.expiry_s, session.tailing = 3600, False
                 session.positions = [0] * PARTITIONS
-                session.subscriptions["t"] = Subscription(session, "t", 1, False, False, 0, 0)
+                session.subscriptions = {"t": Subscription(session, "t", 1, False, False, 0, 0)}
                 state.sessions[name] = session
             server = FakeServer(None)
             server.broker = loop_site.broker

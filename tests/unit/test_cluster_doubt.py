@@ -56,7 +56,7 @@ class Bench:
         )
         self.connection = Connection(1 << 20, "", ListenerRules(""))
         self.connection.state = OPEN
-        self.session = Session("c", b"c")
+        self.session = Session("c")
         self.session.connection = self.connection
         self.session.inflight_max = 10
         self.connection.session = self.session

@@ -46,7 +46,7 @@ class Bench:
             lambda partition: self.decides,
             lambda client_id: self.is_opening,
         )
-        self.session = Session(CLIENT, CLIENT.encode())
+        self.session = Session(CLIENT)
         self.session.epoch = EPOCH
         self.session.expiry_s = 100
         self.session.will = Will(b"t", b"gone", 1, False, b"", -1, delay_s)
@@ -93,8 +93,7 @@ class Bench:
                 self.endings.due(subject, kind)
 
     def armed(self) -> list[Timer]:
-        timers = [timer for _, _, timer in self.images.timers]
-        return [timer for timer in timers if timer.kind != CANCELLED]
+        return [timer for timer in self.images.timers if timer.kind != CANCELLED]
 
     def appended(self) -> list[str]:
         """Since the last call."""
@@ -190,7 +189,7 @@ def test_a_session_whose_timer_went_by_a_wrong_clock_lives_on() -> None:
         bench.endings.due(bench.session, kind)
         bench.endings.advance()
         assert bench.appended() == []
-        assert [when for when, _, timer in bench.images.timers if timer.kind == kind] == [left_s]
+        assert [timer.when for timer in bench.images.timers if timer.kind == kind] == [left_s]
     bench.set_clock(71.0, 101.0)
     bench.endings.due(bench.session, SESSION_EXPIRY)
     bench.pass_barrier()

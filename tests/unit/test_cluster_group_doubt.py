@@ -50,7 +50,7 @@ class Node:
 
     def join(self, client_id: str, qos: int) -> Session:
         """A client with capacity for one message subscribes."""
-        session = Session(client_id, client_id.encode())
+        session = Session(client_id)
         session.inflight_max = 1
         session.connection = Connection(1 << 20, "", ListenerRules(""))
         session.connection.state = OPEN

@@ -55,7 +55,7 @@ class Member:
             lambda *_: None,
             lambda *_: None,
         )
-        self.session = Session("c", b"c")
+        self.session = Session("c")
         self.session.groups = of_groups(self.session, "g")
         self.entry = Inflight(*PLACE, 2, False)
         self.entry.group_tag = tag_of(KEY)

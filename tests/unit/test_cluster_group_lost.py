@@ -72,7 +72,7 @@ class Bench:
         self.subscribe(qos)
 
     def subscribe(self, qos: int) -> None:
-        session = Session(CLIENT, CLIENT.encode())
+        session = Session(CLIENT)
         session.epoch = EPOCH
         session.expiry_s = 3600
         self.record(log_record.SESSION, encode_session(open_record(session, False, "n2")))

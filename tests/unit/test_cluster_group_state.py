@@ -27,7 +27,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
     state = NodeState(NodeConfig(partitions=1), Journal(1, replicated=is_clustered))
     if is_clustered:
         state.cluster = ClusterPort()
-    session = Session("c", b"c")
+    session = Session("c")
     session.expiry_s = 60
     session.connection = Connection(1 << 20, "", ListenerRules(""))
     session.connection.state = OPEN
@@ -44,7 +44,7 @@ def test_the_log_says_which_group_has_given_a_record() -> None:
     another group: it may not have been given the group's copy."""
     images = ReplicatedState(RecordedState(NodeConfig(partitions=1), Journal(1, replicated=True)))
     state = images.state
-    session = Session("c", b"c")
+    session = Session("c")
     state.sessions["c"] = session
     groups = [Group("g", "t"), Group("h", "t"), Group("g", "+")]
     assert len({group.tag for group in groups}) == len(groups)

@@ -161,7 +161,7 @@ def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() 
     process, and goes before it has the session: its request is withdrawn."""
     bench = Bench()
     bench.commit()
-    session = Session("a", b"a")
+    session = Session("a")
     session.epoch = 4
     session.expiry_s = 60
     payload = encode_session(open_record(session, False, "n2", 1))
@@ -209,7 +209,7 @@ def test_a_session_without_a_record_is_let_go_for_one_that_a_record_names() -> N
     bench = Bench()
     bench.context.connected.add("n3")
     bench.commit()
-    image = Session("a", b"a")
+    image = Session("a")
     image.epoch, image.owner = 7, "n2"
     bench.images.state.sessions["a"] = image
     bench.homes.reports.receive("n3", [0], {"a": 8}, [])

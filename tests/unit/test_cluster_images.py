@@ -56,7 +56,7 @@ class Bench:
     def open(
         self, epoch: int, *, owner: str = "n2", has_will: bool = False, is_clean: bool = False
     ) -> Record:
-        session = Session(CLIENT, CLIENT.encode())
+        session = Session(CLIENT)
         session.epoch = epoch
         session.expiry_s = 3600
         if has_will:

@@ -46,7 +46,7 @@ class Bench:
             lambda *_: None,
         )
         self.share = self.shares._assignments(KEY)
-        self.session = Session("c", b"c")
+        self.session = Session("c")
         self.session.epoch = 1
         self.session.expiry_s = 3600
         self.keep(self.session)
@@ -114,7 +114,7 @@ def test_a_record_that_comes_late_takes_nothing_from_the_next_member() -> None:
     bench.share.assigned[PLACE] = None
     bench.forwarding.settle(late, HOME, b"c")
     assert PLACE in bench.share.assigned
-    other = Session("d", b"d")
+    other = Session("d")
     other.expiry_s = 3600
     bench.keep(other)
     bench.forwarding.settle(bench.newest, partition_of(b"d", PARTITIONS), b"d")

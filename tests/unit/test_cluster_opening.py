@@ -94,7 +94,7 @@ class Bench:
 
     def record(self, epoch: int, owner: str = "n1") -> Session:
         """The `open` record is applied."""
-        image = Session(CLIENT, CLIENT.encode())
+        image = Session(CLIENT)
         image.epoch = epoch
         image.owner = owner
         self.images.sessions[CLIENT] = image

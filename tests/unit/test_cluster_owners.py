@@ -37,7 +37,7 @@ def give(images: ReplicatedState, client_id: str, wall_us: int) -> int:
 
 def live(images: ReplicatedState, client_id: str, epoch: int) -> None:
     """A session begins and ends."""
-    session = Session(client_id, client_id.encode())
+    session = Session(client_id)
     session.epoch = epoch
     session.expiry_s = 60
     key = session.key

@@ -31,7 +31,7 @@ class Refusing(ClusterPort):
     def open_session(
         self, connection: Connection, client_id: str, opening: AcceptedConnect
     ) -> None:
-        session = Session(client_id, client_id.encode())
+        session = Session(client_id)
         session.epoch = 1
         finish_open(self.state, connection, session, False, opening)
 

@@ -78,7 +78,7 @@ def record(payload: bytes, publisher: bytes = b"p") -> Record:
 def updates() -> tuple[RetainedUpdates, NodeBench, Subscription]:
     bench = NodeBench(NodeConfig(partitions=2, sys_interval_s=0))
     found = RetainedUpdates(bench.node.state)
-    return found, bench, Subscription(Session("c", b"c"), "+", 0, False, False, 0, 0)
+    return found, bench, Subscription(Session("c"), "+", 0, False, False, 0, 0)
 
 
 def test_records_of_others_and_earlier_ones_are_not_taken_for_it() -> None:

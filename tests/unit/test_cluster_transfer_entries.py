@@ -103,7 +103,7 @@ class Log:
 
     def open(self, client_id: str) -> None:
         self.epochs[client_id] += 1
-        session = Session(client_id, client_id.encode())
+        session = Session(client_id)
         session.epoch = self.epochs[client_id]
         session.expiry_s = 3600
         if self.random.random() < 0.5:

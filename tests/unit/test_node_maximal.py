@@ -247,7 +247,7 @@ def test_the_cursor_of_a_session_with_all_packet_ids_in_use() -> None:
     offsets = [(0, offset) for offset in range(70_000, 220_000)]
     for packet_id in range(1, 65_536):
         entry = Inflight(0, packet_id, 1, False)
-        session.inflight[packet_id] = entry
+        session.add_inflight(packet_id, entry)
         session.note_change(packet_id, entry)
     for partition, offset in offsets:
         session.note_done(partition, offset)

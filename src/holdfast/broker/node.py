@@ -5,7 +5,6 @@ The driver sets the clock (`tick`) before each call. After a batch of calls it c
 here blocks or raises because of what a client sends.
 """
 
-import heapq
 from typing import Final
 
 from holdfast.addresses import server_reference
@@ -36,12 +35,7 @@ from holdfast.broker.delivery.subscribe import handle_subscribe
 from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.effects import AskRights, FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
-from holdfast.broker.recorded_state import (
-    CANCELLED,
-    CONNECT_TIMEOUT,
-    SYS,
-    Timer,
-)
+from holdfast.broker.recorded_state import CANCELLED, CONNECT_TIMEOUT, SYS
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
@@ -53,6 +47,7 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode, decode_ack
 from holdfast.protocol.mqtt.encode import PINGRESP_BYTES
 from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.framing import FrameReader, SpareReader
 from holdfast.protocol.mqtt.packets import (
     AUTH,
     CONNECT,
@@ -93,6 +88,7 @@ class Node:
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.state = NodeState(config, journal)
         self.sys_topics = SysTopics(self.state)
+        self._readers = SpareReader()
 
     def tick(self, now: float, wall_us: int) -> None:
         """Set the monotonic clock (seconds) and the wall clock (microseconds), and begin a turn."""
@@ -143,25 +139,35 @@ class Node:
         state.stats.bytes_received += len(data)
         if connection.closing:
             return
-        try:
-            connection.reader.feed(data)
-            if connection.state == OPEN:
-                self._process(connection)
-            else:
-                self._process_pending(connection)
-        except ProtocolViolation as error:
-            handle_violation(state, connection, error)
+        reader = connection.reader
+        if reader is None:
+            reader = self._readers.lend(connection.input_packet_bytes_max)
+            connection.reader = reader
+        reader.feed(data)
+        self._consume(connection, reader)
 
-    def _process_pending(self, connection: Connection) -> None:
+    def _consume(self, connection: Connection, reader: FrameReader) -> None:
+        """Process the input as far as possible now."""
+        try:
+            if connection.state == OPEN:
+                self._process(connection, reader)
+            else:
+                self._process_pending(connection, reader)
+            if reader.is_empty():
+                connection.reader = None
+                self._readers.reclaim(reader)
+        except ProtocolViolation as error:
+            handle_violation(self.state, connection, error)
+
+    def _process_pending(self, connection: Connection, reader: FrameReader) -> None:
         """Process input before CONNECT is answered. A first packet that is no CONNECT ends the
         connection at its first byte, without waiting for the rest."""
-        reader = connection.reader
         first = reader.first_byte()
         if connection.state == NEW and first >= 0 and first != CONNECT_FIRST_BYTE:
             raise ProtocolViolation(
                 reasons.PROTOCOL_ERROR, f"the first packet begins with 0x{first:02x}, not CONNECT"
             )
-        self._process(connection)
+        self._process(connection, reader)
         if connection.closing:
             self.state.pending_connects.leave(connection)
         elif connection.state != OPEN:
@@ -172,12 +178,9 @@ class Node:
         if throttled_until(connection) > self.state.now or is_waiting(connection):
             return
         connection.input_paused = False
-        if connection.closing:
-            return
-        try:
-            self._process(connection)
-        except ProtocolViolation as error:
-            handle_violation(self.state, connection, error)
+        reader = connection.reader
+        if not connection.closing and reader is not None:
+            self._consume(connection, reader)
 
     def handle_disconnected(self, connection: Connection) -> None:
         """Handle a closed socket, whichever side closed it. Called exactly once per connection."""
@@ -200,10 +203,9 @@ class Node:
         if connection.state == OPEN and session is not None:
             proceed(self.state, session)
 
-    def _process(self, connection: Connection) -> None:
+    def _process(self, connection: Connection, reader: FrameReader) -> None:
         state = self.state
         stats = state.stats
-        reader = connection.reader
         if connection.state == NEW and state.is_congested():
             # CONNECT may append records of a session and a will.
             state.pause_input(connection)
@@ -220,7 +222,7 @@ class Node:
                 connection.has_waiting_replies = True
                 connection.input_paused = True
             if connection.state != OPEN:
-                self._process_closed(connection, packet_type)
+                self._process_closed(connection, reader, packet_type)
                 continue
             session = connection.session
             assert session is not None
@@ -233,11 +235,11 @@ class Node:
                     start = reader.start
                     handle_puback(state, session, buffer[start] << 8 | buffer[start + 1])
                 else:
-                    self._acknowledge(connection, session, packet_type)
+                    self._acknowledge(connection, session, reader, packet_type)
             elif PUBREC <= packet_type <= PUBCOMP:
-                self._acknowledge(connection, session, packet_type)
+                self._acknowledge(connection, session, reader, packet_type)
             else:
-                self._control(connection, session, packet_type)
+                self._control(connection, session, reader, packet_type)
                 left -= (reader.end - reader.begin) // FILTER_BYTES_MIN
                 if connection.meter is not None:
                     charge_bytes(state, connection, reader.end - reader.begin)
@@ -255,9 +257,10 @@ class Node:
         if stats.packets_received != received:
             connection.last_received = state.now
 
-    def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
+    def _acknowledge(
+        self, connection: Connection, session: Session, reader: FrameReader, packet_type: int
+    ) -> None:
         state = self.state
-        reader = connection.reader
         ack = decode_ack(reader.buffer, reader.first, reader.start, reader.end, connection.version)
         if packet_type == PUBACK:
             handle_puback(state, session, ack.packet_id)
@@ -268,9 +271,10 @@ class Node:
         else:
             handle_pubcomp(state, session, ack.packet_id)
 
-    def _control(self, connection: Connection, session: Session, packet_type: int) -> None:
+    def _control(
+        self, connection: Connection, session: Session, reader: FrameReader, packet_type: int
+    ) -> None:
         state = self.state
-        reader = connection.reader
         if packet_type == CONNECT:
             # [MQTT-3.1.0-2]
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "a second CONNECT")
@@ -299,11 +303,12 @@ class Node:
                 reasons.PROTOCOL_ERROR, f"{TYPE_NAMES.get(packet_type, '?')} from a client"
             )
 
-    def _process_closed(self, connection: Connection, packet_type: int) -> None:
+    def _process_closed(
+        self, connection: Connection, reader: FrameReader, packet_type: int
+    ) -> None:
         """Process a packet before the session is open: CONNECT [MQTT-3.1.0-1], then, during
         enhanced authentication, only AUTH and DISCONNECT."""
         state = self.state
-        reader = connection.reader
         if connection.state == NEW and packet_type == CONNECT:
             size_bytes = reader.end - reader.begin
             packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
@@ -351,7 +356,7 @@ class Node:
     def timer(self) -> float | None:
         """The time at which handle_timers is due, or None."""
         timers = self.state.timers
-        return timers[0][0] if timers else None
+        return timers[0].when if timers else None
 
     def handle_timers(self) -> None:
         """Fire the due timers, at most TIMERS_PER_TURN; `timer` reports the rest.
@@ -360,14 +365,7 @@ class Node:
         arms its next slice would otherwise finish before the event loop gets a turn.
         """
         state = self.state
-        due: list[Timer] = []
-        while state.timers and state.timers[0][0] <= state.now and len(due) < TIMERS_PER_TURN:
-            timer = heapq.heappop(state.timers)[2]
-            if timer.kind == CANCELLED:
-                state.timers_cancelled -= 1
-            else:
-                due.append(timer)
-        for timer in due:
+        for timer in state.pop_timers(state.now, TIMERS_PER_TURN):
             # An earlier timer of this pass may have cancelled this one.
             if timer.kind != CANCELLED:
                 fire(state, timer, self.sys_topics)

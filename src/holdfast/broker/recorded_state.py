@@ -19,7 +19,14 @@ from holdfast.broker.effects import Effect, Note
 from holdfast.broker.publish.delayed_table import DelayedTable
 from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.session.message import Message, retained_size
-from holdfast.broker.session.session import Group, GroupMember, Session, Subscription
+from holdfast.broker.session.session import (
+    NO_INFLIGHT,
+    NO_SUBSCRIPTIONS,
+    Group,
+    GroupMember,
+    Session,
+    Subscription,
+)
 from holdfast.broker.stats import Stats
 from holdfast.protocol.topics.names import is_shared, split_shared
 from holdfast.protocol.topics.retained import RetainedTrie
@@ -41,12 +48,19 @@ TOPIC_RIGHTS: Final = 12
 
 
 class Timer:
-    """A time at which `kind` of action is due for `subject`."""
+    """A time at which `kind` of action is due for `subject`. `number`: its place among timers of
+    the same time. It is an entry of the heap itself, because every idle connection has one."""
 
-    def __init__(self, when: float, kind: int, subject: object) -> None:
+    def __init__(self, when: float, number: int, kind: int, subject: object) -> None:
         self.when = when
+        self.number = number
         self.kind = kind
         self.subject = subject
+
+    def __lt__(self, other: "Timer") -> bool:
+        if self.when != other.when:
+            return self.when < other.when
+        return self.number < other.number
 
 
 class RecordedState:
@@ -74,7 +88,7 @@ class RecordedState:
         self.delivered: list[int] = list(journal.high_watermark)
 
         self.effects: list[Effect] = []
-        self.timers: list[tuple[float, int, Timer]] = []
+        self.timers: list[Timer] = []
         self.timer_count = 0
         self.timers_cancelled = 0
 
@@ -92,9 +106,9 @@ class RecordedState:
 
     def arm(self, when: float, kind: int, subject: object) -> Timer:
         """Start a timer."""
-        timer = Timer(when, kind, subject)
         self.timer_count += 1
-        heapq.heappush(self.timers, (when, self.timer_count, timer))
+        timer = Timer(when, self.timer_count, kind, subject)
+        heapq.heappush(self.timers, timer)
         return timer
 
     def cancel(self, timer: object) -> None:
@@ -106,20 +120,24 @@ class RecordedState:
         timer.subject = None
         self.timers_cancelled += 1
         if self.timers_cancelled > 1000 and self.timers_cancelled * 2 > len(self.timers):
-            self.timers = [entry for entry in self.timers if entry[2].kind != CANCELLED]
+            self.timers = [each for each in self.timers if each.kind != CANCELLED]
             heapq.heapify(self.timers)
             self.timers_cancelled = 0
 
-    def pop_due(self, now: float) -> list[tuple[int, object]]:
-        """Remove the due timers and return (kind, subject) of each, in their order."""
-        due: list[tuple[int, object]] = []
-        while self.timers and self.timers[0][0] <= now:
-            timer = heapq.heappop(self.timers)[2]
+    def pop_timers(self, now: float, count_max: int) -> list[Timer]:
+        """Remove and return the due timers, the earliest first, at most so many."""
+        due: list[Timer] = []
+        while self.timers and self.timers[0].when <= now and len(due) < count_max:
+            timer = heapq.heappop(self.timers)
             if timer.kind == CANCELLED:
                 self.timers_cancelled -= 1
             else:
-                due.append((timer.kind, timer.subject))
+                due.append(timer)
         return due
+
+    def pop_due(self, now: float) -> list[tuple[int, object]]:
+        """Remove all due timers and return (kind, subject) of each, in their order."""
+        return [(timer.kind, timer.subject) for timer in self.pop_timers(now, len(self.timers))]
 
     # Sessions and groups
 
@@ -130,6 +148,8 @@ class RecordedState:
         old = session.subscriptions.get(filter)
         if old is None:
             session.filter_bytes += filter_bytes(filter)
+        if session.subscriptions is NO_SUBSCRIPTIONS:
+            session.subscriptions = {}
         session.subscriptions[filter] = subscription
         if subscription.start is not None:
             session.has_starts = True
@@ -184,7 +204,7 @@ class RecordedState:
             del self.queues[session.client_id]
         self.cancel(session.expiry_timer)
         self.cancel(session.will_timer)
-        session.inflight.clear()
+        session.inflight = NO_INFLIGHT
         session.outbox = None
         session.retained_scans = None
         session.inbound = None

@@ -293,7 +293,7 @@ class ClusterNode(Parts):
             times.append(self.state.now)
         images = self.replicated.state.timers
         if images:
-            times.append(images[0][0])
+            times.append(images[0].when)
         for when in (
             self.replication.timer(),
             self.detector.timer(),

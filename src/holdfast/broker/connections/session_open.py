@@ -8,12 +8,12 @@ from holdfast.broker.admission.expulsion import expel_if_banned
 from holdfast.broker.admission.throttle import give_meter
 from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import close_connection, end_session, refuse
+from holdfast.broker.connections.keep_alive import start_keep_alive
 from holdfast.broker.connections.wills import will_of
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
 from holdfast.broker.effects import AskRights, ResumeInput
 from holdfast.broker.promise import Promise
-from holdfast.broker.recorded_state import KEEP_ALIVE
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.rights import attach, is_bridge_notice, may_leave_now, may_open
@@ -75,7 +75,7 @@ class ConnackPromise(Promise):
             return
         connection.state = OPEN
         note_connected(state, connection, session)
-        connection.reader.packet_bytes_max = packet_bytes_max(state, connection)
+        connection.limit_packets(packet_bytes_max(state, connection))
         state.pending_connects.leave(connection)
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
@@ -211,7 +211,7 @@ def _open_here(
         end_session(state, session)
         session = None
     if session is None:
-        session = Session(client_id, client_id.encode())
+        session = Session(client_id)
         session.epoch = state.ended_epochs.pop(client_id, 0)
         state.sessions[client_id] = session
     else:
@@ -391,9 +391,4 @@ def _announce(
 def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:
     """Apply the limits that CONNACK announces."""
     session.inflight_max = min(connection.receive_maximum, state.config.inflight_max)
-    state.cancel(connection.timer)
-    connection.timer = None
-    if connection.keep_alive_s and not connection.is_internal:
-        # [MQTT-3.1.2-22] one and a half times the keep alive
-        when = state.now + connection.keep_alive_s * 1.5
-        connection.timer = state.arm(when, KEEP_ALIVE, connection)
+    start_keep_alive(state, connection)

@@ -219,7 +219,7 @@ def send_inflight(
         entry.group_tag = group.tag
     elif is_retained:
         entry.topic = message.topic
-    session.inflight[packet_id] = entry
+    session.add_inflight(packet_id, entry)
     if session.expiry_s > 0:
         note_progress(state, session)
         if group is None or qos == 2 or state.cluster.is_single:

@@ -56,6 +56,7 @@ from holdfast.storage.record import Record
 def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
     """Check a PUBLISH, then append its record, deliver it at once (QoS 0), or refuse it."""
     reader = connection.reader
+    assert reader is not None
     version = connection.version
     publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
     state.stats.publish_received += 1
@@ -124,6 +125,7 @@ def _handle_special(
     if asked and asks_to_publish(state, connection, asked):
         return
     reader = connection.reader
+    assert reader is not None
     if connection.meter is not None and not charge_publish(
         state, connection, reader.end - reader.begin, publish.qos
     ):
@@ -239,6 +241,7 @@ def _publish_qos0(
         session.key,
     )
     reader = connection.reader
+    assert reader is not None
     is_plain = reader.first == 0x30 and not publish.properties and not publish.topic_alias
     # Receivers of the same version get such a message unchanged, so its bytes are kept for them.
     if is_plain and not connection.mount:

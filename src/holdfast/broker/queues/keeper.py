@@ -22,7 +22,7 @@ from holdfast.protocol.topics.names import is_queue, split_shared
 
 def make_keeper(key: str) -> Session:
     """The keeper of the queue with this key, without its subscription."""
-    keeper = Session(key, key.encode())
+    keeper = Session(key)
     keeper.epoch = 1
     keeper.expiry_s = NEVER_EXPIRES
     keeper.recorded = True

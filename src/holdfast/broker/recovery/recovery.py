@@ -245,7 +245,7 @@ class Recovery(SenderPacketIds):
             if entry is None:
                 session.inflight.pop(packet_id, None)
             else:
-                session.inflight[packet_id] = entry
+                session.add_inflight(packet_id, entry)
         if cursor.done:
             session.add_done(cursor.done)
 
@@ -309,7 +309,7 @@ class Recovery(SenderPacketIds):
         if is_queue(client_id):
             session = self.state.queues[client_id] = make_keeper(client_id)
         else:
-            session = Session(client_id, client_id.encode())
+            session = Session(client_id)
         session.recorded = True
         session.tailing = False
         self.state.sessions[client_id] = session

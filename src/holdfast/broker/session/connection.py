@@ -84,7 +84,9 @@ class Connection:
     """One connection of a client, from its first byte to its close."""
 
     def __init__(self, packet_bytes_max: int, remote: str, listener: ListenerRules) -> None:
-        self.reader = FrameReader(packet_bytes_max)
+        # The input that is not processed yet. None: there is none, as with an idle client.
+        self.reader: FrameReader | None = None
+        self.input_packet_bytes_max = packet_bytes_max
         self.remote = remote
         self.listener = listener
         self.mount = listener.mount
@@ -102,8 +104,7 @@ class Connection:
         self.username: str | None = None
         # The name in the TLS client certificate, or "".
         self.certificate_name = ""
-
-        self.out: list[bytes] = []
+        self.out: list[bytes] | None = None
         self.out_bytes = 0
         self.dirty = False
         # The socket takes no more data for now: the driver leaves `out` alone.
@@ -151,9 +152,19 @@ class Connection:
         mount = self.mount
         return topic[len(mount) :] if mount else topic
 
+    def limit_packets(self, packet_bytes_max: int) -> None:
+        """Accept packets of up to so many bytes from now on."""
+        self.input_packet_bytes_max = packet_bytes_max
+        if self.reader is not None:
+            self.reader.packet_bytes_max = packet_bytes_max
+
     def send(self, data: bytes, dirty: "list[Connection]") -> None:
         """Queue bytes for the driver's next write."""
-        self.out.append(data)
+        out = self.out
+        if out is None:
+            self.out = [data]
+        else:
+            out.append(data)
         self.out_bytes += len(data)
         if not self.dirty:
             self.dirty = True

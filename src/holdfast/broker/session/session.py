@@ -17,6 +17,7 @@ from holdfast.broker.session.additions import LOG_READER, additions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message
+from holdfast.broker.session.no_entries import NoEntries
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.will import Will
 from holdfast.protocol.topics.names import is_shared
@@ -152,10 +153,10 @@ def new_subscription(
 class Session(Cursor):
     """The state of one client at the broker. The module's docstring has its invariants."""
 
-    def __init__(self, client_id: str, key: bytes) -> None:
+    def __init__(self, client_id: str) -> None:
         super().__init__()
         self.client_id = client_id
-        self.key = key
+        self._key: bytes | None = None
         self.is_internal = client_id == FEDERATION
         self.username: str | None = None
         # The client has proved the user name, so no other user gets the session.
@@ -171,11 +172,11 @@ class Session(Cursor):
         # Grows with every connection that opens the session; orders will records.
         self.epoch = 0
         self.disconnected_us = 0
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, Subscription] = NO_SUBSCRIPTIONS
         self.filter_bytes = 0
         # A subscription may have a `start`.
         self.has_starts = False
-        self.inflight: dict[int, Inflight] = {}
+        self.inflight: dict[int, Inflight] = NO_INFLIGHT
         self.inflight_max = 0
         # Resumed packet ids that are inflight but not sent on this connection yet.
         self.unsent: deque[int] | None = None
@@ -211,6 +212,24 @@ class Session(Cursor):
         # the session reads nothing: it would pass records that a new subscription begins with.
         self.replays_awaited = 0
 
+    @property
+    def key(self) -> bytes:
+        """The client id in UTF-8, made when the client's first message or record needs it."""
+        key = self._key
+        if key is None:
+            key = self._key = self.client_id.encode()
+        return key
+
+    @key.setter
+    def key(self, value: bytes) -> None:
+        self._key = value
+
+    def add_inflight(self, packet_id: int, entry: Inflight) -> None:
+        """Track a message until it is finished."""
+        if self.inflight is NO_INFLIGHT:
+            self.inflight = {}
+        self.inflight[packet_id] = entry
+
     def is_durable(self) -> bool:
         """Whether the session outlives its connection."""
         return self.expiry_s > 0
@@ -226,10 +245,8 @@ class Session(Cursor):
 
     def window_is_open(self) -> bool:
         """May another QoS > 0 PUBLISH be sent now? [MQTT-3.3.4-9]"""
-        count = len(self.inflight)
-        if self.unsent is not None:
-            count -= len(self.unsent)
-        return count < self.inflight_max
+        unsent = 0 if self.unsent is None else len(self.unsent)
+        return len(self.inflight) - unsent < self.inflight_max
 
     def note_done(self, partition: int, offset: int) -> None:
         """Record that an offset at or above the logged position is finished."""
@@ -258,6 +275,10 @@ class Session(Cursor):
         if self.changes is None:
             self.changes = {}
         self.changes[packet_id] = entry
+
+
+NO_SUBSCRIPTIONS: Final[dict[str, Subscription]] = NoEntries()
+NO_INFLIGHT: Final[dict[int, Inflight]] = NoEntries()
 
 
 def tag_of(group: str) -> int:

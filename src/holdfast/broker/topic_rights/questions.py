@@ -76,7 +76,9 @@ def asks_to_publish(state: NodeState, connection: Connection, topic: str) -> boo
     rules = asked_rules(connection)
     if rules is None or rules.publish_verdict(topic):
         return False
-    connection.reader.unread()
+    reader = connection.reader
+    assert reader is not None
+    reader.unread()
     state.stats.packets_received -= 1
     state.stats.publish_received -= 1
     _ask(state, rules, AskTopics(connection, PUBLISH, [topic], None))

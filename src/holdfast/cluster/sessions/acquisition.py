@@ -290,7 +290,7 @@ class SessionAcquisition:
     def _close_unused(self, asking: PendingOpen) -> None:
         """Closes the session that was opened for a client that has disconnected meanwhile."""
         assert asking.reply is not None
-        session = Session(asking.client_id, asking.client_id.encode())
+        session = Session(asking.client_id)
         session.epoch = asking.reply.epoch
         session.will = asking.opening.will
         session.expiry_s = asking.opening.expiry_s
@@ -305,7 +305,7 @@ class SessionAcquisition:
 
     def _session(self, answer: OpenedFrame) -> Session:
         if answer.session is None:
-            return Session(answer.client, answer.client.encode())
+            return Session(answer.client)
         try:
             return NodeRecovery(self._state).take_over(answer.session)
         except (ValueError, struct.error) as error:

@@ -230,7 +230,7 @@ class SessionCoordinator:
         if image is None and not request.recorded:
             self._opened(request, epoch, False)
             return
-        session = Session(client_id, client_id.encode())
+        session = Session(client_id)
         session.epoch = epoch
         session.expiry_s = request.expiry_s
         session.username = request.username

@@ -55,6 +55,17 @@ class FrameReader:
         else:
             self._more = bytearray(data)
 
+    def is_empty(self) -> bool:
+        """Whether next() has consumed all input."""
+        return self._more is None and self._position >= len(self.buffer)
+
+    def serve_other_stream(self, packet_bytes_max: int) -> None:
+        """Forget the input, which next() has consumed."""
+        self.packet_bytes_max = packet_bytes_max
+        self.buffer = b""
+        self._position = 0
+        self._wanted = 0
+
     def first_byte(self) -> int:
         """The first byte that next() has not consumed, or -1."""
         if self._position < len(self.buffer):
@@ -146,6 +157,27 @@ class FrameReader:
             self._position = 0
         self._wanted = wanted
         return False
+
+
+class SpareReader:
+    """A reader for streams of which few have input at a time. A stream needs one from its input
+    until that is consumed, so idle streams have none."""
+
+    def __init__(self) -> None:
+        self._reader: FrameReader | None = FrameReader(0)
+
+    def lend(self, packet_bytes_max: int) -> FrameReader:
+        """A reader without input."""
+        reader = self._reader
+        self._reader = None
+        if reader is None:
+            return FrameReader(packet_bytes_max)
+        reader.serve_other_stream(packet_bytes_max)
+        return reader
+
+    def reclaim(self, reader: FrameReader) -> None:
+        """Take a reader back that is empty."""
+        self._reader = reader
 
 
 def frame(first: int, body: bytes) -> bytes:

@@ -132,9 +132,9 @@ class ConnectionDriver(ClientTransport):
         if self.connection is None or (connection.congested and not connection.closing):
             return
         out = connection.out
-        if out:
+        if out is not None:
             data = out[0] if len(out) == 1 else b"".join(out)
-            out.clear()
+            connection.out = None
             connection.out_bytes = 0
             state = self.broker.node.state
             state.stats.bytes_sent += len(data)

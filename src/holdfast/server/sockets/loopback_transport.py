@@ -19,9 +19,9 @@ class InProcessTransport(ClientTransport):
 
     def flush(self, connection: Connection) -> None:
         out = connection.out
-        if out:
+        if out is not None:
             data = out[0] if len(out) == 1 else b"".join(out)
-            out.clear()
+            connection.out = None
             connection.out_bytes = 0
             self.on_data(data)
         if connection.closing:
