@@ -221,6 +221,9 @@ class Process:
         except OSError:
             self.later(SAVE_AGAIN_S, lambda: self._store_cluster_id(cluster_id))
 
+    def take_users(self) -> None:
+        """No user is changed here."""
+
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
         for request, outcome in outcomes:
             self.schedule.note(self.host.name, f"proposal {request}: {outcome}")

@@ -18,12 +18,14 @@ from holdfast.cluster.metadata.commands import (
     Command,
     InitCluster,
     PutNode,
+    PutUsers,
     RemoveNode,
     apply,
 )
 from holdfast.cluster.metadata.model import (
     EPOCH_MAX,
     WITNESS,
+    AgreedUsers,
     ClusterMetadata,
     NodeInfo,
     NodePhase,
@@ -272,6 +274,22 @@ def test_a_node_that_must_not_be_is_refused(info: NodeInfo) -> None:
     refused(metadata, PutNode(info, metadata.nodes["n4"].version))
 
 
+def test_users_are_changed_from_the_version_they_have() -> None:
+    metadata = cluster()
+    first = accepted(apply(metadata, PutUsers(0, b"one")))
+    assert first.users == AgreedUsers(metadata.version + 1, b"one")
+    assert (
+        refused(first, PutUsers(0, b"late")) == f"the users are at version {first.version}, not 0"
+    )
+    # Their version is that of the metadata, which other changes raise, too.
+    moved = accepted(apply(first, change(first, epoch=2)))
+    assert moved.users is first.users
+    second = accepted(apply(moved, PutUsers(first.version, b"two")))
+    assert second.users == AgreedUsers(moved.version + 1, b"two")
+    assert "the users are at version" in refused(second, PutUsers(first.version, b"late"))
+    assert second.partitions is moved.partitions
+
+
 def test_a_change_shares_what_it_leaves_alone() -> None:
     metadata = cluster()
     after = accepted(apply(metadata, change(metadata, epoch=2)))
@@ -300,6 +318,7 @@ COMMANDS = st.one_of(
         st.lists(st.tuples(NUMBERS, NODES), max_size=3).map(tuple),
         st.booleans(),
     ),
+    st.builds(PutUsers, NUMBERS, st.binary(max_size=20)),
 )
 
 
@@ -410,6 +429,12 @@ def test_metadata_comes_back_from_its_bytes() -> None:
     metadata = replace(metadata, removed=(("n5", "i1"), ("n5", "i2")))
     encoded = encode_metadata(metadata)
     assert decode_metadata(encoded) == metadata
+    # A snapshot without users is one that older versions read, and the users follow it.
+    users = replace(metadata, users=AgreedUsers(9, bytes(range(256))))
+    assert encode_metadata(users).startswith(encoded + b"\n")
+    assert decode_metadata(encode_metadata(users)) == users
+    with pytest.raises(BadFrame):
+        decode_metadata(encode_metadata(users)[:-1])
     for end in range(0, len(encoded), 7):
         with pytest.raises(BadFrame):
             decode_metadata(encoded[:end])

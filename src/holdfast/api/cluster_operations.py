@@ -356,6 +356,14 @@ class ClusterOperations:
             raise ClusterError("the cluster is not initialised: holdfast cluster init")
         return metadata
 
+    def propose(self, command: Command, done: Callable[[Outcome], None]) -> None:
+        """Propose a command. `done` is called with its outcome."""
+        self._broker.touch()
+        request = self._cluster_node.meta.propose(command, self._loop.time())
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        future.add_done_callback(lambda settled: done(settled.result()))
+        self._requests[request] = future
+
     async def _operate(self, make: Callable[[], Command | None]) -> None:
         try:
             command = make()

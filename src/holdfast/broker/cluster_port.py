@@ -73,6 +73,8 @@ QUEUES: Final = "queues"
 RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES)
 """The features whose records older versions do not apply, as nodes announce them in the handshake
 (`PeerIdentity.features`)."""
+AGREED_USERS: Final = "agreed-users"
+"""The feature whose entries of the metadata older versions do not know, witnesses included."""
 
 
 class ClusterPort:

@@ -44,14 +44,16 @@ class ClusterContext:
             self.majority_at = now
         return is_reached
 
-    def nodes_without(self, feature: str) -> list[str]:
-        """The nodes with data whose version lacks a feature. One that was not connected since this
-        node started is not known."""
+    def nodes_without(self, feature: str, *, witnesses: bool = False) -> list[str]:
+        """The nodes with data, or all nodes, whose version lacks a feature. One that was not
+        connected since this node started is not known."""
         nodes = {} if self.metadata is None else self.metadata.nodes
         return [
             name
             for name, features in sorted(self.features.items())
-            if name in nodes and nodes[name].role == DATA and feature not in features.split(",")
+            if name in nodes
+            and (witnesses or nodes[name].role == DATA)
+            and feature not in features.split(",")
         ]
 
     def send(self, node: str, kind: int, payload: bytes) -> None:

@@ -67,6 +67,8 @@ class PartEffects:
         self.outcomes: list[tuple[int, Outcome]] = []
         # True if the metadata's nodes have changed, so that the driver adjusts the links.
         self.nodes_changed = False
+        # True if the users of dynamic security have changed.
+        self.users_changed = False
         self.has_diverged = False
         """True if records committed here are not those that the other nodes continued with."""
         # True if records were applied since the last turn.
@@ -130,7 +132,10 @@ class PartEffects:
     def take_metadata(
         self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
     ) -> None:
-        is_first = self._context.metadata is None
+        before = self._context.metadata
+        is_first = before is None
+        if metadata.users is not (None if before is None else before.users):
+            self.users_changed = True
         if self._leadership.take_metadata(metadata, changed, now):
             self.nodes_changed = True
         self.check_own_health(now)

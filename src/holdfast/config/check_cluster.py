@@ -17,11 +17,11 @@ def cluster_problems(config: Config) -> Iterator[Problem]:
     yield from _certificate_problems(cluster)
     yield from _port_problems(cluster)
     path = config.security.dynamic_security_file
-    if path and (cluster.peer_bind or config.node.standby):
+    if path and config.node.standby:
         yield (
             "security.dynamic_security_file",
-            f" = {shown(path)}: only for a single node, because a change would reach one node only:"
-            " use password_file and acl_file, and reload the nodes",
+            f" = {shown(path)}: not for nodes that share a directory, because a change would reach"
+            " one node only: use password_file and acl_file, and reload the nodes",
         )
     if not cluster.peer_bind:
         for name in ("join", "witness", "peer_advertise"):

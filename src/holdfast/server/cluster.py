@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.api.cluster_operations import ClusterOperations
-from holdfast.broker.cluster_port import RECORD_FEATURES
+from holdfast.broker.cluster_port import AGREED_USERS, RECORD_FEATURES
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.failure.detector import DetectorConfig
@@ -36,6 +36,8 @@ from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.server.disk.storage import Storage, StorageError, report_damage
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.server.event_loop.commands.agreed import AgreedCommandRunner
+from holdfast.server.event_loop.commands.agreement import MetadataAgreement
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.peers import questions
@@ -173,7 +175,13 @@ class ClusterMembership:
             client_address=self.presence.client_address,
             admin_address=self.presence.admin_address,
             features=",".join(
-                (disk_position.FEATURE, ANSWERS_APART, questions.FEATURE, *RECORD_FEATURES)
+                (
+                    disk_position.FEATURE,
+                    ANSWERS_APART,
+                    questions.FEATURE,
+                    *RECORD_FEATURES,
+                    AGREED_USERS,
+                )
             ),
             wire_lowest=WIRE_LOWEST,
         )
@@ -181,6 +189,7 @@ class ClusterMembership:
 
     async def start(self) -> None:
         """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
+        self.broker.agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
         reason = older_copy.reason_apart(self.storage.directory.files)
         if reason:
             self.broker.cluster.report_older_copy(reason, may_begin_anew=False)
@@ -223,6 +232,12 @@ class ClusterMembership:
         except OSError as error:
             logger.error("cluster_id_not_stored error=%r", str(error))
             self._storing = self._loop.call_later(SAVE_AGAIN_S, self._store_cluster_id, cluster_id)
+
+    def take_users(self) -> None:
+        """Put the users that the nodes have agreed on in force."""
+        commands = self.broker.commands
+        if isinstance(commands, AgreedCommandRunner):
+            commands.changed()
 
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
         """Resolve the operator's operations."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Final
 
@@ -26,8 +26,12 @@ from holdfast.config.listener import Listener
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.hooks import Hooks
+from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.command_runner import CommandRunner
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.server.event_loop.commands.agreed import AgreedCommandRunner, agreed_users
+from holdfast.server.event_loop.commands.runner import CommandRunner
+from holdfast.server.event_loop.commands.thread import CommandThread
 from holdfast.server.event_loop.hook_runner import HookEvents
 from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.security_files import (
@@ -193,6 +197,7 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
     """Make a serving node use other files. The result is the number of clients that had to leave,
     once the last of them has been disconnected."""
     broker.touch()
+    security = _with_agreed_users(broker, security)
     state = broker.node.state
     broker.passwords.file = security.passwords
     security.apply_to(broker.node)
@@ -214,13 +219,16 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
 
 def _take_commands(broker: Broker, security: SecurityFiles) -> None:
     present = broker.commands
-    if isinstance(present, CommandRunner) and security.users is not None:
-        present.replace(security.users)
+    users = security.users
+    if isinstance(present, CommandRunner | AgreedCommandRunner) and users is not None:
+        present.replace(users)
         return
     if present is not None:
         present.close()
-    users = security.users
-    broker.commands = None if users is None else CommandRunner(broker, users)
+    if isinstance(broker, ClusterBroker):
+        broker.commands = _agreed_runner(broker, security)
+    else:
+        broker.commands = None if users is None else CommandRunner(broker, users)
 
 
 def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:
@@ -229,6 +237,32 @@ def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:
     control.observer = HookEvents(hooks, broker.loop, broker.node.state.stats) if hooks else None
     if isinstance(before, HookEvents):
         before.close()
+
+
+def _with_agreed_users(broker: Broker, security: SecurityFiles) -> SecurityFiles:
+    """The files, with the users of the cluster in place of those of its file once there are any."""
+    if not isinstance(broker, ClusterBroker) or security.users is None:
+        return security
+    present = broker.commands
+    try:
+        if isinstance(present, AgreedCommandRunner):
+            users = present.merged(security.users)
+        elif broker.agreement is None:
+            return security
+        else:
+            users = agreed_users(security.users, broker.agreement)
+    except DynamicSecurityError as error:
+        # Those of the file may have been deleted since, so the node may not serve with them.
+        broker.fail("agreed_users_not_understood", error)
+        return security
+    return replace(security, users=users, passwords=users.passwords, acl=users.rules)
+
+
+def _agreed_runner(broker: ClusterBroker, security: SecurityFiles) -> AgreedCommandRunner | None:
+    """The runner of commands at a node that begins to take them."""
+    if security.users is None or broker.agreement is None:
+        return None
+    return AgreedCommandRunner(broker, security.users, broker.agreement, CommandThread(broker))
 
 
 async def apply_listeners(

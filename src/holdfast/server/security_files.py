@@ -93,7 +93,7 @@ def load_security(config: Config) -> SecurityFiles:
         passwords = PasswordFile.load(security.password_file) if security.password_file else None
         acl = AclFile.load(security.acl_file) if security.acl_file else None
         scram = ScramFile.load(security.scram_file) if security.scram_file else None
-        users = _dynamic_users(security.dynamic_security_file, passwords, acl)
+        users = _dynamic_users(config, passwords, acl)
         sources = identity_sources(security)
         hooks = tuple(load_hooks(config.hooks))
         if hooks:
@@ -128,11 +128,14 @@ def warn_if_readable(path: str) -> None:
 
 
 def _dynamic_users(
-    path: str, passwords: PasswordFile | None, acl: AclFile | None
+    config: Config, passwords: PasswordFile | None, acl: AclFile | None
 ) -> DynamicUsers | None:
+    path = config.security.dynamic_security_file
     if not path:
         return None
-    return DynamicUsers.of(DynamicSecurityFile.load(Path(path)), passwords, acl)
+    # In a cluster the metadata has the changes, and the file stays as it is.
+    file = DynamicSecurityFile.load(Path(path), is_replaced=not config.cluster.peer_bind)
+    return DynamicUsers.of(file, passwords, acl)
 
 
 def load_listener(listener: Listener) -> ListenerFiles:

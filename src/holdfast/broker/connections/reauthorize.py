@@ -79,7 +79,8 @@ class Reauthorization(Work):
 
 class UserDeparture(Work):
     """The job that closes the connections of some users, because dynamic security has changed their
-    password or client id, or disabled or deleted them. A step is one session."""
+    password or client id, or disabled or deleted them. A step is one session, or one client whose
+    CONNECT is not answered yet: it has proved a name, and its session may be at another node."""
 
     def __init__(
         self, state: NodeState, usernames: frozenset[str], done: Callable[[], None]
@@ -87,10 +88,21 @@ class UserDeparture(Work):
         super().__init__()
         self.usernames = usernames
         self.done = done
+        self.pending = state.pending_connects.checking()
         self.sessions = list(state.sessions.values())
 
     def step(self, state: NodeState, steps: int) -> int:
         spent = 0
+        while spent < steps and self.pending:
+            spent += 1
+            waiting = self.pending.pop()
+            if (
+                waiting.username in self.usernames
+                and waiting.session is None
+                and not waiting.closing
+            ):
+                refuse(state, waiting, reasons.NOT_AUTHORIZED, _CHANGED)
+                spent += STEPS_PER_CLOSE
         while spent < steps and self.sessions:
             spent += 1
             session: Session = self.sessions.pop()
@@ -98,7 +110,7 @@ class UserDeparture(Work):
             if connection is not None and connection.username in self.usernames:
                 close_connection(state, connection, reasons.ADMINISTRATIVE_ACTION, _CHANGED)
                 spent += STEPS_PER_CLOSE
-        self.has_more = bool(self.sessions)
+        self.has_more = bool(self.pending or self.sessions)
         if not self.has_more:
             self.done()
         return spent

@@ -14,6 +14,7 @@ from holdfast.cluster.metadata.model import (
     NODES_MAX,
     PARTITIONS_MAX,
     REMOVED_MAX,
+    AgreedUsers,
     ClusterMetadata,
     Names,
     NodeInfo,
@@ -41,6 +42,7 @@ T = TypeVar("T")
 
 _COMMAND: Final[json.Decoder[Command]] = json.Decoder(Command)
 _SNAPSHOT: Final = json.Decoder(_Snapshot)
+_USERS: Final = json.Decoder(AgreedUsers)
 
 
 def encode_command(command: Command) -> bytes:
@@ -64,7 +66,9 @@ def decode_command(data: bytes) -> Command:
 
 
 def encode_metadata(metadata: ClusterMetadata) -> bytes:
-    return json.encode(
+    """The metadata as a line of JSON. The users are a second line, if there are any: older versions
+    read snapshots without them."""
+    data = json.encode(
         _Snapshot(
             metadata.cluster_id,
             metadata.replication_factor,
@@ -76,6 +80,7 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
             metadata.removed,
         )
     )
+    return data if metadata.users is None else data + b"\n" + json.encode(metadata.users)
 
 
 def decode_metadata(data: bytes) -> ClusterMetadata:
@@ -83,6 +88,7 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
 
     Raises `BadFrame` if a field is invalid.
     """
+    data, has_users, users = data.partition(b"\n")
     found = _decode(_SNAPSHOT, data, "metadata")
     return ClusterMetadata(
         found.cluster_id,
@@ -93,6 +99,7 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
         found.version,
         found.voters,
         found.removed,
+        _decode(_USERS, users, "users") if has_users else None,
     )
 
 

@@ -34,6 +34,8 @@ from holdfast.cluster.metadata.model import (
     REPLICAS_MAX,
     ROLES,
     STATES,
+    USERS_BYTES_MAX,
+    AgreedUsers,
     ClusterMetadata,
     NodeInfo,
     PartitionInfo,
@@ -88,7 +90,14 @@ class ChangePartitions(_Command, frozen=True, tag="change"):
     """An operator's decision to give up records that no node has any more."""
 
 
-Command = InitCluster | PutNode | RemoveNode | ChangePartitions
+class PutUsers(_Command, frozen=True, tag="users"):
+    """The users of dynamic security, made from those of `expected_version`; 0: from a file."""
+
+    expected_version: Version
+    data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
+
+
+Command = InitCluster | PutNode | RemoveNode | ChangePartitions | PutUsers
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,8 @@ def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
             return _put_node(metadata, command)
         if isinstance(command, RemoveNode):
             return _remove_node(metadata, command)
+        if isinstance(command, PutUsers):
+            return _put_users(metadata, command)
         return _change_partitions(metadata, command)
     except _Refusal as error:
         return Applied(metadata, (), str(error))
@@ -183,6 +194,15 @@ def _remove_node(metadata: ClusterMetadata, command: RemoveNode) -> Applied:
     removed = (*metadata.removed, (node_id, node.incarnation))[-REMOVED_MAX:]
     made = replace(metadata, nodes=nodes, removed=removed, version=metadata.version + 1)
     return Applied(made)
+
+
+def _put_users(metadata: ClusterMetadata, command: PutUsers) -> Applied:
+    present = 0 if metadata.users is None else metadata.users.version
+    expected = command.expected_version
+    _require(present == expected, f"the users are at version {present}, not {expected}")
+    version = metadata.version + 1
+    users = AgreedUsers(version, command.data)
+    return Applied(replace(metadata, users=users, version=version))
 
 
 def _change_partitions(metadata: ClusterMetadata, command: ChangePartitions) -> Applied:

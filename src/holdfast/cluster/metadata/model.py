@@ -1,5 +1,5 @@
-"""The state that the nodes of a cluster agree on: its nodes, and per partition the leader and
-replicas.
+"""The state that the nodes of a cluster agree on: its nodes, per partition the leader and replicas,
+and the users that clients change at run time.
 
 The module has values only. `commands.apply` changes them, on every node in the same order. All
 values are immutable, and a changed one shares its unchanged parts.
@@ -26,6 +26,8 @@ REPLICAS_MAX: Final = 16
 VOTERS_MAX: Final = 5
 REMOVED_MAX: Final = 256
 """The number of removed nodes that the metadata remembers."""
+USERS_BYTES_MAX: Final = 1 << 20
+"""The most bytes of the users. Each change of them is one entry of the log, with all of them."""
 
 Text = Annotated[str, Meta(max_length=512, pattern=r"^[\x00-\x7f]*$")]
 """ASCII, so that the length is also the number of bytes."""
@@ -91,6 +93,13 @@ class PartitionInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return self.replicas + self.adding
 
 
+class AgreedUsers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The users, groups and roles of dynamic security, as bytes that mean nothing here."""
+
+    version: Version
+    data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
+
+
 class ClusterMetadata(Struct, frozen=True):
     """The agreed state of the cluster at one version."""
 
@@ -108,6 +117,8 @@ class ClusterMetadata(Struct, frozen=True):
     removed: tuple[tuple[str, str], ...] = ()
     """Removed nodes, each with the incarnation that may not come back: the newest REMOVED_MAX of
     them, the oldest first."""
+    users: AgreedUsers | None = None
+    """None until the first change: each node then has those of its own file."""
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
         """The metadata with these voters."""

@@ -61,6 +61,9 @@ class ProcessPort(Protocol):
     def take_nodes(self, metadata: ClusterMetadata) -> None:
         """Adjust the links, because the cluster's nodes have changed."""
 
+    def take_users(self) -> None:
+        """Put the users of the metadata in force."""
+
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
         """Pass on the outcomes of proposals that were made for an operator."""
 

@@ -131,6 +131,7 @@ class ClusterRuntime(Runtime):
             self.report_older_copy(cluster_node.meta.diverged, may_begin_anew=False)
         if (
             effects.nodes_changed
+            or effects.users_changed
             or effects.outcomes
             or self._is_watched
             or self._has_news
@@ -166,6 +167,10 @@ class ClusterRuntime(Runtime):
         if fitness.may_begin_anew and not self._begins_anew:
             self._begins_anew = True
             self._process.begin_anew()
+        if effects.users_changed:
+            # Before the outcomes, so that a command that was accepted finds its change.
+            effects.users_changed = False
+            self._process.take_users()
         outcomes = effects.outcomes
         if outcomes:
             effects.outcomes = []

@@ -28,8 +28,9 @@ class DynamicSecurityFile:
     stamp: tuple[int, int, int]
 
     @classmethod
-    def load(cls, path: Path) -> "DynamicSecurityFile":
-        """Read a file that the process may replace. Raises `DynamicSecurityError`."""
+    def load(cls, path: Path, *, is_replaced: bool = True) -> "DynamicSecurityFile":
+        """Read a file, which the process may replace (`is_replaced`). Raises
+        `DynamicSecurityError`."""
         try:
             with path.open("rb") as file:
                 stamp = _stamp(os.fstat(file.fileno()))
@@ -41,7 +42,7 @@ class DynamicSecurityFile:
             ) from None
         if len(data) > FILE_BYTES_MAX:
             raise DynamicSecurityError(f"{path}: more than {FILE_BYTES_MAX} bytes")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
+        if is_replaced and not os.access(path.parent, os.W_OK | os.X_OK):
             raise DynamicSecurityError(
                 f"{path}: the directory cannot be written, but the broker replaces the file"
             )

@@ -27,6 +27,8 @@ class DynamicUsers:
     passwords: PasswordFile
     """All users with their passwords."""
     rules: DynamicRules
+    version: int = 0
+    """The version on which the nodes of a cluster have agreed; 0: the file's."""
 
     @classmethod
     def of(

@@ -17,6 +17,7 @@ from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.server.disk.storage import Storage, report_damage
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.commands.agreed import UserAgreement
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.peers.questions import PeerQuestions
 from holdfast.storage.journal.commit_pace import JournalWaits
@@ -55,6 +56,8 @@ class ClusterBroker(Broker):
         self._is_unwritten = False
         self.links = new_links(self)
         self.questions = PeerQuestions(loop, self.links.send)
+        self.agreement: UserAgreement | None = None
+        """The users of dynamic security, once the node is part of its process."""
         self._raft = RaftWriter(
             raft_files,
             loop.call_soon_threadsafe,

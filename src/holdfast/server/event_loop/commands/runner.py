@@ -9,26 +9,26 @@ Invariants
 
 import logging
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from holdfast.broker.connections.reauthorize import UserDeparture
 from holdfast.broker.effects import RunCommands
 from holdfast.broker.publish.control import CommandPort, finish_commands
-from holdfast.broker.rights import replace_rules
-from holdfast.broker.session.connection import Connection
-from holdfast.security.dynamic.commands import (
-    CommandOutcome,
-    SecurityChange,
-    encode_responses,
-    run_commands,
-)
+from holdfast.security.dynamic.commands import encode_responses, run_commands
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit
 from holdfast.security.dynamic.users import DynamicUsers
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.commands.thread import CommandThread
+from holdfast.server.event_loop.commands.user_changes import (
+    DEFECT,
+    Outcomes,
+    audit,
+    note,
+    put_in_force,
+    refused,
+)
 
 logger = logging.getLogger("holdfast")
 
@@ -43,7 +43,7 @@ class FinishedCommands:
     """The outcomes of the commands of some messages. `users`: those in force from now on; None: as
     before."""
 
-    outcomes: list[tuple[RunCommands, list[CommandOutcome]]]
+    outcomes: Outcomes
     users: DynamicUsers | None
     changes: SecurityChanges
 
@@ -54,7 +54,7 @@ class CommandRunner(CommandPort):
     def __init__(self, broker: Broker, users: DynamicUsers) -> None:
         self.users = users
         self._broker = broker
-        self._thread = ThreadPoolExecutor(1, "commands")
+        self._thread = CommandThread(broker)
         # As many as there are connections, because each has one message under way at most.
         self._waiting: deque[RunCommands] = deque()
         self._is_busy = False
@@ -68,7 +68,7 @@ class CommandRunner(CommandPort):
 
     def close(self) -> None:
         self._is_closed = True
-        self._thread.shutdown(wait=False)
+        self._thread.close()
         while self._waiting:
             finish_commands(self._broker.node.state, self._waiting.popleft(), b"")
 
@@ -101,67 +101,24 @@ class CommandRunner(CommandPort):
             return
         self._is_busy = True
         batch = [self._waiting.popleft() for _ in range(min(TOGETHER_MAX, len(self._waiting)))]
-        future = self._thread.submit(_run, self.users, batch)
-        future.add_done_callback(partial(self._arrived, batch))
+        self._thread(partial(_run, self.users, batch), self._finish)
 
-    def _arrived(self, batch: list[RunCommands], done: "Future[FinishedCommands]") -> None:
-        """Pass the result to the loop. Runs in the thread."""
-        if not done.cancelled():
-            self._broker.loop.call_soon_threadsafe(self._finish, batch, done)
-
-    def _finish(self, batch: list[RunCommands], done: "Future[FinishedCommands]") -> None:
-        self._broker.touch()
-        error = done.exception()
-        if error is not None:
-            # A defect. The commands may be on disk, so the next write must not undo them.
-            self._broker.fail("commands_failed", error)
-            return
-        finished = done.result()
-        for effect, outcomes in finished.outcomes:
-            for each in outcomes:
-                _note(effect.connection, each)
+    def _finish(self, finished: FinishedCommands) -> None:
+        note(finished.outcomes)
         if finished.users is None or self._is_closed:
             self._respond(finished)
         else:
             self._put_in_force(finished)
 
     def _put_in_force(self, finished: FinishedCommands) -> None:
-        users, changes, broker = finished.users, finished.changes, self._broker
-        assert users is not None
-        self._use(users)
-        state = broker.node.state
-        broker.passwords.file = users.passwords
-        state.admission.disabled_users = users.disabled
-        state.admission.client_ids = users.client_ids
-        replace_rules(
-            state,
-            users.rules,
-            state.sessions.values(),
-            None if changes.are_for_all else frozenset(changes.users),
-            partial(self._expel, finished),
+        assert finished.users is not None
+        self._use(finished.users)
+        put_in_force(
+            self._broker, finished.users, finished.changes, partial(self._respond, finished)
         )
 
-    def _expel(self, finished: FinishedCommands) -> None:
-        expelled = finished.changes.expelled
-        if expelled:
-            done = partial(self._respond, finished)
-            state = self._broker.node.state
-            state.start_work(UserDeparture(state, frozenset(expelled), done))
-        else:
-            self._respond(finished)
-
     def _respond(self, finished: FinishedCommands) -> None:
-        changes = [
-            _change(effect.connection, each)
-            for effect, outcomes in finished.outcomes
-            for each in outcomes
-            if each.is_change
-        ]
-        record = self._broker.record_changes
-        if record is None or not changes:
-            self._reply(finished)
-        else:
-            record(changes, partial(self._reply, finished))
+        audit(self._broker, finished.outcomes, partial(self._reply, finished))
 
     def _reply(self, finished: FinishedCommands) -> None:
         self._broker.touch()
@@ -186,7 +143,7 @@ def _run(users: DynamicUsers, batch: list[RunCommands]) -> FinishedCommands:
     except Exception as error:
         # A defect. Nothing has been written, so only these messages suffer.
         logger.exception("commands_failed error=%r", str(error))
-        return FinishedCommands([(effect, [_DEFECT]) for effect in batch], None, SecurityChanges())
+        return FinishedCommands([(effect, [DEFECT]) for effect in batch], None, SecurityChanges())
     if not changes.count:
         return FinishedCommands(outcomes, None, changes)
     try:
@@ -194,35 +151,5 @@ def _run(users: DynamicUsers, batch: list[RunCommands]) -> FinishedCommands:
     except DynamicSecurityError as error:
         logger.error("security_not_written error=%r", str(error))
         text = f"not changed: {error}"
-        failed = [(effect, [_failed(each, text) for each in found]) for effect, found in outcomes]
-        return FinishedCommands(failed, None, changes)
+        return FinishedCommands(refused(outcomes, text), None, changes)
     return FinishedCommands(outcomes, users.changed(file, changes.users), changes)
-
-
-_DEFECT: Final = CommandOutcome({"command": "Unknown command", "error": "internal error"})
-
-
-def _failed(outcome: CommandOutcome, error: str) -> CommandOutcome:
-    """The outcome of a command whose change could not be written. What the others of its message
-    read may be of that change, so it is not shown."""
-    response = {key: value for key, value in outcome.response.items() if key != "data"}
-    response["error"] = outcome.error or error
-    return replace(outcome, response=response, after=None)
-
-
-def _change(connection: Connection, outcome: CommandOutcome) -> SecurityChange:
-    names = (connection.client_id, connection.username or "")
-    return SecurityChange(*names, connection.remote, outcome)
-
-
-def _note(connection: Connection, outcome: CommandOutcome) -> None:
-    if outcome.is_change:
-        logger.info(
-            "security_command client=%r user=%r remote=%r command=%r name=%r error=%r",
-            connection.client_id,
-            connection.username or "",
-            connection.remote,
-            outcome.name,
-            outcome.target,
-            outcome.error,
-        )
