@@ -347,6 +347,67 @@ def test_other_topics_overtake_a_replay(bench: NodeBench) -> None:
     assert seen.count("now") == 1
 
 
+def test_other_topics_overtake_a_replay_that_goes_on_after_a_reconnect(bench: NodeBench) -> None:
+    publisher = bench.connect("p")
+    publish(bench, publisher, "old/1", *[f"o{n}" for n in range(20)])
+    reader = bench.connect("r", expiry_s=100, properties={33: 2})
+    subscribe(reader, "#")
+    subscribe(reader, "$stream/@earliest/old/#")
+    first = reader.publishes()
+    assert [each.payload for each in first] == [b"o0", b"o1"]
+    reader.send(m.Ack(m.PUBACK, first[0].packet_id), m.Ack(m.PUBACK, first[1].packet_id))
+    reader.lose()
+    publish(bench, publisher, "alarm", *[f"away{n}" for n in range(5)])
+    reader = bench.connect("r", clean=False, expiry_s=100, properties={33: 2})
+    publish(bench, publisher, "alarm", "now")
+    seen = drain(reader)
+    # Two were in flight before.
+    assert sorted(seen[:2]) == ["o2", "o3"]
+    assert seen[2:8] == [*(f"away{n}" for n in range(5)), "now"]
+    assert seen[8:] == [f"o{n}" for n in range(4, 20)]
+
+
+def test_live_messages_during_the_read_of_a_lane() -> None:
+    config = NodeConfig(partitions=1, sys_interval_s=0, outbox_messages=3)
+    bench = NodeBench(config)
+    publisher = bench.connect("p")
+    publish(bench, publisher, "old", "o0", "o1", "o2", "o3")
+    reader = bench.connect("r", expiry_s=100, properties={33: 1})
+    subscribe(reader, "new")
+    subscribe(reader, "old", "earliest")
+    reader.lose()
+    for late in (2, 5):
+        # The second time they have no room, and are read.
+        publish(bench, publisher, "new", f"away{late}")
+        bench.delay_reads = True
+        reader = bench.connect("r", clean=False, expiry_s=100, properties={33: 1})
+        publish(bench, publisher, "new", *[f"n{n}" for n in range(late)])
+        bench.delay_reads = False
+        bench.run()
+        first = reader.publishes()
+        reader.send(m.Ack(m.PUBACK, first[0].packet_id))
+        seen = [first[0].payload.decode(), *[each.decode() for each in reader.payloads()]]
+        while seen[-1][0] != "o" or len(seen) == 1:
+            reader.send(m.Ack(m.PUBACK, reader.connection.session.next_packet_id - 1))
+            seen += [each.decode() for each in reader.payloads()]
+        assert seen[1:-1] == [f"away{late}", *[f"n{n}" for n in range(late)]]
+        reader.lose()
+
+
+def test_other_topics_overtake_a_replay_of_a_session_that_was_behind() -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=3)
+    bench = NodeBench(config)
+    publisher = bench.connect("p")
+    publish(bench, publisher, "old", "o0", "o1")
+    reader = bench.connect("r", properties={33: 1})
+    subscribe(reader, "new")
+    publish(bench, publisher, "new", *[f"n{n}" for n in range(10)])
+    assert not bench.node.state.sessions["r"].tailing
+    subscribe(reader, "old", "earliest")
+    publish(bench, publisher, "new", "n10")
+    assert drain(reader) == [*(f"n{n}" for n in range(11)), "o0", "o1"]
+
+
 def test_live_qos0_keeps_the_order_of_a_replayed_topic() -> None:
     """Of `a` the log has each message of QoS 0, of `b` none."""
     bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
@@ -449,6 +510,20 @@ def test_a_subscription_during_a_read_begins_with_the_next_message(bench: NodeBe
     bench.run()
     publish(bench, publisher, "b", "2")
     assert drain(reader) == ["1", "2"]
+
+
+def test_a_second_replay_during_the_read_of_the_first(bench: NodeBench) -> None:
+    """The result of that read says nothing of the second one's past."""
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "a1")
+    publish(bench, publisher, "b", "b1")
+    reader = bench.connect("r")
+    bench.delay_reads = True
+    subscribe(reader, "a", "earliest")
+    subscribe(reader, "b", "earliest")
+    bench.delay_reads = False
+    bench.run()
+    assert sorted(drain(reader)) == ["a1", "b1"]
 
 
 def test_replays_read_in_turns_at_their_rate() -> None:

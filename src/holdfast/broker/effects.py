@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.cursor import LiveLane
 from holdfast.broker.session.session import Group, Inflight, Session
 from holdfast.protocol.mqtt.packets import Connect, Properties
 from holdfast.storage.reading.interest import ReadInterest
@@ -27,6 +28,8 @@ class ReadLog(Effect):
         bytes_max: int,
     ) -> None:
         self.cursor = cursor
+        # The lane that reads, in place of the cursor.
+        self.lane: LiveLane | None = None
         self.number = cursor.read_number
         # The connection that the read is for. A result for a connection that is closed is ignored.
         self.connection = connection

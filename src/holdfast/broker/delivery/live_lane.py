@@ -12,20 +12,25 @@ waits in memory for its turn (`session.cursor.WaitingQos0`). One without room is
 from typing import Final
 
 from holdfast.broker.delivery.transmission import (
+    READ_BYTES_MAX,
     can_send,
     has_room,
     send_inflight,
     send_log_qos0,
     send_qos0,
 )
+from holdfast.broker.effects import ReadLog
 from holdfast.broker.session.cursor import Delivery, LiveLane, WaitingQos0
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.state import NodeState, Route
+from holdfast.storage.reading.interest import ReadInterest
 
 DONE_MAX: Final = 10_000
 """The most finished records of a session that its replay has to pass. With one more the lane
 closes."""
+LANE_RECORDS_MAX: Final = 200
+"""The most records of one read of a lane."""
 BACKLOG_BYTES_MAX: Final = 65_536
 """The bytes that wait for a full socket above which a replay sends nothing, so that they do not
 delay live messages."""
@@ -39,18 +44,79 @@ def overtake(state: NodeState, session: Session, target: Subscription, message: 
         return False
     if target.no_local and session.key == message.publisher:
         return True
-    done = session.done
-    is_full = done is not None and len(done) >= DONE_MAX
-    if is_full or not has_room(state, len(lane.queue), lane.queue_bytes):
-        lane.is_open = False
-        return False
     qos = message.qos if message.qos < target.qos else target.qos
     retain = message.retain and target.retain_as_published
     delivery = Delivery(message, qos, retain, target.additions)
+    if lane.positions is not None:
+        lane.tail(delivery, has_room(state, len(lane.tailed), lane.tailed_bytes))
+        return True
+    if is_full(session, lane) or not has_room(state, len(lane.queue), lane.queue_bytes):
+        lane.close()
+        return False
     if not lane.queue and can_send(state, session):
         _send(state, session, delivery)
     else:
         lane.push(delivery)
+    return True
+
+
+def is_full(session: Session, lane: LiveLane) -> bool:
+    """Whether the replay would have to pass too many records with one more in the lane."""
+    done = session.done
+    return done is not None and len(done) + len(lane.queue) >= DONE_MAX
+
+
+def open_lane_behind(session: Session, filters: list[str]) -> None:
+    """Open the lane of a session that replays and is behind, unless it has one. Messages of its
+    other subscriptions then wait for each other only. Needs an empty outbox. `filters`: those of
+    replays that are not in the session yet."""
+    positions = session.positions
+    if session.lane is not None or positions is None:
+        return
+    all_filters = list(filters)
+    has_others = False
+    for each in session.subscriptions.values():
+        if each.replay is not None:
+            all_filters.append(each.filter)
+        elif each.group is None:
+            has_others = True
+    if not has_others or not all_filters:
+        return
+    lane = LiveLane(all_filters)
+    if lane.is_open:
+        lane.positions = list(positions)
+    session.lane = lane
+
+
+def read_lane(state: NodeState, session: Session, lane: LiveLane) -> bool:
+    """Request the next piece of the log for a lane that is behind. False: it is not, so the replay
+    goes on."""
+    positions = lane.positions
+    if positions is None:
+        return False
+    if lane.reading or lane.queue:
+        return True
+    interests = [
+        ReadInterest(each.filter, each.start)
+        for each in session.subscriptions.values()
+        if each.group is None and each.replay is None and (each.qos > 0 or each.reads_log)
+    ]
+    if not interests:
+        lane.positions = None
+        return False
+    lane.start_read()
+    state.stats.log_reads += 1
+    effect = ReadLog(
+        session,
+        session.connection,
+        list(positions),
+        list(state.delivered),
+        interests,
+        min(LANE_RECORDS_MAX, state.config.outbox_messages),
+        READ_BYTES_MAX,
+    )
+    effect.lane = lane
+    state.effects.append(effect)
     return True
 
 

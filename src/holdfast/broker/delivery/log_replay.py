@@ -7,11 +7,8 @@ the moment a read reaches the records that the node had delivered at the request
 
 from collections import deque
 
-from holdfast.broker.delivery.delivery import (
-    FETCH_RECORDS_MAX,
-    pump_group,
-    send_deferred,
-)
+from holdfast.broker.delivery.delivery import FETCH_RECORDS_MAX, pump_group, send_deferred
+from holdfast.broker.delivery.live_lane import open_lane_behind, read_lane
 from holdfast.broker.delivery.replay_pace import may_read_on
 from holdfast.broker.delivery.transmission import READ_BYTES_MAX, finish_inflight
 from holdfast.broker.effects import FetchInflight, ReadLog
@@ -22,13 +19,7 @@ from holdfast.broker.routing import subscription_at, subscriptions_of
 from holdfast.broker.session.audience import Audience, decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message, stored_message
-from holdfast.broker.session.session import (
-    RECEIVED,
-    Group,
-    GroupMember,
-    Inflight,
-    Session,
-)
+from holdfast.broker.session.session import RECEIVED, Group, GroupMember, Inflight, Session
 from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
@@ -52,7 +43,12 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
         connection = reader.connection
         if connection is None or connection.state != OPEN or reader.resuming:
             return
-        if reader.replays_awaited or (reader.has_starts and not may_read_on(state, reader)):
+        if reader.replays_awaited:
+            return
+        lane = reader.lane
+        if lane is not None and lane.positions is not None and read_lane(state, reader, lane):
+            return
+        if reader.has_starts and not may_read_on(state, reader):
             return
     elif not reader.connected:
         return
@@ -159,6 +155,8 @@ def message_of(record: Record) -> Message:
 def resume(state: NodeState, session: Session, connection: Connection) -> None:
     """Send everything inflight again after CONNACK of a resumed session, in its order, with its
     packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
+    if session.has_starts:
+        open_lane_behind(session, [])
     unsent: deque[int] = deque()
     for packet_id, entry in session.inflight.items():
         if entry.state == RECEIVED:

@@ -3,7 +3,7 @@
 from holdfast.broker.delivery.delivery import (
     pump_group,
 )
-from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane
+from holdfast.broker.delivery.live_lane import is_backed_up, is_full, pump_lane
 from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, continue_reading, message_of
 from holdfast.broker.delivery.outbox import pump
 from holdfast.broker.delivery.replay_pace import charge_read
@@ -13,7 +13,7 @@ from holdfast.broker.recovery.state_records import note_progress
 from holdfast.broker.rights import may_read, may_replay
 from holdfast.broker.routing import subscription_to, subscriptions_of
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.cursor import Delivery, LiveLane
 from holdfast.broker.session.session import (
     Group,
     Session,
@@ -35,6 +35,10 @@ def handle_read(
 ) -> None:
     """Queue the result of a ReadLog effect. `lost`: records that retention or damage took."""
     reader = effect.cursor
+    if effect.lane is not None:
+        if isinstance(reader, Session) and reader.connection is effect.connection:
+            _handle_lane_read(state, reader, effect.lane, records, positions, done)
+        return
     if not reader.reading or effect.number != reader.read_number:
         return
     state.stats.log_records_read += len(records)
@@ -68,6 +72,46 @@ def handle_read(
     pump_group(state, reader)
     if not reader.tailing:
         continue_reading(state, reader)
+
+
+def _handle_lane_read(
+    state: NodeState,
+    session: Session,
+    lane: LiveLane,
+    records: list[Record],
+    positions: list[int],
+    done: bool,
+) -> None:
+    """Queue the records of a lane that catches up. The replay will pass those that are sent. Lost
+    records are left to it, because it reads the same part of the log."""
+    if session.lane is not lane or not lane.reading:
+        return
+    state.stats.log_records_read += len(records)
+    known = _known_places(session)
+    for record in records:
+        topic = record.topic.decode()
+        if (record.partition, record.offset) in known or not lane.takes(topic):
+            continue
+        subscription = subscription_to(
+            subscriptions_of(state, session, topic), record, session.done
+        )
+        if subscription is None or not may_read(session, record.topic):
+            continue
+        if subscription.no_local and record.client_id == session.key:
+            continue
+        message = message_of(record)
+        if message.audience is not None and not message.audience.is_plain:
+            continue
+        if is_full(session, lane):
+            lane.close()
+            break
+        qos = min(message.qos, subscription.qos)
+        retain = message.retain and subscription.retain_as_published
+        lane.push(Delivery(message, qos, retain, subscription.additions))
+    if lane.is_open:
+        lane.finish_read(positions, done)
+    pump(state, session)
+    continue_reading(state, session)
 
 
 def reader_name(reader: Session | Group) -> str:
@@ -108,14 +152,7 @@ class QueueRead(Work):
         self.version = 3 if connection is None else connection.version
         self.topics: dict[bytes, TopicPlan] = {}
         # Records sent before a crash whose packet id was logged before the position moved.
-        self.known = {
-            (entry.partition, entry.offset)
-            for entry in session.inflight.values()
-            if not entry.is_retained and not entry.group_tag
-        }
-        if session.lane is not None:
-            for delivery in session.lane.queue:
-                self.known.add((delivery.message.partition, delivery.message.offset))
+        self.known = _known_places(session)
 
     def step(self, state: NodeState, steps: int) -> int:
         session = self.session
@@ -272,6 +309,20 @@ class TopicPlan:
         self.may_replay = may_replay
         # What a PUBLISH of the topic has between its length and its payload; b"": not made yet.
         self.head = b""
+
+
+def _known_places(session: Session) -> set[tuple[int, int]]:
+    """The records at or above the session's positions that it has already: those in flight, and
+    those in its lane."""
+    known = {
+        (entry.partition, entry.offset)
+        for entry in session.inflight.values()
+        if not entry.is_retained and not entry.group_tag
+    }
+    if session.lane is not None:
+        for delivery in session.lane.queue:
+            known.add((delivery.message.partition, delivery.message.offset))
+    return known
 
 
 def _queue(reader: Session | Group, delivery: Delivery) -> None:

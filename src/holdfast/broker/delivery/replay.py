@@ -20,6 +20,7 @@ Invariants
 from operator import gt
 from typing import Final
 
+from holdfast.broker.delivery.live_lane import open_lane_behind
 from holdfast.broker.delivery.replay_start import (
     SPECIAL_PREFIXES,
     InvalidStart,
@@ -258,6 +259,7 @@ def begin_replay(
             replays[each.filter] = replay_entry(each.start, each.replay)
             starts.append(each.start)
     go_back(session, positions, starts)
+    open_lane_behind(session, filters)
     state.interests.pop(session, None)
     session.replays_awaited += 1
     if session.is_durable():

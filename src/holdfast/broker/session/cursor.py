@@ -48,8 +48,11 @@ class LiveLane:
     """The live messages of a session that overtake its replay.
 
     Invariants
-    - It exists from the SUBSCRIBE of the replay until the outbox is empty at the tail. The cursor
-      was at the tail when it began. So no older message of a topic outside of `filters` waits.
+    - It exists from the SUBSCRIBE of the replay, or from a reconnect in its middle, until the
+      outbox is empty at the tail.
+    - If the cursor was not at the tail when it began, `positions` are set: it first reads the
+      messages of its topics from the log, and the replay waits. So no older message of a topic
+      outside of `filters` waits while a live one goes through the lane.
     - All messages of such a topic go through the lane until it closes, and none of a topic that a
       replayed filter matches. So each topic keeps its order. Smallest counter-example of a lane for
       all topics: a session that reads `a/#` live and `a/b` from the past gets today's message of
@@ -63,6 +66,13 @@ class LiveLane:
         self.queue: deque[Delivery] = deque()
         self.queue_bytes = 0
         self.is_open = len(filters) <= LANE_FILTERS_MAX
+        # Per partition, the next offset to read; None: it has caught up.
+        self.positions: list[int] | None = None
+        self.reading = False
+        # The live deliveries during a read. They are dropped if the read does not reach the tail.
+        self.tailed: list[Delivery] = []
+        self.tailed_bytes = 0
+        self.has_overflowed = False
 
     def takes(self, topic: str) -> bool:
         """Whether messages of the topic go through the lane."""
@@ -81,11 +91,43 @@ class LiveLane:
         self.queue_bytes -= len(delivery.message.payload) + 200
         return delivery
 
+    def start_read(self) -> None:
+        """Begin a read from `positions` on. Live deliveries come behind its records."""
+        self.reading = True
+        self.has_overflowed = False
+
+    def tail(self, delivery: Delivery, has_room: bool) -> None:
+        """Take a live delivery while the lane is behind. It is in the log, so it may be dropped."""
+        if self.reading and has_room:
+            self.tailed.append(delivery)
+            self.tailed_bytes += len(delivery.message.payload) + 200
+        else:
+            self.has_overflowed = True
+
+    def finish_read(self, positions: list[int], done: bool) -> None:
+        """End a read at `positions`, whose records are queued. `done`: it reached its limit."""
+        self.reading = False
+        tailed = self.tailed
+        self.tailed = []
+        self.tailed_bytes = 0
+        self.positions = positions
+        if done and not self.has_overflowed:
+            self.positions = None
+            for delivery in tailed:
+                self.push(delivery)
+
+    def close(self) -> None:
+        """Let all later messages wait behind the replay."""
+        self.is_open = False
+        self.positions = None
+        self.reading = False
+        self.tailed = []
+
     def add_filters(self, filters: list[str]) -> None:
         """Another replay begins. Messages that wait here are sent before it."""
         self.filters = self.filters + filters
         if len(self.filters) > LANE_FILTERS_MAX:
-            self.is_open = False
+            self.close()
 
 
 class WaitingQos0:
