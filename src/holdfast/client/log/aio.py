@@ -5,13 +5,12 @@ and only when the program asks for the next one. So neither the event loop nor t
 """
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.client.log.client import WAIT_S, LogClient, Topics
+from holdfast.client.log.client import LogLocation, Topics, select
 from holdfast.client.log.cursor import MESSAGES_MAX, LogCursor, OnGap
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.messages import LogMessage
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncLogClient:
+class AsyncLogClient(LogLocation):
     """`LogClient` for asyncio: the same arguments, results and errors.
 
     log = AsyncLogClient("127.0.0.1:18083")
@@ -31,24 +30,6 @@ class AsyncLogClient:
         async for message in cursor:
             ...
     """
-
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        token_file: str | os.PathLike[str] = "",
-        ca_file: str | os.PathLike[str] = "",
-        wait_s: float = WAIT_S,
-    ) -> None:
-        """See `LogClient`."""
-        self._client = LogClient(servers, token_file=token_file, ca_file=ca_file, wait_s=wait_s)
-
-    @classmethod
-    def offline(cls, directory: str | os.PathLike[str]) -> "AsyncLogClient":
-        """See `LogClient.offline`."""
-        found = cls.__new__(cls)
-        found._client = LogClient.offline(directory)
-        return found
 
     async def read(
         self,
@@ -64,15 +45,13 @@ class AsyncLogClient:
     ) -> "AsyncLogCursor":
         """Begin to read: see `LogClient.read`. `on_gap` is called in the thread of the event
         loop."""
+        selection = select(topics, start, end, follow, partitions, idle_s)
         loop = asyncio.get_running_loop()
         worker = ThreadPoolExecutor(1, "log-cursor")
         told: OnGap | None = None
         if on_gap is not None:
             told = partial(loop.call_soon_threadsafe, on_gap)  # type: ignore[arg-type]
-        make = partial(
-            self._client.read, topics, start=start, end=end, follow=follow, group=group,
-            partitions=partitions, on_gap=told, idle_s=idle_s,
-        )  # fmt: skip
+        make = partial(self._open, selection, group, told)
         try:
             return AsyncLogCursor(await loop.run_in_executor(worker, make), worker)
         except BaseException:

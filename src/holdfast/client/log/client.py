@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from holdfast.client.admin_access import AdminAccess, AdminAccessError, admin_address, load_access
 from holdfast.client.admin_connection import Server
@@ -21,12 +21,8 @@ less."""
 Topics = str | Collection[str]
 
 
-class LogClient:
-    """The log of a broker or a cluster, over the admin ports, or of a data directory.
-
-        log = LogClient("127.0.0.1:18083")
-        for message in log.read("plant/+/temperature", start="-1h"):
-            print(message.time, message.topic, message.payload)
+class LogLocation:
+    """The location of a log: the admin ports of a broker or a cluster, or a data directory.
 
     It keeps no connection: each read has its own. Any thread may use it.
     """
@@ -51,7 +47,7 @@ class LogClient:
         self._directory = ""
 
     @classmethod
-    def offline(cls, directory: str | os.PathLike[str]) -> "LogClient":
+    def offline(cls, directory: str | os.PathLike[str]) -> Self:
         """The log in a data directory that this machine can read, also while a broker serves it.
 
         Without a broker there are no groups, and a read cannot follow.
@@ -60,6 +56,33 @@ class LogClient:
         found._servers, found._access, found._wait_s = (), AdminAccess(), 0.0
         found._directory = str(Path(directory))
         return found
+
+    def _open(self, selection: LogSelection, group: str, on_gap: OnGap | None) -> LogCursor:
+        """The cursor of a read, positioned. It blocks while it asks the servers."""
+        if selection.follow and self._directory:
+            raise LogOptionError("follow needs the admin port of a broker, not a directory")
+        if group and self._directory:
+            raise LogOptionError("group needs the admin port of a broker, not a directory")
+        access: ReadableLog
+        if self._directory:
+            access = DirectoryLog(self._directory)
+            return LogCursor(access, selection, None, on_gap)
+        access = ServedLog(self._servers, self._access, self._wait_s)
+        offsets = GroupOffsets(group, access.servers) if group else None
+        try:
+            return LogCursor(access, selection, offsets, on_gap)
+        except BaseException:
+            access.close()
+            raise
+
+
+class LogClient(LogLocation):
+    """The log of a broker or a cluster, over the admin ports, or of a data directory.
+
+    log = LogClient("127.0.0.1:18083")
+    for message in log.read("plant/+/temperature", start="-1h"):
+        print(message.time, message.topic, message.payload)
+    """
 
     def read(
         self,
@@ -89,33 +112,31 @@ class LogClient:
         Raises LogOptionError, AdminError if no server responds, DataDirectoryError for a directory,
         and LogTruncatedError for a position behind the end of the log.
         """
-        if follow and end is not None:
-            raise LogOptionError("give end or follow, not both")
-        if follow and self._directory:
-            raise LogOptionError("follow needs the admin port of a broker, not a directory")
-        if group and self._directory:
-            raise LogOptionError("group needs the admin port of a broker, not a directory")
-        if idle_s is not None and not (follow and idle_s > 0):
-            raise LogOptionError(f"idle_s is {idle_s}; allowed: more than 0 seconds, with follow")
-        selection = LogSelection(
-            _topic_filter(topics),
-            resolve_place("start", EARLIEST if start is None else start),
-            None if end is None else resolve_place("end", end),
-            follow,
-            None if partitions is None else frozenset(partitions),
-            idle_s,
-        )
-        access: ReadableLog
-        if self._directory:
-            access = DirectoryLog(self._directory)
-            return LogCursor(access, selection, None, on_gap)
-        access = ServedLog(self._servers, self._access, self._wait_s)
-        offsets = GroupOffsets(group, access.servers) if group else None
-        try:
-            return LogCursor(access, selection, offsets, on_gap)
-        except BaseException:
-            access.close()
-            raise
+        selection = select(topics, start, end, follow, partitions, idle_s)
+        return self._open(selection, group, on_gap)
+
+
+def select(
+    topics: Topics,
+    start: Place | None,
+    end: Place | None,
+    follow: bool,
+    partitions: Collection[int] | None,
+    idle_s: float | None,
+) -> LogSelection:
+    """The checked options of a read (see `LogClient.read`). Raises LogOptionError."""
+    if follow and end is not None:
+        raise LogOptionError("give end or follow, not both")
+    if idle_s is not None and not (follow and idle_s > 0):
+        raise LogOptionError(f"idle_s is {idle_s}; allowed: more than 0 seconds, with follow")
+    return LogSelection(
+        _topic_filter(topics),
+        resolve_place("start", EARLIEST if start is None else start),
+        None if end is None else resolve_place("end", end),
+        follow,
+        None if partitions is None else frozenset(partitions),
+        idle_s,
+    )
 
 
 def _topic_filter(topics: Topics) -> TopicFilter:

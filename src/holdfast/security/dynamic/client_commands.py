@@ -11,8 +11,9 @@ from holdfast.security.dynamic.fields import (
     Fields,
     Json,
     listed,
-    name_in,
+    new_name_in,
     shown_grant,
+    shown_roles,
     shown_texts,
     text_in,
     texts_in,
@@ -21,11 +22,7 @@ from holdfast.security.dynamic.fields import (
 
 def _create_client(edit: SecurityEdit, command: Fields) -> None:
     document = edit.document
-    name = name_in(command, "username")
-    if name in document.users:
-        raise DynamicSecurityError("Client already exists")
-    if len(document.users) >= CLIENTS_MAX:
-        raise DynamicSecurityError(f"there are {CLIENTS_MAX} clients already")
+    name = new_name_in(command, "username", "Client", document.users, CLIENTS_MAX)
     user = SecurityUser(
         name,
         text_in(command, "clientid"),
@@ -128,9 +125,7 @@ def _shown_user(edit: SecurityEdit, user: SecurityUser) -> Json:
     if user.disabled:
         shown["disabled"] = True
     groups = edit.document.groups_by_priority(user.username)
-    shown["roles"] = [
-        shown_grant("rolename", *msgspec.structs.astuple(each)) for each in user.roles
-    ]
+    shown["roles"] = shown_roles(user)
     shown["groups"] = [shown_grant("groupname", *each) for each in groups]
     return shown
 

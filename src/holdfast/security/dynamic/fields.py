@@ -29,6 +29,16 @@ def name_in(command: Fields, key: str) -> str:
     return name
 
 
+def new_name_in(command: Fields, key: str, kind: str, names: Collection[str], most: int) -> str:
+    """The name of a client, group or role to create. `names`: those that exist; at most `most`."""
+    name = name_in(command, key)
+    if name in names:
+        raise DynamicSecurityError(f"{kind} already exists")
+    if len(names) >= most:
+        raise DynamicSecurityError(f"there are {most} {kind.lower()}s already")
+    return name
+
+
 def text_in(command: Fields, key: str) -> str | None:
     text = command.get(key)
     if text is None:
@@ -103,9 +113,14 @@ def listed(
     return {"totalCount": len(names), key: [show(name) if is_verbose else name for name in found]}
 
 
-def shown_texts(shown: "SecurityUser | UserGroup | SecurityRole") -> dict[str, str]:
+def shown_texts(shown: SecurityUser | UserGroup | SecurityRole) -> dict[str, str]:
     texts = {"textname": shown.textname, "textdescription": shown.textdescription}
     return {key: text for key, text in texts.items() if text}
+
+
+def shown_roles(shown: SecurityUser | UserGroup) -> list[Json]:
+    """The roles of a client or group, as a response lists them."""
+    return [shown_grant("rolename", each.rolename, each.priority) for each in shown.roles]
 
 
 def shown_grant(key: str, name: str, priority: int) -> Json:

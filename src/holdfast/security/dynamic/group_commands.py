@@ -17,9 +17,9 @@ from holdfast.security.dynamic.fields import (
     Fields,
     Json,
     listed,
-    name_in,
+    new_name_in,
     priority_in,
-    shown_grant,
+    shown_roles,
     shown_texts,
     texts_in,
 )
@@ -27,11 +27,7 @@ from holdfast.security.dynamic.fields import (
 
 def _create_group(edit: SecurityEdit, command: Fields) -> None:
     document = edit.document
-    name = name_in(command, "groupname")
-    if name in document.groups:
-        raise DynamicSecurityError("Group already exists")
-    if len(document.groups) >= GROUPS_MAX:
-        raise DynamicSecurityError(f"there are {GROUPS_MAX} groups already")
+    name = new_name_in(command, "groupname", "Group", document.groups, GROUPS_MAX)
     roles = edit.grants(command) or ()
     clients = edit.members(command) or []
     document.groups[name] = msgspec.structs.replace(
@@ -116,9 +112,7 @@ def _shown_group(group: UserGroup) -> Json:
     shown: Fields = {"groupname": group.groupname}
     shown |= shown_texts(group)
     shown["clients"] = [{"username": name} for name in sorted(group.members)]
-    shown["roles"] = [
-        shown_grant("rolename", *msgspec.structs.astuple(each)) for each in group.roles
-    ]
+    shown["roles"] = shown_roles(group)
     return shown
 
 

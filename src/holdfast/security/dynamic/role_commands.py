@@ -21,6 +21,7 @@ from holdfast.security.dynamic.fields import (
     acls_in,
     listed,
     name_in,
+    new_name_in,
     shown_texts,
     texts_in,
 )
@@ -28,11 +29,7 @@ from holdfast.security.dynamic.fields import (
 
 def _create_role(edit: SecurityEdit, command: Fields) -> None:
     roles = edit.document.roles
-    name = name_in(command, "rolename")
-    if name in roles:
-        raise DynamicSecurityError("Role already exists")
-    if len(roles) >= ROLES_MAX:
-        raise DynamicSecurityError(f"there are {ROLES_MAX} roles already")
+    name = new_name_in(command, "rolename", "Role", roles, ROLES_MAX)
     roles[name] = SecurityRole(name, **texts_in(command), acls=acls_in(command) or ())
 
 
