@@ -40,12 +40,25 @@ def start_alerts(
     return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
 
 
-def main(arguments: list[str]) -> None:
-    given = dict(argument.split("=", 1) for argument in arguments)
-    limit = float(given.pop("limit", "90"))
+def main(arguments: list[str]) -> int:
+    given = {name: value for name, _, value in (each.partition("=") for each in arguments)}
+    try:
+        limit = float(given.pop("limit", "90"))
+    except ValueError as error:
+        print(f"alerts: limit: {error}", file=sys.stderr)
+        return 2
+    if set(given) != {"admin", "mqtt", "checkpoint"}:
+        print(__doc__, file=sys.stderr)
+        return 2
     spark = spark_session("alerts")
-    start_alerts(spark, **given, limit=limit, processingTime="1 second").awaitTermination()
+    try:
+        start_alerts(spark, **given, limit=limit, processingTime="1 second").awaitTermination()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        spark.stop()
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -10,19 +10,23 @@ starts again::
 In Home Assistant: Settings, Devices and services, MQTT, with the same broker.
 """
 
+import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
 from random import uniform
 
-from holdfast.client import Client, Options, Reconnect, Will
+from holdfast.client import Client, ClientError, Options, Reconnect, Will
 
 SENSORS = {
     "power": ("Power", "W", "measurement"),
     "energy": ("Energy", "kWh", "total_increasing"),
 }
 """By device class: the name, the unit and the state class."""
+FAREWELL_S = 2.0
+"""The most seconds to report that the device is switched off."""
 
 
 def discovery(device: str) -> dict[str, dict[str, object]]:
@@ -55,15 +59,20 @@ async def run(server: str, device: str, readings: AsyncIterator[dict[str, float]
         options=options,
         on_connect=lambda session_present, server: connected.set(),
     ) as client:
-        for topic, config in discovery(device).items():
-            await client.publish(topic, json.dumps(config), qos=1, retain=True)
-        async for reading in readings:
-            await client.publish(f"{device}/state", json.dumps(reading), qos=1, retain=True)
-            if connected.is_set():
-                # The broker has published the will of the connection before this one.
-                connected.clear()
-                await client.publish(f"{device}/available", b"online", qos=1, retain=True)
-        await client.publish(f"{device}/available", b"offline", qos=1, retain=True)
+        try:
+            for topic, config in discovery(device).items():
+                await client.publish(topic, json.dumps(config), qos=1, retain=True)
+            async for reading in readings:
+                await client.publish(f"{device}/state", json.dumps(reading), qos=1, retain=True)
+                if connected.is_set():
+                    # The broker has published the will of the connection before this one.
+                    connected.clear()
+                    await client.publish(f"{device}/available", b"online", qos=1, retain=True)
+        finally:
+            # A connection that ends in order has no will.
+            with contextlib.suppress(TimeoutError, ClientError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await client.publish(f"{device}/available", b"offline", qos=1, retain=True)
 
 
 async def measure() -> AsyncIterator[dict[str, float]]:
@@ -75,5 +84,19 @@ async def measure() -> AsyncIterator[dict[str, float]]:
         await asyncio.sleep(1)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A power meter for Home Assistant.")
+    parser.add_argument("server", help="the broker: 127.0.0.1 or mqtts://host:8883")
+    parser.add_argument("device", help="the name of the meter: meter-1")
+    given = parser.parse_args()
+    try:
+        asyncio.run(run(given.server, given.device, measure()))
+    except KeyboardInterrupt:
+        return 130
+    except (ClientError, ValueError) as error:
+        print(f"home_assistant: {error}", file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
-    asyncio.run(run(sys.argv[1], sys.argv[2], measure()))
+    sys.exit(main())

@@ -6,11 +6,12 @@
 It prints count, mean and maximum of each topic. Payloads that are no numbers are left out.
 """
 
+import argparse
 import sys
 
 import polars as pl
 
-from holdfast.client.log import LogClient
+from holdfast.client.log import AdminError, LogClient, LogGapError, LogOptionError
 
 
 def last_hour(admin: str, topics: str) -> pl.DataFrame:
@@ -31,5 +32,20 @@ def last_hour(admin: str, topics: str) -> pl.DataFrame:
     )
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Print the last hour of some topics.")
+    parser.add_argument("admin", help="the broker's admin port: 127.0.0.1:18083")
+    parser.add_argument("topics", help="an MQTT filter: 'plant/+/temperature'")
+    given = parser.parse_args()
+    try:
+        print(last_hour(given.admin, given.topics))
+    except KeyboardInterrupt:
+        return 130
+    except (AdminError, LogGapError, LogOptionError) as error:
+        print(f"log_to_polars: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(last_hour(*sys.argv[1:3]))
+    sys.exit(main())

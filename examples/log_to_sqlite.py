@@ -6,10 +6,19 @@ The rows and the position in the log are one transaction. So kill it at any time
 again: each message has one row. It follows the log until it is stopped.
 """
 
+import argparse
 import sqlite3
 import sys
 
-from holdfast.client.log import LogClient, OffsetTable
+from holdfast.client.log import (
+    AdminError,
+    LogClient,
+    LogGapError,
+    LogOptionError,
+    LogTruncatedError,
+    OffsetConflict,
+    OffsetTable,
+)
 
 
 def run(admin: str, topics: str, path: str) -> None:
@@ -28,5 +37,24 @@ def run(admin: str, topics: str, path: str) -> None:
                 offsets.store(cursor.position)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Write messages of a broker's log to a table of SQLite."
+    )
+    parser.add_argument("admin", help="the broker's admin port: 127.0.0.1:18083")
+    parser.add_argument("topics", help="an MQTT filter: 'plant/#'")
+    parser.add_argument("path", help="the database: readings.db")
+    given = parser.parse_args()
+    try:
+        run(given.admin, given.topics, given.path)
+    except KeyboardInterrupt:
+        return 130
+    except (sqlite3.Error, OffsetConflict) as error:
+        print(f"log_to_sqlite: {given.path}: {error}", file=sys.stderr)
+    except (AdminError, LogGapError, LogOptionError, LogTruncatedError) as error:
+        print(f"log_to_sqlite: {error}", file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
-    run(*sys.argv[1:4])
+    sys.exit(main())

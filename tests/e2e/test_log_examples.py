@@ -1,5 +1,6 @@
 """The examples that read the log: run as processes, killed with -9 in the middle, and run again."""
 
+import contextlib
 import random
 import sqlite3
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.client.log import LogClient
+from holdfast.testing import Broker
 from tests.e2e.brokers import Holdfast
 from tests.e2e.wire import Wire
 from tests.support.postgresql import missing, running_server
@@ -101,6 +104,59 @@ def test_the_sink_in_postgresql_is_exactly_once(broker: Holdfast) -> None:
 
             run_killed("log_to_postgresql.py", broker, url, lambda: len(rows()))
             check(rows())
+
+
+def kill_when(process: subprocess.Popen[bytes], is_time: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    try:
+        while not is_time():
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_sink_in_delta_is_exactly_once(tmp_path: Path) -> None:
+    """Killed once it has written rows, and once it has committed them."""
+    pytest.importorskip("deltalake")
+    from deltalake import DeltaTable
+    from deltalake.exceptions import CommitFailedError
+
+    from examples.log_to_delta import COLUMNS, DeltaSink, tables
+
+    path = tmp_path / "lake"
+    sent: list[tuple[str, int]] = []
+
+    def publish_some(wire: Wire) -> None:
+        for number in range(len(sent), len(sent) + 200):
+            sent.append((f"plant/{number % 7}/temperature", number))
+            wire.publish(sent[-1][0], b"%d" % number, qos=1)
+
+    with Broker(data=tmp_path / "data", admin=True) as broker, Wire(broker.port) as wire:
+        wire.connect("meter")
+        log = LogClient(f"127.0.0.1:{broker.admin_port}")
+        command = [sys.executable, str(EXAMPLES / "log_to_delta.py"), "--every-s", "0.01"]
+        command += [f"127.0.0.1:{broker.admin_port}", "plant/#", str(path)]
+        for made in ("*.parquet", "_delta_log/*.json"):
+            publish_some(wire)
+            before = set(path.glob(made))
+            process = subprocess.Popen(command, stderr=subprocess.PIPE)
+            kill_when(process, lambda: set(path.glob(made)) - before)  # noqa: B023
+        # Two processes of one sink by mistake: both go on at the same position.
+        publish_some(wire)
+        with log.read("plant/#") as cursor:
+            schema, partitions = cursor.arrow_reader(COLUMNS).schema, cursor.position.offsets
+        sinks = [DeltaSink(str(path), schema) for _ in range(2)]
+        starts = [sink.load(partitions) for sink in sinks]
+        outcomes = (contextlib.nullcontext(), pytest.raises(CommitFailedError))
+        for sink, start, outcome in zip(sinks, starts, outcomes, strict=True):
+            with outcome, log.read("plant/#", start=start) as cursor:
+                for rows in tables(cursor):
+                    sink.append(rows, cursor.position)
+    found = DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert sorted((row["topic"], int(row["payload"])) for row in found) == sorted(sent)
 
 
 def test_the_last_hour_in_polars(broker: Holdfast) -> None:
