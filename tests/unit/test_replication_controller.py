@@ -428,6 +428,22 @@ def test_a_node_that_is_up_is_not_removed() -> None:
         operations.remove(empty, "n2")
 
 
+def test_the_last_node_that_may_take_partitions_is_not_removed() -> None:
+    world = cluster("n2")
+    world.operate(operations.drain, "n1")
+    world.run(20)
+    gone = replace(world.metadata.nodes["n2"], state=NodePhase.DOWN)
+    empty = replace(
+        world.metadata,
+        nodes={**world.metadata.nodes, "n2": gone},
+        partitions=(PartitionInfo(("n1",), (), "n1", 1, ("n1",), 1),),
+    )
+    with pytest.raises(OperationError, match="without n2 no data node would be up: undrain one"):
+        operations.remove(empty, "n2")
+    up = replace(world.metadata.nodes["n1"], state=NodePhase.UP)
+    assert operations.remove(replace(empty, nodes={"n1": up, "n2": gone}), "n2")
+
+
 def test_a_leaving_node_is_relieved_and_gets_its_leaderships_back() -> None:
     world = cluster("n2", "n3")
     world.nodes["n2"].is_leaving = True

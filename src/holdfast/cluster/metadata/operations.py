@@ -43,11 +43,7 @@ def drain(metadata: ClusterMetadata, node: str) -> Command | None:
     info = node_of(metadata, node)
     if info.state == NodePhase.DRAINING:
         return None
-    remaining = sorted(
-        other.node_id
-        for other in metadata.nodes.values()
-        if other.node_id != node and other.role == DATA and other.state == NodePhase.UP
-    )
+    remaining = _up_without(metadata, node)
     if info.role == DATA and len(remaining) < metadata.min_insync:
         left = f"only {', '.join(remaining)}" if remaining else "no data node"
         raise OperationError(
@@ -76,7 +72,9 @@ def remove(metadata: ClusterMetadata, node: str) -> Command:
     """Remove a node that stores nothing, whatever its phase. It must not be a voter when the
     command is applied.
 
-    Raises `OperationError` if the node still stores partitions or is up.
+    Raises `OperationError` if the node still stores partitions or is up, or if no data node that is
+    up would remain. Counter-example: n1 is draining, n2 has died, and without n2 no node may ever
+    take a partition.
     """
     info = node_of(metadata, node)
     held = partitions_held(metadata, node)
@@ -87,7 +85,20 @@ def remove(metadata: ClusterMetadata, node: str) -> Command:
         )
     if info.role == DATA and info.state == NodePhase.UP:
         raise OperationError(f"{node} is up and would be given partitions again: drain it first")
+    if info.role == DATA and not _up_without(metadata, node):
+        raise OperationError(
+            f"without {node} no data node would be up: undrain one, or wait until one is up"
+        )
     return RemoveNode(node, info.version)
+
+
+def _up_without(metadata: ClusterMetadata, node: str) -> list[str]:
+    """The other data nodes that are up."""
+    return sorted(
+        other.node_id
+        for other in metadata.nodes.values()
+        if other.node_id != node and other.role == DATA and other.state == NodePhase.UP
+    )
 
 
 def rebalance(metadata: ClusterMetadata) -> Command | None:
