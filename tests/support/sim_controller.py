@@ -274,7 +274,7 @@ class ControllerWorld:
                 for node in absent - health.damaged - set(new.in_sync)
                 if node in old.in_sync
                 and self.metadata.nodes[node].state != NodePhase.DRAINING
-                and self.has_its_disk(node)
+                and self.is_seen_with_its_disk(node)
             }
             if whole and len(new.in_sync) < self.metadata.min_insync:
                 raise Wrong(f"partition {number}: {whole} may have the last copy: {old} to {new}")
@@ -310,6 +310,14 @@ class ControllerWorld:
         """As far as anybody knows."""
         sim = self.nodes[node]
         return not sim.is_alive or sim.incarnation == self.metadata.nodes[node].incarnation
+
+    def is_seen_with_its_disk(self, node: str) -> bool:
+        """As far as the controllers know. A node that has just died with another disk may still be
+        present there."""
+        seen = self.health.present.get(node)
+        if seen is None:
+            return self.has_its_disk(node)
+        return seen.incarnation == self.metadata.nodes[node].incarnation
 
     def is_serving(self, node: str) -> bool:
         """Alive with the disk that the metadata knows, and that does what it should."""
