@@ -1,6 +1,6 @@
 """The CPU of the broker's process and of its I/O workers, a message.
 
-    python -m bench.io_workers [--quick] [--only tcp|tls] [--json PATH]
+    python -m bench.io_workers [--quick] [--only tcp|tls] [--times N] [--json PATH]
 
 100 publishers send to one subscriber each, at a fixed rate in all, QoS 0 and each message in a
 write of its own. Another form has 50 at QoS 1, in memory. Each form runs with 0, 1 and 2 workers,
@@ -43,6 +43,7 @@ class Cost:
     broker_us: float
     workers_us: float
     missing: int
+    rate: int
 
     @property
     def sum_us(self) -> float:
@@ -95,12 +96,13 @@ class Traffic:
         return self.sent - self.received()
 
 
-def measure(parent: Path, transport: str, qos: int, workers: int, duration_s: float) -> Cost:
+def measure(
+    parent: Path, transport: str, qos: int, workers: int, rate: int, duration_s: float
+) -> Cost:
     feature = f"io-workers-{workers}" if workers else ""
     broker = brokers.start_holdfast(parent, "memory", transport=transport, feature=feature)
     try:
         traffic = Traffic(broker.port, transport, qos)
-        rate = RATES[transport][qos]
         traffic.run(rate, WARM_UP_S)
         others = [each for each in descendants(broker.pid) if each != broker.pid]
         before = process_cpu_s(broker.pid), sum(map(process_cpu_s, others)), traffic.received()
@@ -117,6 +119,7 @@ def measure(parent: Path, transport: str, qos: int, workers: int, duration_s: fl
             (after[0] - before[0]) / messages * 1e6,
             (after[1] - before[1]) / messages * 1e6,
             missing,
+            rate,
         )
     finally:
         broker.stop()
@@ -125,15 +128,17 @@ def measure(parent: Path, transport: str, qos: int, workers: int, duration_s: fl
 def main(argv: list[str] | None = None) -> int:
     parser = new_parser("bench.io_workers", __doc__, "--quick")
     parser.add_argument("--only", choices=sorted(RATES), help="one transport")
+    parser.add_argument("--times", type=float, default=1.0, help="so many times the usual rates")
     options: argparse.Namespace = parser.parse_args(argv)
     costs: list[Cost] = []
     print("form        workers  broker, us  workers, us  sum, us  missing")
     with tempfile.TemporaryDirectory() as directory:
         for transport in [options.only] if options.only else sorted(RATES):
             for qos in PAIRS:
+                rate = int(RATES[transport][qos] * options.times)
                 for workers in WORKERS:
                     duration_s = 2.0 if options.quick else 6.0
-                    cost = measure(Path(directory), transport, qos, workers, duration_s)
+                    cost = measure(Path(directory), transport, qos, workers, rate, duration_s)
                     costs.append(cost)
                     print(
                         f"{transport} QoS {qos}   {workers:7}  {cost.broker_us:10.1f}"
