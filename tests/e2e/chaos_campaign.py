@@ -4,7 +4,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
@@ -99,10 +99,11 @@ def play(
     directory: Path,
     *,
     pause_max_s: float = 8.0,
+    duration_s: float = 0.0,
 ) -> Outcome:
-    """Each fault in turn, under load; returns when everything is healed and delivered, or is not
-    going to be. `directory` is for the clients' own files. Raises AssertionError when the site
-    does not become whole again."""
+    """Each fault in turn, under load, and again until the duration is over; returns when everything
+    is healed and delivered, or is not going to be. `directory` is for the clients' own files.
+    Raises AssertionError when the site does not become whole again."""
     rng = random.Random(seed)
     outcome = Outcome(seed, run=f"chaos-{len(site.nodes)}-{seed}-{time.time_ns() // 1000}")
     outcome.events = directory / "events.jsonl"
@@ -112,7 +113,7 @@ def play(
         workload = Workload(site.servers(), ledger, rng, directory, site.clients_prefix)
         try:
             workload.begin()
-            for kind, fault in faults:
+            for kind, fault in _repeated(faults, time.monotonic() + duration_s):
                 scene = Scene(site, rng, topics_of(workload), pause_max_s)
                 outcome.rounds.append(_play_one(workload, scene, kind, fault, roles))
             workload.end(DRAIN_S)
@@ -128,6 +129,15 @@ def play(
             workload.close()
     _judge(outcome, workload)
     return outcome
+
+
+def _repeated(faults: Sequence[tuple[str, Fault]], until: float) -> Iterator[tuple[str, Fault]]:
+    yield from faults
+    while True:
+        for each in faults:
+            if time.monotonic() >= until:
+                return
+            yield each
 
 
 def _parameters(
