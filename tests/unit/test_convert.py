@@ -13,10 +13,20 @@ import pytest
 
 from holdfast.cli.backup.new_directory import NewDirectory
 from holdfast.cli.convert.carried import CarriedState, carry
-from holdfast.cli.convert.conversion import PARTIAL, ClusterPlan, convert
+from holdfast.cli.convert.command import report
+from holdfast.cli.convert.conversion import PARTIAL, USERS_FILE, ClusterPlan, convert
 from holdfast.cli.convert.definitions import Definitions
 from holdfast.cli.convert.source import ConversionError, Source, recover
 from holdfast.cli.main import main
+from holdfast.cluster.metadata.commands import PutUsers
+from holdfast.cluster.metadata.effects import Persist
+from holdfast.cluster.metadata.model import USERS_BYTES_MAX
+from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.cluster.metadata.store import MetaStore
+from holdfast.security.dynamic.agreed import pack
+from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
+from holdfast.security.dynamic.file import DynamicSecurityFile
+from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.storage.files.data_directory import (
     DataDirectoryError,
     create_or_open,
@@ -159,6 +169,41 @@ def test_nothing_is_lost_on_the_way_and_back(lived: Path, tmp_path: Path) -> Non
     assert state_of(single).lasting() == original.lasting()
     by_log = state_by_log(single, tmp_path / "by log too", reading(single).now_us)
     assert by_log.lasting() == original.lasting()
+
+
+def test_the_users_of_a_cluster_become_a_file(lived: Path, tmp_path: Path) -> None:
+    cluster, single = tmp_path / "cluster", tmp_path / "single"
+    convert(lived, cluster, PLAN)
+    document = SecurityDocument()
+    document.users["alice"] = SecurityUser("alice", disabled=True)
+    put_users(cluster, pack(document, USERS_BYTES_MAX))
+    made = convert(cluster, single, None)
+    file = DynamicSecurityFile.load(single / USERS_FILE)
+    assert file.document.users == document.users
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    assert any(str(file.path) in line for line in report(made, cluster, single))
+
+
+def put_users(directory: Path, data: bytes) -> None:
+    """Change the users of a cluster of one node, which is stopped."""
+    manifest = open_to_read(directory).manifest
+    member = peer_id(manifest.node_id, manifest.incarnation)
+    raft = RaftFiles(OsFileSystem(directory), member, is_new=False)
+    store = MetaStore(
+        manifest.node_id, manifest.incarnation, raft.state, nonce="n", random=lambda: 0.5, now=0.0
+    )
+    for now in (0.0, 10.0):
+        store.handle_timers(now)
+        if now:
+            store.propose(PutUsers(0, data), now)
+        while store.effects:
+            effect = store.effects.pop(0)
+            if isinstance(effect, Persist):
+                raft.write(effect.write)
+                store.persisted(now)
+    raft.close()
+    assert store.metadata is not None
+    assert store.metadata.users is not None
 
 
 def test_a_converted_broker_serves_what_is_unfinished(lived: Path, tmp_path: Path) -> None:

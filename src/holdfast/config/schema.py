@@ -186,7 +186,7 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     dynamic_security_file: str = ""
     """The users, groups and roles that clients change at run time over
     `$CONTROL/dynamic-security/v1`, in Mosquitto's format. The broker replaces the file with each
-    change."""
+    change. In a cluster the file counts until the first change."""
     jwt: Jwt = field(default_factory=Jwt)
     http: HttpCheck = field(default_factory=HttpCheck)
 

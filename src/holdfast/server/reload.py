@@ -241,14 +241,17 @@ def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:
 
 def _with_agreed_users(broker: Broker, security: SecurityFiles) -> SecurityFiles:
     """The files, with the users of the cluster in place of those of its file once there are any."""
-    if not isinstance(broker, ClusterBroker) or security.users is None:
+    if not isinstance(broker, ClusterBroker) or broker.agreement is None:
+        return security
+    if security.users is None:
+        if broker.agreement.current() is not None:
+            text = "set security.dynamic_security_file, as on the other nodes"
+            logger.warning("agreed_users_not_in_force text=%r", text)
         return security
     present = broker.commands
     try:
         if isinstance(present, AgreedCommandRunner):
             users = present.merged(security.users)
-        elif broker.agreement is None:
-            return security
         else:
             users = agreed_users(security.users, broker.agreement)
     except DynamicSecurityError as error:

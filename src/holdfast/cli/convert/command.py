@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from holdfast.cli.convert.conversion import ClusterPlan, Conversion, convert
+from holdfast.cli.convert.conversion import USERS_FILE, ClusterPlan, Conversion, convert
 from holdfast.cli.convert.source import ConversionError
 from holdfast.cli.text import count_text
 from holdfast.config.schema import Cluster
@@ -114,6 +114,11 @@ def report(made: Conversion, source: Path, target: Path) -> list[str]:
             " HOST:PORT --join OTHERS, and the other nodes with empty directories",
             f"never serve {source} again: both would go on from the same messages",
         ]
+    if made.has_users:
+        lines.append(
+            f"set security.dynamic_security_file = {str(target / USERS_FILE)!r}, the users that the"
+            " cluster had"
+        )
     return [
         *lines,
         f"this is the single broker {manifest.node_id}",

@@ -37,10 +37,14 @@ from holdfast.cli.convert.definitions import FIRST_EPOCH, Definitions
 from holdfast.cli.convert.new_log import NewLog
 from holdfast.cli.convert.raft_metadata import found_cluster
 from holdfast.cli.convert.source import ConversionError, Source, recover
+from holdfast.cluster.metadata.model import AgreedUsers, ClusterMetadata
 from holdfast.cluster.state.fields import InboundIds
 from holdfast.cluster.state.replicated import NO_ID, SNAPSHOT_INBOUND, ReplicatedState
 from holdfast.config.check_cluster import NODE_ID
 from holdfast.config.schema import NODE_NAME
+from holdfast.security.dynamic.agreed import unpack
+from holdfast.security.dynamic.document import DynamicSecurityError, SecurityDocument
+from holdfast.security.dynamic.file import write as write_users
 from holdfast.server.disk.raft_files import FOLDER as RAFT
 from holdfast.storage.files.data_directory import lock_root, open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
@@ -58,6 +62,8 @@ from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 from holdfast.storage.record import Record
 
+USERS_FILE: Final = "dynamic-security.json"
+"""The file for the users that the nodes of a cluster have agreed on."""
 PARTIAL: Final = ".converting"
 """The end of the name of a directory that is not complete yet."""
 MADE_AGAIN: Final = frozenset({MANIFEST, WATERMARKS, JOURNAL, SNAPSHOTS, RAFT, ASIDE})
@@ -82,6 +88,8 @@ class Conversion:
     added: int
     """Those added at its end."""
     carried: CarriedState
+    has_users: bool = False
+    """Whether the cluster's users of dynamic security are in `USERS_FILE` of the new directory."""
 
 
 def convert(
@@ -109,8 +117,9 @@ def convert(
     lock = lock_root(source)
     try:
         opened = Source(source, directory)
+        metadata: ClusterMetadata | None = None
         if plan is None:
-            opened.check_alone(is_last=is_last)
+            metadata = opened.check_alone(is_last=is_last)
         elif FEDERATION in opened.recovery.state.sessions:
             raise ConversionError(
                 f"{source} is a member of a federation, and its log has messages for the others."
@@ -120,9 +129,20 @@ def convert(
         _check_space(opened, made.partial)
         with made as partial:
             partial.mkdir(mode=0o750, parents=True)
-            return _fill(opened, partial, plan, node_id)
+            made_of = _fill(opened, partial, plan, node_id)
+            if metadata is None or metadata.users is None:
+                return made_of
+            write_users(partial / USERS_FILE, _users_of(metadata.users))
+            return replace(made_of, has_users=True)
     finally:
         lock.release()
+
+
+def _users_of(users: AgreedUsers) -> SecurityDocument:
+    try:
+        return unpack(users.data)
+    except DynamicSecurityError as error:
+        raise ConversionError(f"{error}: convert with the version of the cluster") from None
 
 
 def _check_kind(source: Path, directory: DataDirectory, plan: ClusterPlan | None) -> None:

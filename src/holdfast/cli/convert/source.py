@@ -11,7 +11,7 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.cli.convert.carried import CarriedState, carry
 from holdfast.cli.convert.raft_metadata import DamagedRaft, read_metadata
-from holdfast.cluster.metadata.model import DATA
+from holdfast.cluster.metadata.model import DATA, ClusterMetadata
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.server.disk.older_copy import APART
 from holdfast.server.disk.older_copy import MARK as OLDER_COPY
@@ -97,9 +97,9 @@ class Source:
                 batch = Batch(file.read(position, index.batch_end(number) - position))
                 yield _part(batch, start, end)
 
-    def check_alone(self, *, is_last: bool) -> None:
+    def check_alone(self, *, is_last: bool) -> ClusterMetadata:
         """Check that the directory of a cluster's node has everything that the cluster has
-        acknowledged. Raises `ConversionError`."""
+        acknowledged, and return the cluster's metadata. Raises `ConversionError`."""
         try:
             metadata = read_metadata(self.path, self.manifest)
         except DamagedRaft as error:
@@ -124,6 +124,7 @@ class Source:
                 " and remove them, then stop this node. Or give --last-node, if all nodes stopped"
                 f" in good order and {own} was the last one"
             )
+        return metadata
 
 
 def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Recovery:
