@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.lake.files.commits import Skipped
-from holdfast.pipeline.lake.progress import RunProgress, error_text, short
+from holdfast.pipeline.lake.progress import RunProgress, error_text, outcome, short
 from holdfast.pipeline.lake.runner import RunReport
 from tests.unit.test_jobs_commits import commit
 
@@ -75,6 +75,10 @@ def test_the_end() -> None:
         "readings: 1,000 rows in 1 commit, 7 quarantined",
         "2 tables have new rows, in 2.5 s",
     ]
+    # The log went on by records that are no messages, such as those of a session.
+    sessions = RunReport()
+    sessions.add(records(0))
+    assert outcome(sessions) == "nothing new"
     quiet = RunProgress(silent := io.StringIO(), clock, quiet=True)
     quiet.committed(records(1), 0)
     quiet.finished(report)

@@ -132,7 +132,7 @@ class RunProgress(RunListener):
 
 def outcome(report: RunReport) -> str:
     """Return what a run did, in words."""
-    tables, failed = len(report.commits), len(report.errors)
+    tables, failed = sum(rows > 0 for rows in report.rows.values()), len(report.errors)
     if not tables and not failed:
         return "nothing new"
     text = f"{tables} {'table has' if tables == 1 else 'tables have'} new rows"
