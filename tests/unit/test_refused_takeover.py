@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.broker.connections.reauthorize import UserDeparture
 from holdfast.broker.effects import AskRights, AskSources, CheckPassword
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
@@ -90,6 +91,26 @@ def test_by_a_check_that_waits(way: Callable[[WaitingBench], None], answer: Logi
     assert_untouched(live)
     refuse(bench, answer)
     assert_refused(live, later)
+
+
+def test_a_user_who_is_disabled_while_a_client_is_checked() -> None:
+    """Its session may be at another node, so it is in no table here yet."""
+    bench = WaitingBench()
+    live = bench.connect("c", expiry_s=1000)
+    hooks(bench)
+    later = login(bench)
+    later.connection.username = "user"
+    state = bench.node.state
+    done: list[bool] = []
+    state.start_work(UserDeparture(state, frozenset({"user"}), lambda: done.append(True)))
+    bench.advance(0.1)
+    assert done == [True]
+    assert_refused(live, later)
+    (check,) = bench.checks
+    assert isinstance(check, AskRights)
+    bench.node.handle_rights(check, None)
+    bench.run()
+    assert_untouched(live)
 
 
 def test_by_an_exchange() -> None:

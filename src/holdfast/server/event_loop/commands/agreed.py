@@ -43,6 +43,8 @@ logger = logging.getLogger("holdfast")
 ATTEMPTS_MAX: Final = 20
 """The most times that commands are run because other nodes have changed the users meanwhile."""
 OVERTAKEN: Final = "not changed: other nodes change the users all the time, try again"
+UNKNOWN: Final = "maybe changed"
+"""The beginning of the error of a change that may still be made."""
 
 T = TypeVar("T")
 
@@ -199,7 +201,9 @@ class AgreedCommandRunner(CommandPort):
             return
         current = self._agreement.current()
         present = 0 if current is None else current.version
-        if not isinstance(outcome, RequestRefused) or present == attempt.version:
+        if not isinstance(outcome, RequestRefused):
+            self._finish(refused(attempt.outcomes, f"{UNKNOWN}: {outcome.text}"))
+        elif present == attempt.version:
             self._refuse(attempt, outcome.text)
         elif self._unreadable:
             self._refuse(attempt, "this node cannot read the users of the cluster")
