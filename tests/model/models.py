@@ -30,6 +30,7 @@ MODELS: Final[dict[str, Model]] = {
     "queues": Model("tests.model.test_queue_sessions:run"),
     "delayed": Model("tests.model.test_delayed_messages:run"),
     "replay": Model("tests.model.test_replay_sessions:run"),
+    "replay-qos0": Model("tests.model.test_replay_qos0:run"),
     "producers": Model("tests.model.test_producer_sequences:run"),
     "pubqueue": Model("tests.model.test_pubqueue_model:walk"),
     "retained": Model("tests.model.test_retained_updates:update_and_look"),

@@ -82,7 +82,11 @@ def _publish_qos0(
         state.wall_us,
         session.key,
     )
+    if route.logged:
+        # It is appended below, even on a full disk.
+        message.partition = route.partition
     deliver(state, route, message)
+    message.partition = -1
     state.cluster.spread(message, route.topic)
     if route.logged or message.retain:
         log_qos0(state, message, route)
