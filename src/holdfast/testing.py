@@ -255,7 +255,7 @@ class InProcessBroker:
             await _abandon(server)
 
     def _configuration(self) -> "Config":
-        """Raises `ConfigError`."""
+        """The configuration of the broker. Raises `ConfigError` for an option that is wrong."""
         from holdfast.config.load import load
 
         directory = self._check_started()

@@ -145,7 +145,7 @@ class RequestChecks:
         self._gate = gate
 
     def check(self, headers: Message, remote: str) -> None:
-        """Raises `ApiRefusal` (401, 403)."""
+        """Check the origin and the access of a request. Raises `ApiRefusal` (401, 403)."""
         hosts = headers.get_all("Host", [])
         origins, sites = headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", [])
         own = [each for each in hosts if self._hosts.knows(each)]

@@ -19,7 +19,7 @@ _NS_MAX: Final = (1 << 63) - 1
 
 
 def duration_ns(text: str) -> int:
-    """Raises ValueError for what is none, or is not above zero."""
+    """The nanoseconds of a duration like `1h30m`. Raises ValueError unless it is above zero."""
     total = 0
     at = 0
     for part in _PART.finditer(text):

@@ -138,7 +138,7 @@ class _Reader:
         self._included_by: dict[Path, Path | None] = {}
 
     def read(self, path: Path, by: Path | None = None) -> None:
-        """Raises `ConfigError`, with the file that cannot be used."""
+        """Read a file and the files that it includes. Raises `ConfigError` that names the file."""
         own = path.resolve()
         if own in self._included_by:
             former = self._included_by[own]

@@ -26,7 +26,7 @@ class NewDirectory:
     complete."""
 
     def __init__(self, target: Path, ending: str) -> None:
-        """Raises `NotEmpty`. What an interrupted command has left is no reason."""
+        """Prepare the target. Raises `NotEmpty` for files that no interrupted command has left."""
         # A link keeps its name, and gets what it points to.
         self.target = target.resolve()
         self._is_mount = self.target.is_mount()

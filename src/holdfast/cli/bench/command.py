@@ -122,7 +122,8 @@ def _problem(args: argparse.Namespace) -> str:
 
 
 def _new_load(plan: LoadPlan, args: argparse.Namespace) -> Load:
-    """Raises OSError or ValueError if a file or the server's name cannot be used."""
+    """The load of these options. Raises OSError or ValueError if a file or the server's name cannot
+    be used."""
     from collections.abc import Callable
 
     from holdfast.client import Client, Message, Options

@@ -144,7 +144,7 @@ class DirectoryLog:
     """The log in a data directory that this machine can read, also while a broker serves it."""
 
     def __init__(self, path: str) -> None:
-        """Raises DataDirectoryError."""
+        """`path`: the directory. Raises DataDirectoryError when it has no log."""
         self._map = JournalMap(path)
         self._closed = False
 
@@ -171,7 +171,7 @@ class DirectoryLog:
             yield chunk
 
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
-        """Raises LogOptionError: nothing announces that files have grown."""
+        """Raise LogOptionError, because nothing announces that files have grown."""
         raise LogOptionError("follow needs the admin port of a broker, not a directory")
 
     def pause(self, seconds: float) -> None:

@@ -123,7 +123,7 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(payload: bytes, kind: type[W], bytes_max: int) -> W:
-    """Raises BadMessage."""
+    """Decode a message of at most `bytes_max` bytes. Raises BadMessage when it is malformed."""
     if len(payload) > bytes_max:
         raise BadMessage("too large", f"{len(payload)} bytes, at most {bytes_max} are read")
     try:
@@ -139,7 +139,8 @@ def decode(payload: bytes, kind: type[W], bytes_max: int) -> W:
 
 
 def _named(message: object, depth: int = 2) -> object:
-    """With the names of fields as they are published. No message has fields deeper down."""
+    """The message with its fields' names as they are published, whatever their capitals. No message
+    has fields below `depth`."""
     if not depth or not isinstance(message, dict):
         return message
     return {
@@ -148,7 +149,8 @@ def _named(message: object, depth: int = 2) -> object:
 
 
 def topic_below(topic: str, prefix: str) -> str:
-    """Raises BadMessage."""
+    """The application's topic in a topic below `prefix`. Raises BadMessage when it has none or is
+    above a limit."""
     name = topic.removeprefix(prefix)
     if not name:
         raise BadMessage("no topic", f"{topic} names no topic behind {prefix}")

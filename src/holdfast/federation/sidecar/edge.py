@@ -75,7 +75,7 @@ class RetainingEdge(Edge, Protocol):
         """
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
-        """Have the broker retain the message, or remove its topic's one if the payload is empty.
+        """Store the message as the retained one of its topic. An empty payload removes that one.
 
         It is no publication, but a broker with no other way treats it as one. `done` is called when
         the broker has it durably. The federator calls this only between `edge_up` and `edge_down`.

@@ -137,7 +137,7 @@ class ClientArrival:
 
 
 def decode_arrival(content: bytes) -> ClientArrival:
-    """Raises `RelayError`."""
+    """Decode the arrival of a client. Raises `RelayError` when it is malformed."""
     try:
         listener, length = _OPENED.unpack_from(content)
         names = content[_OPENED.size :]

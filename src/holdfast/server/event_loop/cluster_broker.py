@@ -68,7 +68,7 @@ class ClusterBroker(Broker):
         storage.opened.store.on_damage = self._found_damage
 
     def new_runtime(self) -> Runtime:
-        """Return what orders the turns of a cluster node."""
+        """Return the runtime, which orders the turns of a cluster node."""
         ports = ClusterPorts(self.writer, self.reads, self, self._raft, self.links, self._process)
         self.cluster = ClusterRuntime(
             self._cluster_node, ports, self._replacement, self._disk_stall_s, self.waits

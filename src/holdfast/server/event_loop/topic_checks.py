@@ -97,7 +97,7 @@ class TopicChecks:
             self._fail(effect, answers)
 
     def _fail(self, effect: AskTopics, answers: list[Answer]) -> None:
-        """Let all topics without an answer have failed."""
+        """Mark all topics without a decision as failed."""
         missing = len(effect.topics) - len(answers)
         self._loop.call_soon(self._report, effect, answers + [(FAILED, 0.0)] * missing)
 

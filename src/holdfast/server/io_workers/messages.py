@@ -31,7 +31,10 @@ class WorkerNote(msgspec.Struct, frozen=True):
 
 
 def decode_note(content: bytes) -> WorkerNote:
-    """Raises `RelayError`. A worker speaks with strangers, so it is not trusted to be whole."""
+    """Decode a note of a worker. Raises `RelayError` when it is malformed.
+
+    A worker speaks with strangers, so its notes are not trusted.
+    """
     try:
         note = msgspec.json.decode(content, type=WorkerNote)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

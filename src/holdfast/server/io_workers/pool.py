@@ -42,7 +42,7 @@ class WorkerProcess:
     """One worker, from its start to its end."""
 
     def __init__(self, pool: "IoWorkers", index: int, now: float) -> None:
-        """Raises `OSError` without memory or descriptors for a process."""
+        """Start the process. Raises `OSError` without memory or descriptors for it."""
         self.index = index
         self.started_at = now
         self.heard_at = now

@@ -169,7 +169,7 @@ class RetainedReplication:
         return None
 
     def tidy(self, now: float) -> None:
-        """Removes what has expired, and what has not been wanted for long."""
+        """Removes the expired messages, and those that no filter has wanted for long."""
         self._delivered_at = {
             topic: at for topic, at in self._delivered_at.items() if now - at < GIVEN_S
         }

@@ -73,7 +73,7 @@ class Changes:
         self._is_ending = False
 
     def check_current(self) -> None:
-        """Raises StateStoreError while members must not receive what is known here."""
+        """Check that the state here is current. Raises StateStoreError while it may be outdated."""
         if self.unknown_because:
             raise StateStoreError(
                 f"the database is away, and is tried again: {self.unknown_because}"

@@ -11,7 +11,8 @@ POSTGRESQL: Final = ("postgresql://", "postgres://")
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError for an invalid URL. The text contains nothing that may be secret."""
+    """Check a database URL. Raises ValueError for an invalid one, with a text that contains no
+    secret."""
     if url.startswith(POSTGRESQL) or (url.startswith(SQLITE) and url != SQLITE):
         return
     scheme, separator, _ = url.partition("://")

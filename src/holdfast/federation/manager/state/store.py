@@ -85,7 +85,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises StoreLost when the connection is lost."""
+        """Check the connection to the database. Raises StoreLost when it is lost."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -187,7 +187,7 @@ class StateStore(ABC):
         ]
 
     def _check_version(self, version: int) -> None:
-        """Raises StateStoreError for tables of another version."""
+        """Check the version of the tables. Raises StateStoreError for another one."""
         if version != VERSION:
             raise StateStoreError(
                 f"{self.name}: written by another version of the manager (format {version}, this"
