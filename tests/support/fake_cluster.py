@@ -70,11 +70,14 @@ class FakeCluster:
         self.questions = None
         self.asked: list[str] = []
         self.refusal = ""
+        self.changing = threading.Lock()
+        """Held by a test that changes several things which one status must show together."""
         self.after: Callable[[str], None] = lambda asked: None
         """What a change leads to."""
 
     def status(self) -> dict[str, object]:
-        return self.fields | {"nodes": self.nodes, "partitions": self.partitions}
+        with self.changing:
+            return self.fields | {"nodes": self.nodes, "partitions": self.partitions}
 
     def other_nodes(self) -> dict[str, str]:
         return {}

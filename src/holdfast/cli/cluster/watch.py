@@ -41,8 +41,11 @@ class ClusterWatch:
         self._last: ClusterStatus | None = None
 
     def run(self) -> None:
-        """Poll until interrupted. Raises `AdminError` if the first request fails."""
-        self._take(self._port.sibling(self._address, TIMEOUT_S).status())
+        """Poll until interrupted. Raises `AdminError` if the first request fails.
+
+        The first request has the time of any command, because there is no other node to ask yet.
+        """
+        self._take(self._port.status())
         while True:
             time.sleep(POLL_S)
             self._poll()
