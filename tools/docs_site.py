@@ -6,11 +6,12 @@ makes build/site of them, and fails for a link that leads nowhere. The site need
 
     python tools/docs_site.py             build/site
     python tools/docs_site.py --serve     at http://127.0.0.1:8000
-    python tools/docs_site.py --check     builds it elsewhere, and fetches nothing
+    python tools/docs_site.py --check     builds it in --site-dir, and fetches nothing
 """
 
 import argparse
 import contextlib
+import html
 import io
 import json
 import os
@@ -29,13 +30,21 @@ ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
 GATHERED: Final = ROOT / "build" / "site-source"
 LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+TABLE_ROW: Final = re.compile(r"^(\|[^|\n]*\|)(.*)$", re.MULTILINE)
+"""A row of a table: its first column, and the others."""
+NAME: Final = re.compile(r"(?<![`\[])`([\w./=]{16,})`(?![`\]])")
 FENCE: Final = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 LANGUAGES: Final = {
     ".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh", ".json": "json",
     ".service": "ini", ".conf": "ini",
 }  # fmt: skip
 HELP_COLUMNS: Final = "90"
-MERMAID: Final = "mermaid@11"
+SCRIPTS: Final = {
+    "mermaid.min.js": ("mermaid@11", "dist/mermaid.min.js"),
+    # A browser starts no worker from a file. The search needs one.
+    "iframe-worker.js": ("iframe-worker@1", "shim/index.js"),
+}
+"""By file: the package of npm, and the script in it."""
 
 
 class Site:
@@ -67,7 +76,8 @@ class Site:
         """Write one page; `base` is the folder to which the links of `text` are relative."""
         path = self.target / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(outside_fences(text, lambda prose: self._linked(prose, page, base)))
+        linked = outside_fences(text, lambda prose: self._linked(prose, page, base))
+        path.write_text(outside_fences(linked, breakable_names))
 
     def _linked(self, prose: str, page: Path, base: Path) -> str:
         def link(found: re.Match[str]) -> str:
@@ -90,6 +100,20 @@ class Site:
             return f"[{text}]({to}{mark}{anchor})"
 
         return LINK.sub(link, prose)
+
+
+def breakable_names(prose: str) -> str:
+    """The text, where a long name in a table may go on in the next line behind a dot or underscore.
+    The names in the first column stay in one piece."""
+
+    def name(found: re.Match[str]) -> str:
+        parts = re.split(r"(?<=[._/=])(?=\w)", html.escape(found[1], quote=False))
+        return f"<code>{'<wbr>'.join(parts)}</code>"
+
+    def row(found: re.Match[str]) -> str:
+        return found[1] + NAME.sub(name, found[2])
+
+    return TABLE_ROW.sub(row, prose)
 
 
 def outside_fences(text: str, change: Callable[[str], str]) -> str:
@@ -325,39 +349,46 @@ def navigation(target: Path) -> list[dict[str, list[str]]]:
     return [{title: pages} for title, pages in sections.items()]
 
 
-def add_mermaid(target: Path, *, fetches: bool) -> None:
-    """Put Mermaid's script beside the pages, from the package registry of npm. Without npm, the
-    site shows the text of a diagram."""
-    kept = ROOT / "build" / "mermaid.min.js"
-    if fetches and not kept.exists() and shutil.which("npm"):
-        folder = kept.parent
-        folder.mkdir(exist_ok=True)
-        done = subprocess.run(
-            ["npm", "pack", "--silent", MERMAID], cwd=folder, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        if done.returncode == 0:
-            archive = folder / done.stdout.split()[-1]
-            with tarfile.open(archive) as packed:
-                member = packed.extractfile("package/dist/mermaid.min.js")
-                assert member is not None
-                kept.write_bytes(member.read())
-            archive.unlink()
-    script = target / "assets" / "mermaid.min.js"
-    script.parent.mkdir(parents=True, exist_ok=True)
-    if kept.exists():
-        shutil.copyfile(kept, script)
-    else:
-        script.write_text("// Mermaid is not here: npm was missing when the site was made.\n")
+def add_scripts(target: Path, *, fetches: bool) -> None:
+    """Put the scripts beside the pages, from the package registry of npm, so that the site needs no
+    network. Without npm, diagrams are text, and there is no search in files that no server
+    serves."""
+    (target / "assets").mkdir(parents=True, exist_ok=True)
+    for name, (package, member) in SCRIPTS.items():
+        kept = ROOT / "build" / name
+        if fetches and not kept.exists() and shutil.which("npm"):
+            fetch_script(package, member, kept)
+        script = target / "assets" / name
+        if kept.exists():
+            shutil.copyfile(kept, script)
+        else:
+            script.write_text("// Not here: npm was missing when the site was made.\n")
+
+
+def fetch_script(package: str, member: str, kept: Path) -> None:
+    folder = kept.parent
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["npm", "pack", "--silent", package], cwd=folder, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode == 0:
+        archive = folder / done.stdout.split()[-1]
+        with tarfile.open(archive) as packed:
+            script = packed.extractfile(f"package/{member}")
+            assert script is not None
+            kept.write_bytes(script.read())
+        archive.unlink()
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--serve", action="store_true", help="serve the pages on loopback")
-    parser.add_argument("--check", action="store_true", help="build, and keep nothing")
+    parser.add_argument("--check", action="store_true", help="build elsewhere, fetch nothing")
+    parser.add_argument("--site-dir", help="where --check builds (a temporary folder)")
     args = parser.parse_args(arguments)
     Site(GATHERED).gather()
-    add_mermaid(GATHERED, fetches=not args.check)
+    add_scripts(GATHERED, fetches=not args.check)
     # JSON is YAML too.
     config = ROOT / "build" / "mkdocs.yml"
     made = {"INHERIT": "../mkdocs.yml", "docs_dir": str(GATHERED), "nav": navigation(GATHERED)}
@@ -365,7 +396,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         words = ["serve"] if args.serve else ["build", "--strict", "--quiet"]
         if args.check:
-            words += ["--site-dir", folder]
+            words += ["--site-dir", args.site_dir or folder]
         return subprocess.run(
             [sys.executable, "-m", "mkdocs", *words, "--config-file", str(config)],
             cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False,

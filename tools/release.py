@@ -22,6 +22,11 @@ ROOT = Path(__file__).parents[1]
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 HEADING = re.compile(r"^## (\S+) \((.+)\)$", re.MULTILINE)
 """A section of the changelog: a version, and its date or `unreleased`."""
+UNRELEASED = "unreleased"
+
+
+class ReleaseError(Exception):
+    """A tree that cannot be prepared. The text says what to do."""
 
 
 class Release:
@@ -54,19 +59,32 @@ class Release:
             yield f"CHANGELOG.md: {version} is ({date}), not a date: tools/release.py prepare"
         if not text.startswith("- "):
             yield f"CHANGELOG.md: nothing stands under {heading}"
-        if not list((self.root / "tests/data/formats" / version).glob("*.tar.gz")):
+        if not self.has_formats(version):
             yield f"tests/data/formats/{version}: no directories: tools/formats.py --release"
         if self.git("status", "--porcelain"):
             yield "git: there are changes that are not committed"
         if self.git("tag", "--list", f"v{version}"):
             yield f"git: the tag v{version} exists: choose the next version"
 
+    def has_formats(self, version: str) -> bool:
+        """Whether data directories of the version are kept."""
+        return any((self.root / "tests/data/formats" / version).glob("*.tar.gz"))
+
     def git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def prepare(self, version: str) -> None:
-        """Write the version and today's date. The newest section of the changelog gets them."""
+        """Write the version and today's date. The newest section of the changelog gets them.
+
+        Raises ReleaseError if that section is a release already.
+        """
+        heading, date, _ = self.section()
+        if date != UNRELEASED:
+            raise ReleaseError(
+                f"CHANGELOG.md: the newest section, {heading} ({date}), is a release: begin"
+                f" one for this version, ## {version} ({UNRELEASED})"
+            )
         text = self.project.read_text()
         self.project.write_text(re.sub(r'^version = ".*"$', f'version = "{version}"', text, count=1,
                                        flags=re.MULTILINE))  # fmt: skip
@@ -90,7 +108,13 @@ def main() -> int:
     if arguments.command == "prepare":
         if VERSION.fullmatch(arguments.version) is None:
             parser.error(f"{arguments.version!r} is no version like 1.2.3")
-        release.prepare(arguments.version)
+        try:
+            release.prepare(arguments.version)
+        except ReleaseError as error:
+            print(f"release: {error}", file=sys.stderr)
+            return 1
+        if release.has_formats(arguments.version):
+            return 0  # they were recorded before
         formats = [sys.executable, str(ROOT / "tools" / "formats.py"), "--release"]
         return subprocess.run(formats, check=False).returncode
     problems = list(release.problems())

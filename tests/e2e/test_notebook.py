@@ -13,6 +13,7 @@ pytest.importorskip("polars")
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "log.ipynb"
 
 
+@pytest.mark.long
 def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from traitlets.config import Config
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.release import Release
+from tools.release import Release, ReleaseError
 
 CHANGELOG = "# Changelog\n\n## 0.2.0 (unreleased)\n\n- new\n\n## 0.1.0 (2026-01-01)\n\n- old\n"
 
@@ -46,6 +46,17 @@ def test_a_release(tree: Path) -> None:
     assert not list(release.problems())
     subprocess.run(["git", "-C", str(tree), "tag", "v0.2.0"], check=True)
     assert list(release.problems()) == ["git: the tag v0.2.0 exists: choose the next version"]
+
+
+def test_a_release_keeps_its_section(tree: Path) -> None:
+    """Without a section of its own, the next version would take the name of the last one."""
+    release = Release(tree)
+    release.prepare("0.2.0")
+    before = release.changelog.read_text()
+    with pytest.raises(ReleaseError, match=r"begin one for this version, ## 0\.3\.0"):
+        release.prepare("0.3.0")
+    assert release.changelog.read_text() == before
+    assert release.version == "0.2.0"
 
 
 def test_versions_that_differ(tree: Path) -> None:
