@@ -222,7 +222,7 @@ SCENARIOS = (
         "connections",
         "8,000 idle connections, memory of each beyond the first 1,000",
         Figure.MEMORY,
-        4096.0,
+        2600.0,
         connections=8000,
     ),
 )

@@ -36,6 +36,9 @@ def _accepts(port: int) -> bool:
 def toml(tables: dict[str, dict[str, Any]]) -> str:
     """Enough TOML for settings: JSON's scalars and lists are TOML's."""
     lines = []
+    if IO_WORKERS:
+        # Here, so that settings for a reload have them, too.
+        tables = {"server": {"io_workers": IO_WORKERS}, **tables}
     for name, table in tables.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
@@ -134,8 +137,6 @@ class Holdfast(Broker):
         self.admin_port = free_port()
         self.data = data or directory / "data"
         self.settings = settings or {}
-        if IO_WORKERS:
-            self.settings = {"server": {"io_workers": IO_WORKERS}, **self.settings}
 
     def command(self) -> list[str]:
         configuration = self.directory / "holdfast.toml"
