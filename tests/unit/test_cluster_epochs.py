@@ -16,28 +16,30 @@ from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 from holdfast.cluster.sessions import owners
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.epochs import PATIENCE_S, RANGE
+from holdfast.cluster.sessions.epochs import EPOCH_ORIGIN_S, PATIENCE_S, RANGE
 from holdfast.cluster.state.entries import entries, take
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
 from holdfast.storage.record import SESSION, Record
 
 WALL_US = 1_760_000_000_000_000
 
 
 class Leader:
-    """A node that leads the only partition. `log` is what earlier leaders have appended."""
+    """A node that leads the first partition. `log` is what earlier leaders have appended."""
 
-    def __init__(self, log: list[Record], wall_us: int = WALL_US) -> None:
-        journal = Journal(1, replicated=True)
-        self.state = NodeState(NodeConfig(partitions=1), journal)
+    def __init__(self, log: list[Record], wall_us: int = WALL_US, partitions: int = 1) -> None:
+        journal = Journal(partitions, replicated=True)
+        config = NodeConfig(partitions=partitions)
+        self.state = NodeState(config, journal)
         self.state.wall_us = wall_us
         self.context = ClusterContext("n1", journal)
         self.context.connected |= {"n2", "n3"}
         self.context.leading[0] = 2
         barriers = Barriers(self.state, self.context, MetadataReads(lambda now: NOTHING))
-        self.images = ReplicatedState(RecordedState(NodeConfig(partitions=1), journal))
+        self.images = ReplicatedState(RecordedState(config, journal))
         self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
         self.log = log
         self.appended: list[Record] = []
@@ -173,6 +175,36 @@ def test_clients_connect_though_the_partition_commits_nothing() -> None:
     assert second.given()[0] > max(given)
 
 
+@pytest.mark.parametrize("behind_s", [0, 100])
+def test_a_leader_gives_no_epoch_that_one_before_gave_without_a_record(behind_s: int) -> None:
+    """Whatever either knows of other partitions. Counter-example: the first one counts from an
+    epoch of another partition, which the second one has not applied yet, or whose clock is ahead.
+    The second one reserves the epochs that the first one gave."""
+    newest = WALL_US // 1_000_000 - EPOCH_ORIGIN_S
+    home = Record(0, SESSION, sequence=newest, payload=encode_session(ReserveRecord("", newest)))
+    other = newest + RANGE
+    elsewhere = Record(1, SESSION, sequence=other, payload=encode_session(ReserveRecord("", other)))
+    assert partition_of(b"d", 2) == 0
+    first = Leader([home, elsewhere], partitions=2)
+    first.context.reaches_majority = lambda now: True
+    first.ask("d")
+    first.wait(PATIENCE_S)
+    for _ in range(RANGE - 1):
+        first.ask("d")
+    second = Leader([home], WALL_US - behind_s * 1_000_000, partitions=2)
+    for _ in range(RANGE):
+        second.ask("d", "n3")
+        second.commit()
+    assert len(first.given()) == len(second.given()) == RANGE
+    assert not set(first.given()) & set(second.given())
+
+
+def test_a_snapshot_of_an_older_version_counts_for_all_partitions() -> None:
+    leader = Leader([], partitions=2)
+    leader.images.apply_snapshot_entry(100, b'{"fired":[],"ended":[],"newest":700}')
+    assert leader.images.newest_epochs == [700, 700]
+
+
 def test_a_leader_without_a_majority_gives_nothing_unreserved() -> None:
     """Another node may lead, which does so. Counter-example: both give the same epoch."""
     leader = Leader([])
@@ -247,6 +279,6 @@ def test_a_reservation_opens_no_session() -> None:
     leader.images.apply(
         Record(0, SESSION, sequence=900, payload=encode_session(ReserveRecord("", 900)))
     )
-    assert leader.images.newest_epoch == 900
+    assert leader.images.newest_epochs == [900]
     assert not leader.images.state.sessions
     assert not leader.images.ended

@@ -19,6 +19,10 @@ from the range below the reserved ones, which later leaders leave out too. It do
 reaches a majority. Otherwise another node may lead, for which the same holds. So two leaders can
 give one epoch only if neither of them committed a record of the partition, although both reached a
 majority, or if one gave more than RANGE epochs to the client meanwhile.
+
+The newest epoch is that of the partition, because every later leader has at least as much of its
+log. Counter-example with that of all partitions: A knows epoch 387 from another partition, and
+gives c 388 without a record. B, which does not know it yet, reserves 387 to 515 and gives c 388.
 """
 
 from collections.abc import Callable
@@ -91,7 +95,8 @@ class EpochReservations:
         floor = self._floors.get(partition)
         if floor is None:
             seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
-            floor = max(min(seconds, SECONDS_MAX), self._replicated.newest_epoch + 1 + RANGE)
+            newest = self._replicated.newest_epochs[partition]
+            floor = max(min(seconds, SECONDS_MAX), newest + 1) + RANGE
             self._floors[partition] = floor
         return floor
 
@@ -111,7 +116,7 @@ class EpochReservations:
         False if the partition commits nothing."""
         pending = self._pending.get(partition)
         if pending is None:
-            newest = max(epoch, self._replicated.newest_epoch + 1) + RANGE
+            newest = max(epoch, self._replicated.newest_epochs[partition] + 1) + RANGE
             pending = Reservation(newest, self._state.now + PATIENCE_S)
             pending.clients[client_id] = None
             self._pending[partition] = pending

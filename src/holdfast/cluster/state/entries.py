@@ -47,9 +47,10 @@ INBOUND: Final = 5
 epoch."""
 FIRED: Final = 6
 """The kind of a JSON entry with clients and the session epoch of their newest published will. The
-client id NOBODY has the newest epoch of all sessions."""
+client id NOBODY has the newest epoch of all sessions, for older versions."""
 ENDED: Final = 7
-"""The kind of a JSON entry with clients and the epoch of their newest ended session."""
+"""The kind of a JSON entry with clients and the epoch of their newest ended session. The client id
+NOBODY has the newest epoch of all sessions with this home partition."""
 
 LOOKED_AT: Final = 64
 """The number of items visited between two points at which the caller may pause."""
@@ -64,7 +65,10 @@ Entry = tuple[int, int, bytes]
 def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     """Yields everything that belongs to the partitions, and None at points where the caller may
     pause."""
-    yield 0, FIRED, _dump([(NOBODY, replicated.newest_epoch)])
+    yield 0, FIRED, _dump([(NOBODY, max(replicated.newest_epochs))])
+    for home, epoch in enumerate(replicated.newest_epochs):
+        if epoch and home in partitions:
+            yield home, ENDED, _dump([(NOBODY, epoch)])
     yield from _epochs(replicated, partitions, FIRED, replicated.fired)
     yield from _sessions(replicated, partitions)
     yield from _inbound(replicated, partitions)
@@ -244,7 +248,10 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
             replicated.note_fired(client_id, epoch)
     elif kind == ENDED:
         for client_id, epoch in decode_json(CLIENT_EPOCHS, data, "epochs of ended sessions"):
-            replicated.note_ended(client_id, epoch)
+            if client_id == NOBODY:
+                replicated.note_epoch(partition, epoch)
+            else:
+                replicated.note_ended(client_id, epoch)
     else:
         raise ValueError(f"an entry of kind {kind}")
 

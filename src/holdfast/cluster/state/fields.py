@@ -10,11 +10,13 @@ ClientEpochs = list[tuple[str, int]]
 
 
 class StoredEpochs(Struct):
-    """The wills and ends of sessions that a snapshot remembers, and the newest epoch."""
+    """The wills and ends of sessions that a snapshot remembers, and the newest epochs: of all home
+    partitions, and of each. Snapshots of older versions have the first alone."""
 
     fired: ClientEpochs
     ended: ClientEpochs
     newest: int = 0
+    newest_of: list[int] = []
 
 
 class InboundIds(Struct):

@@ -29,7 +29,6 @@ from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
-    ReserveRecord,
     SessionEntry,
     SessionRecord,
     SubscriptionRow,
@@ -50,6 +49,7 @@ from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.state.fields import EPOCHS, INBOUND
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import is_shared
+from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
 
 FIRED_MAX: Final = 20_000
@@ -103,9 +103,9 @@ class ReplicatedState(Recovery):
         self.fired: OrderedDict[str, int] = OrderedDict()
         # Per client id the epoch of its newest ended session.
         self.ended: OrderedDict[str, int] = OrderedDict()
-        # The newest epoch of all sessions so far, or the newest reserved one if that is higher. A
-        # session that is not stored any more had no later epoch.
-        self.newest_epoch = 0
+        # Per home partition: the newest epoch of its sessions so far, or the newest reserved one if
+        # that is higher. A session that is not stored any more had no later epoch.
+        self.newest_epochs = [0] * state.config.partitions
         self.groups = GroupPositions(state, self.group_positions)
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
@@ -114,7 +114,9 @@ class ReplicatedState(Recovery):
             epochs = decode_json(EPOCHS, data, "epochs of sessions")
             self.fired = OrderedDict(epochs.fired)
             self.ended = OrderedDict(epochs.ended)
-            self._note_epoch(epochs.newest)
+            for home in range(len(self.newest_epochs)):
+                of_home = epochs.newest_of[home : home + 1]
+                self.note_epoch(home, of_home[0] if of_home else epochs.newest)
         elif kind == SNAPSHOT_INBOUND:
             entry = decode_json(INBOUND, data, "packet ids")
             self.inbound[entry.client] = {(each[0], each[1]): each[2] for each in entry.ids}
@@ -227,9 +229,6 @@ class ReplicatedState(Recovery):
         return self.fired.get(client_id, -1) >= epoch
 
     def _change_session(self, change: SessionRecord, timestamp_us: int, epoch: int) -> None:
-        if isinstance(change, ReserveRecord):
-            self._note_epoch(epoch)
-            return
         client_id = change.client
         before = self.state.sessions.get(client_id)
         if isinstance(change, OpenRecord):
@@ -239,7 +238,7 @@ class ReplicatedState(Recovery):
                 # successor.
                 return
             self._note_request(client_id, change.request)
-            self._note_epoch(epoch)
+            self.note_epoch(self._home(client_id), epoch)
         self._note_sent(before, change, epoch)
         super()._change_session(change, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
@@ -261,9 +260,16 @@ class ReplicatedState(Recovery):
         else:
             self.born[client_id] = after.epoch
 
-    def _note_epoch(self, epoch: int) -> None:
-        if epoch > self.newest_epoch:
-            self.newest_epoch = epoch
+    def _reserve_epochs(self, partition: int, newest: int) -> None:
+        self.note_epoch(partition, newest)
+
+    def note_epoch(self, home: int, epoch: int) -> None:
+        """Notes an epoch of a session with this home partition, or a reserved one."""
+        if epoch > self.newest_epochs[home]:
+            self.newest_epochs[home] = epoch
+
+    def _home(self, client_id: str) -> int:
+        return partition_of(client_id.encode(), self.state.config.partitions)
 
     def _note_sent(self, before: Session | None, change: SessionRecord, epoch: int) -> None:
         if before is None or epoch < before.epoch:
@@ -293,7 +299,7 @@ class ReplicatedState(Recovery):
     def _restore_session(self, entry: SessionEntry) -> Session:
         session = super()._restore_session(entry)
         self.born[session.client_id] = session.epoch if entry.born is UNSET else entry.born
-        self._note_epoch(session.epoch)
+        self.note_epoch(self._home(session.client_id), session.epoch)
         self._requests[session.client_id] = [] if entry.requests is UNSET else list(entry.requests)
         if entry.may_be_sent:
             self.maybe_sent.add(session.client_id)
@@ -322,14 +328,14 @@ class ReplicatedState(Recovery):
         return [session for session in touched if not self.arm_timers(session)]
 
     def note_fired(self, client_id: str, epoch: int) -> None:
-        """Notes a published will that another node reports. With NOBODY: its newest epoch."""
-        self._note_epoch(epoch)
+        """Notes a published will that another node reports. With NOBODY: the newest epoch of all
+        partitions, which older versions need."""
         if client_id != NOBODY:
             self._will_done(client_id, epoch)
 
     def note_ended(self, client_id: str, epoch: int) -> None:
         """Notes an ended session that another node reports."""
-        self._note_epoch(epoch)
+        self.note_epoch(self._home(client_id), epoch)
         _remember(self.ended, client_id, epoch, ENDED_MAX)
 
     def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
@@ -380,7 +386,8 @@ class ReplicatedState(Recovery):
         epochs = {
             "fired": list(self.fired.items()),
             "ended": list(self.ended.items()),
-            "newest": self.newest_epoch,
+            "newest": max(self.newest_epochs),
+            "newest_of": self.newest_epochs,
         }
         yield SNAPSHOT_EPOCHS, json.dumps(epochs, separators=(",", ":")).encode()
 
