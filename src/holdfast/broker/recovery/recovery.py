@@ -161,13 +161,13 @@ class Recovery(SenderPacketIds):
             change = decode_record(record.payload)
             epoch = change.epoch if isinstance(change, OpenRecord) else -1
             if isinstance(change, ReserveRecord):
-                self._reserve_epochs(record.partition, record.sequence)
+                self.note_epoch(record.partition, record.sequence)
             elif not self._is_misnamed(change.client, epoch):
                 self._change_session(change, record.timestamp_us, record.sequence)
 
-    def _reserve_epochs(self, partition: int, newest: int) -> None:
-        """Notes the epochs that a leader of the partition has reserved. One node alone needs none
-        of them."""
+    def note_epoch(self, home: int, epoch: int) -> None:
+        """Notes an epoch of a session with this home partition, or a reserved one. One node alone
+        needs none of them."""
 
     def _is_misnamed(self, client_id: str, epoch: int) -> bool:
         """Whether a session has the name of a shared group, which older versions allowed. The

@@ -80,10 +80,6 @@ def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator
     yield from _epochs(replicated, partitions, ENDED, replicated.ended)
 
 
-def _home(replicated: ReplicatedState, key: str) -> int:
-    return partition_of(key.encode(), replicated.state.config.partitions)
-
-
 def _home_of_ban(replicated: ReplicatedState, scope: str, name: str) -> int:
     return partition_of(ban_key(scope, name), replicated.state.config.partitions)
 
@@ -103,7 +99,7 @@ def _sessions(replicated: ReplicatedState, partitions: Container[int]) -> Iterat
     for number, session in enumerate(list(sessions.values())):
         if number % LOOKED_AT == 0:
             yield None
-        home = _home(replicated, session.client_id)
+        home = replicated.home(session.client_id)
         if home in partitions and sessions.get(session.client_id) is session:
             yield home, SNAPSHOT_SESSION, encode_session(replicated.entry(session))
 
@@ -124,7 +120,7 @@ def _groups(replicated: ReplicatedState, partitions: Container[int]) -> Iterator
     for number, key in enumerate(list(replicated.group_positions)):
         if number % LOOKED_AT == 0:
             yield None
-        home = _home(replicated, key)
+        home = replicated.home(key)
         if home in partitions and key in replicated.group_positions:
             yield home, SNAPSHOT_GROUP, encode_session(replicated.groups.entry(key))
 
@@ -174,7 +170,7 @@ def _epochs(
     for number, (client_id, epoch) in enumerate(list(epochs.items())):
         if number % LOOKED_AT == 0:
             yield None
-        home = _home(replicated, client_id) if kind == ENDED else 0
+        home = replicated.home(client_id) if kind == ENDED else 0
         if kind == FIRED or home in partitions:
             of_home = found.setdefault(home, [])
             of_home.append((client_id, epoch))
@@ -190,7 +186,7 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
     for number, session in enumerate(list(state.sessions.values())):
         if number % LOOKED_AT == 0:
             yield
-        if _home(replicated, session.client_id) in partitions:
+        if replicated.home(session.client_id) in partitions:
             replicated.drop(session)
     for client_id, ids in list(replicated.inbound.items()):
         for key in [key for key in ids if key[0] in partitions]:
@@ -199,7 +195,7 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
             replicated.inbound.pop(client_id, None)
     yield
     for name in list(replicated.group_positions):
-        if _home(replicated, name) in partitions:
+        if replicated.home(name) in partitions:
             replicated.groups.drop(name)
     for number, (producer_id, producer) in enumerate(list(state.producers.by_id.items())):
         if number % LOOKED_AT == 0:
@@ -222,7 +218,7 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
         if partition in partitions:
             state.delayed.drop_partition(partition)
     for client_id in list(replicated.ended):
-        if _home(replicated, client_id) in partitions:
+        if replicated.home(client_id) in partitions:
             del replicated.ended[client_id]
 
 

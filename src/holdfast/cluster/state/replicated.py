@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Final
 
 from msgspec import UNSET
+from msgspec.json import encode
 
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
@@ -46,7 +47,7 @@ from holdfast.broker.recovery.snapshot_entries import (
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
-from holdfast.cluster.state.fields import EPOCHS, INBOUND
+from holdfast.cluster.state.fields import EPOCHS, INBOUND, StoredEpochs
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.partition import partition_of
@@ -114,9 +115,9 @@ class ReplicatedState(Recovery):
             epochs = decode_json(EPOCHS, data, "epochs of sessions")
             self.fired = OrderedDict(epochs.fired)
             self.ended = OrderedDict(epochs.ended)
-            for home in range(len(self.newest_epochs)):
-                of_home = epochs.newest_of[home : home + 1]
-                self.note_epoch(home, of_home[0] if of_home else epochs.newest)
+            newest_of = epochs.newest_of or [epochs.newest] * len(self.newest_epochs)
+            for home, epoch in enumerate(newest_of[: len(self.newest_epochs)]):
+                self.note_epoch(home, epoch)
         elif kind == SNAPSHOT_INBOUND:
             entry = decode_json(INBOUND, data, "packet ids")
             self.inbound[entry.client] = {(each[0], each[1]): each[2] for each in entry.ids}
@@ -238,7 +239,7 @@ class ReplicatedState(Recovery):
                 # successor.
                 return
             self._note_request(client_id, change.request)
-            self.note_epoch(self._home(client_id), epoch)
+            self.note_epoch(self.home(client_id), epoch)
         self._note_sent(before, change, epoch)
         super()._change_session(change, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
@@ -260,15 +261,12 @@ class ReplicatedState(Recovery):
         else:
             self.born[client_id] = after.epoch
 
-    def _reserve_epochs(self, partition: int, newest: int) -> None:
-        self.note_epoch(partition, newest)
-
     def note_epoch(self, home: int, epoch: int) -> None:
-        """Notes an epoch of a session with this home partition, or a reserved one."""
         if epoch > self.newest_epochs[home]:
             self.newest_epochs[home] = epoch
 
-    def _home(self, client_id: str) -> int:
+    def home(self, client_id: str) -> int:
+        """The home partition of a session, or of the group with this key."""
         return partition_of(client_id.encode(), self.state.config.partitions)
 
     def _note_sent(self, before: Session | None, change: SessionRecord, epoch: int) -> None:
@@ -299,7 +297,7 @@ class ReplicatedState(Recovery):
     def _restore_session(self, entry: SessionEntry) -> Session:
         session = super()._restore_session(entry)
         self.born[session.client_id] = session.epoch if entry.born is UNSET else entry.born
-        self.note_epoch(self._home(session.client_id), session.epoch)
+        self.note_epoch(self.home(session.client_id), session.epoch)
         self._requests[session.client_id] = [] if entry.requests is UNSET else list(entry.requests)
         if entry.may_be_sent:
             self.maybe_sent.add(session.client_id)
@@ -335,7 +333,7 @@ class ReplicatedState(Recovery):
 
     def note_ended(self, client_id: str, epoch: int) -> None:
         """Notes an ended session that another node reports."""
-        self.note_epoch(self._home(client_id), epoch)
+        self.note_epoch(self.home(client_id), epoch)
         _remember(self.ended, client_id, epoch, ENDED_MAX)
 
     def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
@@ -383,13 +381,9 @@ class ReplicatedState(Recovery):
         for kind, entry in snapshot_entries(self.state):
             if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
                 yield kind, entry
-        epochs = {
-            "fired": list(self.fired.items()),
-            "ended": list(self.ended.items()),
-            "newest": max(self.newest_epochs),
-            "newest_of": self.newest_epochs,
-        }
-        yield SNAPSHOT_EPOCHS, json.dumps(epochs, separators=(",", ":")).encode()
+        newest = self.newest_epochs
+        epochs = StoredEpochs([*self.fired.items()], [*self.ended.items()], max(newest), newest)
+        yield SNAPSHOT_EPOCHS, encode(epochs)
 
 
 def _is_new_of_group(known: Inflight | None, entry: Inflight | None) -> bool:
