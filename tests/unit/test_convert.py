@@ -35,7 +35,7 @@ from holdfast.storage.files.data_directory import (
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import snapshot_name
 from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.record import MESSAGE
+from holdfast.storage.record import CURSOR, MESSAGE
 from holdfast.testing import Broker
 from tests.e2e import wire
 from tests.support.ports import free_port
@@ -227,20 +227,23 @@ def test_a_converted_broker_serves_what_is_unfinished(lived: Path, tmp_path: Pat
         assert len({(each.topic, each.payload) for each in seen}) == 8
 
 
-@pytest.mark.parametrize("dropped", (0, 1, 3, 6, 9, 13, 15, 18))
+@pytest.mark.parametrize("dropped", range(0, 20, 3))
 def test_a_definition_that_is_missing(
     lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropped: int
 ) -> None:
-    """The command compares what it has made before it gives it a name. The cursor of the queue,
-    number 12, is left out: it may be where the queue started."""
+    """The command compares what it has made before it gives it a name. Not the queue's cursor,
+    which may be where the queue started: then nothing is missing."""
     records = Definitions.records
 
     def fewer(definitions: Definitions, carried: CarriedState) -> Iterator[Any]:
-        for number, record in enumerate(records(definitions, carried)):
-            if number != dropped:
+        number = 0
+        for record in records(definitions, carried):
+            is_asked = record.kind != CURSOR or record.client_id.decode() != LINE
+            if not is_asked or number != dropped:
                 yield record
+            number += is_asked
 
-    count = len(list(records(Definitions(4, 0, "n1"), state_of(lived))))
+    count = len(list(records(Definitions(4, 0, "n1"), state_of(lived)))) - 1
     monkeypatch.setattr(Definitions, "records", fewer)
     if dropped < count:
         with pytest.raises((ConversionError, AssertionError)):
