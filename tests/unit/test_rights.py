@@ -45,9 +45,16 @@ WEEK_S = 7 * 86400
 class Bench(NodeBench):
     """Users prove their names by certificate. `rules` are for processes to come, too."""
 
-    def __init__(self, rules: str = RULES, *, proves: bool = True) -> None:
+    def __init__(
+        self, rules: str = RULES, *, proves: bool = True, qos0_logged: list[str] | None = None
+    ) -> None:
         self.rules = rules
-        config = NodeConfig(partitions=4, sys_interval_s=0, authenticates_users=proves)
+        config = NodeConfig(
+            partitions=4,
+            sys_interval_s=0,
+            authenticates_users=proves,
+            qos0_logged=qos0_logged or [],
+        )
         super().__init__(config)
 
     def _recover(self, recovery: NodeRecovery, offsets: list[int]) -> None:
@@ -264,6 +271,28 @@ def test_a_replay_brings_only_what_the_client_may_read(qos: int) -> None:
     other = bench.login("alice")
     subscribe_from(other, "public/#", qos)
     assert [each.reasons for each in other.take(m.Suback)] == [[0x87]]
+
+
+@pytest.mark.parametrize("logged", [[], ["#"]])
+@pytest.mark.parametrize("is_past", [False, True], ids=["at the tail", "behind a replay"])
+def test_a_replaying_client_gets_live_qos0_only_of_what_it_may_read(
+    logged: list[str], is_past: bool
+) -> None:
+    rules = RULES + "user mallory\ntopic history public/#\ntopic history secret/#\n"
+    bench = Bench(rules, qos0_logged=logged)
+    source = bench.login("alice", "source")
+    reader = bench.login("mallory")
+    if is_past:
+        source.send(*(publication("public/x", b"past", 1, packet_id=1 + each) for each in range(9)))
+        bench.settle()
+    subscribe_from(reader, "public/#", 0)
+    subscribe_from(reader, "secret/#", 0)
+    if not is_past:
+        bench.settle()
+    source.send(*(publication(f"{name}/x", name.encode(), 0) for name in ("secret", "public")))
+    bench.settle()
+    assert payloads(reader) == [b"past"] * 9 * is_past + [b"public"]
+    assert bench.node.state.stats.reads_denied > 0
 
 
 @pytest.mark.parametrize("crashes", [False, True])

@@ -79,6 +79,7 @@ WRITE = "test_a_client_publishes_only_where_it_may"
 WILL = "test_a_will_is_asked_for_again_when_it_is_published"
 DELAYED: Final = "test_a_delayed_message_is_refused_when_it_is_published"
 DELAYED_LATER: Final = "test_a_delayed_message_is_dropped_when_it_is_due"
+LIVE_QOS0 = "test_a_replaying_client_gets_live_qos0_only_of_what_it_may_read"
 REPLAY = "test_a_replay_brings_only_what_the_client_may_read"
 FEDERATED = "test_what_the_federation_brings_under_sys_is_refused"
 NODES = "test_qos_0_of_a_group_goes_on_to_a_node_with_a_member_that_may_read_it"
@@ -96,6 +97,9 @@ READ_WAYS: Final = {
     "broker/delivery/delivery.py:_deliver_to_session": LIVE,
     "broker/delivery/transmission.py:send_inflight": LIVE,
     "broker/delivery/live_lane.py:_send": LIVE,
+    "broker/delivery/delivery.py:deliver_committed_qos0": LIVE_QOS0,
+    "broker/delivery/live_lane.py:deliver_qos0": LIVE_QOS0,
+    "broker/delivery/transmission.py:send_log_qos0": LIVE_QOS0,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/sys_topics.py:publish_own": LIVE,
@@ -108,7 +112,6 @@ READ_WAYS: Final = {
     "broker/publish/control.py:_respond": COMMANDS,
     "broker/delivery/retained.py:SessionScans.step": LIVE,
     "broker/delivery/retained.py:_send_page": LIVE,
-    "broker/delivery/outbox.py:_send_past_qos0": REPLAY,
     # It carries the client's own filter.
     "broker/delivery/outbox.py:_tell_end": REPLAY,
     "broker/delivery/outbox.py:pump": LOG,
