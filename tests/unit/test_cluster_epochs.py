@@ -199,6 +199,30 @@ def test_a_leader_gives_no_epoch_that_one_before_gave_without_a_record(behind_s:
     assert not set(first.given()) & set(second.given())
 
 
+def test_a_leader_that_is_followed_gives_no_epoch_of_its_successor() -> None:
+    """It does not know yet that another one leads, and commits nothing. A node reports the epoch
+    that the other one gave. Counter-example: both give the client the next one."""
+    first = Leader([])
+    first.context.reaches_majority = lambda now: True
+    first.ask("d")
+    first.wait(PATIENCE_S)
+    second = Leader([])
+    second.ask("c")
+    second.commit()
+    (reserved,) = second.given()
+    first.homes.reports.receive("n2", [0], {"c": reserved}, [])
+    first.ask("c", "n2")
+    for _ in range(3):
+        first.wait(PATIENCE_S)
+    assert len(first.given()) == 1
+    assert first.homes.timer() is None
+    second.ask("c", "n2")
+    second.commit()
+    assert second.given()[1] == reserved + 1
+    first.refuse()
+    assert first.homes.timer() is None
+
+
 def test_a_snapshot_of_an_older_version_counts_for_all_partitions() -> None:
     leader = Leader([], partitions=2)
     leader.images.apply_snapshot_entry(100, b'{"fired":[],"ended":[],"newest":700}')

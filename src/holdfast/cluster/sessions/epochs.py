@@ -18,7 +18,9 @@ A partition that commits nothing for `PATIENCE_S` reserves nothing. Its leader t
 from the range below the reserved ones, which later leaders leave out too. It does so only while it
 reaches a majority. Otherwise another node may lead, for which the same holds. So two leaders can
 give one epoch only if neither of them committed a record of the partition, although both reached a
-majority, or if one gave more than RANGE epochs to the client meanwhile.
+majority. A client whose epoch would be above that range waits for the commit. Counter-example: A
+does not know yet that B leads. A node reports to A the epoch that B has reserved and given. A gives
+the client the next one, and so does B.
 
 The newest epoch is that of the partition, because every later leader has at least as much of its
 log. Counter-example with that of all partitions: A knows epoch 387 from another partition, and
@@ -63,6 +65,8 @@ class Reservation:
         """The time in seconds after which no client waits for the commit."""
         self.clients: dict[str, None] = {}
         """The clients that wait for the commit, in order."""
+        self.patient: dict[str, None] = {}
+        """The clients that wait for it however long it takes, in order."""
 
 
 class EpochReservations:
@@ -111,9 +115,9 @@ class EpochReservations:
     def is_reserved(self, partition: int, epoch: int) -> bool:
         return epoch <= self._newest.get(partition, 0)
 
-    def reserve(self, partition: int, epoch: int, client_id: str) -> bool:
+    def reserve(self, partition: int, epoch: int, unreserved: int, client_id: str) -> bool:
         """Reserves epochs from `epoch` on. Returns True if the client is to wait for that, and
-        False if the partition commits nothing."""
+        False if the partition commits nothing, and no later leader will give `unreserved`."""
         pending = self._pending.get(partition)
         if pending is None:
             newest = max(epoch, self._replicated.newest_epochs[partition] + 1) + RANGE
@@ -121,11 +125,18 @@ class EpochReservations:
             pending.clients[client_id] = None
             self._pending[partition] = pending
             self._append(partition, pending)
-        elif self._is_late(pending):
+        elif not self._is_late(pending):
+            pending.clients[client_id] = None
+        elif unreserved < self._later_floor(partition):
             return False
         else:
-            pending.clients[client_id] = None
+            pending.patient[client_id] = None
         return True
+
+    def _later_floor(self, partition: int) -> int:
+        """Returns the lowest epoch that a later leader may give."""
+        newest = self._replicated.newest_epochs[partition]
+        return max(self.floor(partition), newest + 1 + RANGE)
 
     def _is_late(self, pending: Reservation) -> bool:
         now = self._state.now
@@ -147,16 +158,21 @@ class EpochReservations:
         if self._pending.get(partition) is pending:
             del self._pending[partition]
             self._newest[partition] = pending.newest
-            self._release(pending, True)
+            self._release(pending.clients, True)
+            self._release(pending.patient, True)
 
     def _refused(self, partition: int, pending: Reservation) -> None:
         if self._pending.get(partition) is pending:
             del self._pending[partition]
-            self._release(pending, False)
+            self._drop(pending)
 
-    def _release(self, pending: Reservation, goes_on: bool) -> None:
-        clients = list(pending.clients)
-        pending.clients.clear()
+    def _drop(self, pending: Reservation) -> None:
+        self._release(pending.clients, False)
+        self._release(pending.patient, False)
+
+    def _release(self, waiting: dict[str, None], goes_on: bool) -> None:
+        clients = list(waiting)
+        waiting.clear()
         for client_id in clients:
             self._go_on(client_id, goes_on)
 
@@ -166,7 +182,7 @@ class EpochReservations:
         self._newest.pop(partition, None)
         pending = self._pending.pop(partition, None)
         if pending is not None:
-            self._release(pending, False)
+            self._drop(pending)
 
     def handle_timers(self) -> None:
         """Lets clients go on that have waited for too long."""
@@ -174,7 +190,7 @@ class EpochReservations:
             if not pending.clients or pending.due_at > self._state.now:
                 continue
             if self._is_late(pending):
-                self._release(pending, True)
+                self._release(pending.clients, True)
             else:
                 pending.due_at = self._state.now + PATIENCE_S
 

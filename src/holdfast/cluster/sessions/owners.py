@@ -98,9 +98,10 @@ class Owners:
         epoch = max(known + 1, floor)
         if image is not None or request.recorded or self.epochs.is_reserved(home, epoch):
             return epoch
-        if self.epochs.reserve(home, epoch, client_id):
+        unreserved = max(known + 1, floor - RANGE)
+        if self.epochs.reserve(home, epoch, unreserved, client_id):
             return 0
-        return max(known + 1, floor - RANGE)
+        return unreserved
 
     def _newest_epoch(self, client_id: str, image: Session | None) -> int:
         """Returns the newest epoch of the client that this node knows, or 0."""
