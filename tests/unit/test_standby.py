@@ -14,9 +14,12 @@ from holdfast.cluster.lease.tenure import LeaseLost, Tenure
 from holdfast.cluster.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from holdfast.server.disk.journal_writer import DiskFullError, GroupWriter
 from holdfast.server.disk.standby import Standby
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.data_directory import create
 from holdfast.storage.files.filesystem import ReadFile
 from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name, snapshot_name
+from holdfast.storage.journal.compaction import SegmentCompactor
 from holdfast.storage.journal.epoch_folders import (
     CLAIMED_NAME,
     LEASE,
@@ -27,7 +30,7 @@ from holdfast.storage.journal.epoch_folders import (
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.journal.tailing import FollowError, JournalFollower
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
 from holdfast.storage.snapshot import SnapshotEncoder
 from tests.sim.disk import SimDisk
 
@@ -295,3 +298,20 @@ def test_a_takeover_writes_again_what_a_failed_sync_left_in_the_cache(
     content = next(each for path, each in disk.files.items() if path.endswith(name))
     assert storage.journal.next_offset == [2]
     assert bytes(content.durable[:end]) == bytes(content.now[:end])
+
+
+def test_a_standby_loads_again_when_compaction_has_emptied_what_it_did_not_follow(
+    disk: SimDisk,
+) -> None:
+    """The newest retained message of a topic may be in the snapshot alone then."""
+    holder = first_holder(disk)
+    holder.write(b"first")
+    standby = standby_on(disk)
+    standby.load(newest_epoch(disk))
+    builder = BatchBuilder(0, 1)
+    builder.add(Record(0, MESSAGE, flags=1 | FLAG_RETAIN, topic=b"t", payload=b"retained"))
+    whole = Batch(builder.build(1))
+    emptied = Batch(SegmentCompactor({b"t": 1}).rewrite(whole))
+    standby._apply([whole])
+    with pytest.raises(FollowError, match="compaction has emptied"):
+        standby._apply([emptied])

@@ -27,6 +27,7 @@ from holdfast.storage.journal.recovery import (
 )
 from holdfast.storage.journal.tailing import FollowError, JournalFollower
 from holdfast.storage.reading.segment_store import SegmentStore, quarantine
+from holdfast.storage.record import CONTROL
 
 logger = logging.getLogger("holdfast")
 
@@ -164,12 +165,20 @@ class Standby:
                 self._snapshots.append(sequence)
 
     def _apply(self, batches: Iterable[Batch]) -> None:
+        """Apply records. Raises `FollowError` if compaction has emptied some before.
+
+        Counter-example: a standby that was held up reads a segment that the holder has compacted
+        meanwhile. The newest retained message of a topic is in the holder's snapshot alone if later
+        messages of the topic were not retained, so the standby would keep an older one.
+        """
         recovery = self._recovery
         assert recovery is not None
         for batch in batches:
             self.records_followed += batch.count
             if batch.attributes & ATTRIBUTE_STATE:
                 for record in batch.records():
+                    if record.kind == CONTROL and not record.topic and not record.payload:
+                        raise FollowError("compaction has emptied records that were not followed")
                     recovery.apply(record)
 
     def take_over(self, old: Epoch, directory: DataDirectory, lock: Lock) -> Storage:
