@@ -256,7 +256,7 @@ async def _commands(client: Client, edge: EdgeNode, births_wanted: asyncio.Event
 
 @dataclass
 class KnownNode:
-    """What a host application knows of one edge node."""
+    """The state of one edge node, as a host application knows it."""
 
     bd_seq: int | None = None
     seq: int = 0

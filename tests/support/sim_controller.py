@@ -312,8 +312,8 @@ class ControllerWorld:
         return not sim.is_alive or sim.incarnation == self.metadata.nodes[node].incarnation
 
     def is_seen_with_its_disk(self, node: str) -> bool:
-        """As far as the controllers know. A node that has just died with another disk may still be
-        present there."""
+        """True if the controllers know of no other disk of the node. One that has just died with
+        another disk may still be present to them."""
         seen = self.health.present.get(node)
         if seen is None:
             return self.has_its_disk(node)

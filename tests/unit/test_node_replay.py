@@ -409,7 +409,7 @@ def test_other_topics_overtake_a_replay_of_a_session_that_was_behind() -> None:
 
 
 def test_live_qos0_keeps_the_order_of_a_replayed_topic() -> None:
-    """Of `a` the log has each message of QoS 0, of `b` none."""
+    """The log has each QoS 0 message of `a`, and none of `b`."""
     bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
     publisher = bench.connect("p")
     publish(bench, publisher, "a", "a1", "a2")
