@@ -12,23 +12,22 @@ Invariants
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from holdfast.broker.effects import RunCommands
-from holdfast.broker.publish.control import CommandPort, finish_commands
+from holdfast.broker.publish.control import CommandPort
 from holdfast.cluster.metadata.model import USERS_BYTES_MAX, AgreedUsers
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.security.dynamic.agreed import differences, pack, unpack, with_document
-from holdfast.security.dynamic.commands import encode_responses, run_commands
+from holdfast.security.dynamic.commands import run_commands
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit
 from holdfast.security.dynamic.users import DynamicUsers
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.commands.runner import TOGETHER_MAX
+from holdfast.server.event_loop.commands.queue import CommandQueue
 from holdfast.server.event_loop.commands.user_changes import (
     DEFECT,
     Outcomes,
@@ -93,10 +92,7 @@ class AgreedCommandRunner(CommandPort):
         self._broker = broker
         self._agreement = agreement
         self._worker = worker
-        # As many as there are connections, because each has one message under way at most.
-        self._waiting: deque[RunCommands] = deque()
-        self._is_busy = False
-        self._is_closed = False
+        self._queue = CommandQueue(broker, partial(self._try, number=1))
         self._is_adopting = False
         # The agreed version that this process cannot read.
         self._unreadable = 0
@@ -106,14 +102,11 @@ class AgreedCommandRunner(CommandPort):
         self._next: tuple[int, Callable[[], None]] | None = None
 
     def run(self, effect: RunCommands) -> None:
-        self._waiting.append(effect)
-        self._begin()
+        self._queue.append(effect)
 
     def close(self) -> None:
-        self._is_closed = True
         self._worker.close()
-        while self._waiting:
-            finish_commands(self._broker.node.state, self._waiting.popleft(), b"")
+        self._queue.close()
 
     def merged(self, users: DynamicUsers) -> DynamicUsers:
         """The users of a reload, with the agreed ones in place of those of its file."""
@@ -128,7 +121,7 @@ class AgreedCommandRunner(CommandPort):
     def changed(self) -> None:
         """Put the users in force that the nodes have agreed on, unless they are."""
         current = self._agreement.current()
-        if current is None or self._is_closed or self._is_adopting:
+        if current is None or self._queue.is_closed or self._is_adopting:
             return
         if current.version in (self.users.version, self._unreadable):
             return
@@ -172,19 +165,12 @@ class AgreedCommandRunner(CommandPort):
             self._next = (version, proceed)
             self.changed()
 
-    def _begin(self) -> None:
-        if self._is_busy or not self._waiting:
-            return
-        self._is_busy = True
-        batch = [self._waiting.popleft() for _ in range(min(TOGETHER_MAX, len(self._waiting)))]
-        self._try(batch, 1)
-
     def _try(self, batch: list[RunCommands], number: int) -> None:
         self._worker(partial(_run, self.users, batch, number), self._ran)
 
     def _ran(self, attempt: Attempt) -> None:
         self._broker.touch()
-        if not attempt.data or self._is_closed:
+        if not attempt.data or self._queue.is_closed:
             self._finish(attempt.outcomes)
             return
         refusal = self._agreement.refusal()
@@ -221,12 +207,8 @@ class AgreedCommandRunner(CommandPort):
         audit(self._broker, outcomes, partial(self._reply, outcomes))
 
     def _reply(self, outcomes: Outcomes) -> None:
-        self._broker.touch()
-        for effect, found in outcomes:
-            finish_commands(self._broker.node.state, effect, encode_responses(found))
-        self._is_busy = False
-        if not self._is_closed:
-            self._begin()
+        self._queue.reply(outcomes)
+        self._queue.begin()
 
 
 def agreed_users(users: DynamicUsers, agreement: UserAgreement) -> DynamicUsers:

@@ -14,12 +14,13 @@ from functools import partial
 from typing import Final
 
 from holdfast.broker.effects import RunCommands
-from holdfast.broker.publish.control import CommandPort, finish_commands
-from holdfast.security.dynamic.commands import encode_responses, run_commands
+from holdfast.broker.publish.control import CommandPort
+from holdfast.security.dynamic.commands import run_commands
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit
 from holdfast.security.dynamic.users import DynamicUsers
 from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.commands.queue import CommandQueue
 from holdfast.server.event_loop.commands.thread import CommandThread
 from holdfast.server.event_loop.commands.user_changes import (
     DEFECT,
@@ -32,8 +33,6 @@ from holdfast.server.event_loop.commands.user_changes import (
 
 logger = logging.getLogger("holdfast")
 
-TOGETHER_MAX: Final = 100
-"""The most messages whose commands share one write of the file."""
 STAMPS_MAX: Final = 1000
 """The most stamps of written files that are remembered."""
 
@@ -55,27 +54,21 @@ class CommandRunner(CommandPort):
         self.users = users
         self._broker = broker
         self._thread = CommandThread(broker)
-        # As many as there are connections, because each has one message under way at most.
-        self._waiting: deque[RunCommands] = deque()
-        self._is_busy = False
-        self._is_closed = False
+        self._queue = CommandQueue(broker, self._start)
         self._replacement: DynamicUsers | None = None
         self._stamps = deque((users.file.stamp,), STAMPS_MAX)
 
     def run(self, effect: RunCommands) -> None:
-        self._waiting.append(effect)
-        self._begin()
+        self._queue.append(effect)
 
     def close(self) -> None:
-        self._is_closed = True
         self._thread.close()
-        while self._waiting:
-            finish_commands(self._broker.node.state, self._waiting.popleft(), b"")
+        self._queue.close()
 
     def replace(self, users: DynamicUsers) -> None:
         """Use the users of a reload, which are in force already. If the file that it has read is an
         older one of this runner, its changes since then stay."""
-        if self._is_busy:
+        if self._queue.is_busy:
             self._replacement = users
         else:
             self._adopt(users)
@@ -86,7 +79,7 @@ class CommandRunner(CommandPort):
             users = DynamicUsers.of(self.users.file, users.password_file, users.acl_file)
             changes = SecurityChanges()
             changes.are_for_all = True
-            self._is_busy = True
+            self._queue.is_busy = True
             self._put_in_force(FinishedCommands([], users, changes))
             return
         self._use(users)
@@ -96,16 +89,12 @@ class CommandRunner(CommandPort):
         if users.file.stamp not in self._stamps:
             self._stamps.append(users.file.stamp)
 
-    def _begin(self) -> None:
-        if self._is_busy or not self._waiting:
-            return
-        self._is_busy = True
-        batch = [self._waiting.popleft() for _ in range(min(TOGETHER_MAX, len(self._waiting)))]
+    def _start(self, batch: list[RunCommands]) -> None:
         self._thread(partial(_run, self.users, batch), self._finish)
 
     def _finish(self, finished: FinishedCommands) -> None:
         note(finished.outcomes)
-        if finished.users is None or self._is_closed:
+        if finished.users is None or self._queue.is_closed:
             self._respond(finished)
         else:
             self._put_in_force(finished)
@@ -121,16 +110,11 @@ class CommandRunner(CommandPort):
         audit(self._broker, finished.outcomes, partial(self._reply, finished))
 
     def _reply(self, finished: FinishedCommands) -> None:
-        self._broker.touch()
-        for effect, outcomes in finished.outcomes:
-            finish_commands(self._broker.node.state, effect, encode_responses(outcomes))
-        self._is_busy = False
+        self._queue.reply(finished.outcomes)
         replacement, self._replacement = self._replacement, None
-        if self._is_closed:
-            return
-        if replacement is not None:
+        if replacement is not None and not self._queue.is_closed:
             self._adopt(replacement)
-        self._begin()
+        self._queue.begin()
 
 
 def _run(users: DynamicUsers, batch: list[RunCommands]) -> FinishedCommands:
