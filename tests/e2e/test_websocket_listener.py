@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trustme
@@ -133,6 +134,60 @@ def test_path_and_origins(tmp_path: Path) -> None:
             with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
                 client.sendall(good)
                 assert client.recv(4096).startswith(b"HTTP/1.1 101 ")
+
+
+LOCAL_PAGES: Final = [
+    "http://localhost",
+    "http://localhost:3000",
+    "https://dev.localhost:8443",
+    "http://127.0.0.1:8080",
+    "https://127.1.2.3",
+    "http://[::1]:5173",
+]
+FOREIGN_PAGES: Final = [
+    "https://evil.example",
+    "null",
+    "http://localhost.evil.example",
+    "http://127.0.0.1.evil.example",
+    "http://127.0.0.1:80.evil.example",
+    "http://evil.example:3000",
+    "http://10.0.0.1",
+    "http://xlocalhost",
+    "file://localhost",
+    "http://localhost@evil.example",
+]
+
+
+def upgrade_status(port: int, origin: str | None) -> int:
+    """The status of the reply to an upgrade of a page, or of a client that is no browser."""
+    headers = {} if origin is None else {"Origin": origin}
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request(**headers))
+        return int(client.recv(4096).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("listener", "admits_foreign"),
+    [
+        ({}, False),
+        ({"allowed_origins": ["loopback"]}, False),
+        ({"allowed_origins": ["*"]}, True),
+        ({"allow_anonymous": False}, True),
+    ],
+)
+def test_pages_of_other_machines(
+    tmp_path: Path, listener: dict[str, object], admits_foreign: bool
+) -> None:
+    """A page of the internet in a browser of this machine does not get in without a password."""
+    with websocket_broker(tmp_path, listener=listener) as broker:
+        port = broker.websocket_port
+        for origin in (None, *LOCAL_PAGES):
+            assert upgrade_status(port, origin) == 101, origin
+        for origin in FOREIGN_PAGES:
+            assert (upgrade_status(port, origin) == 101) is admits_foreign, origin
+        if not admits_foreign:
+            text = "HTTP 403: allowed_origins of the listener does not admit the page null"
+            until(lambda: text in broker.log_text(), "the setting in the log")
 
 
 def test_slow_upgrades_are_cut(tmp_path: Path) -> None:

@@ -81,14 +81,16 @@ class Site:
         self._directory = directory
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def show(self, page: str) -> Any:
-        """What the page reports, in a browser that takes any certificate."""
+    def show(self, page: str, host: str = "127.0.0.1") -> Any:
+        """What the page reports, in a browser that takes any certificate and finds the site at this
+        host."""
         self.page = page
         self.arrived.clear()
         command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"]
         command += ["--ignore-certificate-errors", f"--user-data-dir={self._directory}"]
+        command += [f"--host-resolver-rules=MAP {host} 127.0.0.1", "--remote-debugging-port=0"]
         browser = subprocess.Popen(
-            [*command, "--remote-debugging-port=0", f"{self.origin}/"],
+            [*command, f"http://{host}:{self.server.server_port}/"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -135,5 +137,19 @@ def test_a_page_publishes_and_receives(site: Site, tmp_path: Path) -> None:
         elsewhere = PAGE.replace("URL", f"wss://127.0.0.1:{other}/mqtt")
         assert site.show(elsewhere.replace("USER", "alice")) == {"closed": True}
         assert "HTTP 403" in broker.log_text()
+    finally:
+        assert broker.stop() == 0
+
+
+def test_a_page_of_the_internet_reaches_no_broker_on_loopback(site: Site, tmp_path: Path) -> None:
+    """Without a password and with default settings; a page of this machine is admitted."""
+    port = free_port()
+    broker = ListenersBroker(tmp_path / "broker", [{"port": port, "transport": "websocket"}])
+    broker.start()
+    try:
+        page = PAGE.replace("URL", f"ws://127.0.0.1:{port}/mqtt")
+        assert "received" in site.show(page)
+        assert site.show(page, "site.example") == {"closed": True}
+        assert "does not admit the page http://site.example:" in broker.log_text()
     finally:
         assert broker.stop() == 0

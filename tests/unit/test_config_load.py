@@ -265,7 +265,18 @@ def test_check_lists_every_problem(tmp_path: Path) -> None:
             True,
             "listeners[0]: anonymous clients are refused",
         ),
-        ('[[listeners]]\ntransport = "websocket"', True, "whatever page a browser"),
+        ('[[listeners]]\ntransport = "websocket"', True, ""),
+        (
+            '[[listeners]]\ntransport = "websocket"\nallowed_origins = ["*"]',
+            True,
+            "listeners[0].allowed_origins = ['*']: without a password, whatever page a browser",
+        ),
+        (
+            '[[listeners]]\ntransport = "websocket"\ncertificate = "c"\nkey = "k"\n'
+            'client_ca = "ca"\n[security]\nallow_anonymous = false',
+            False,
+            "a browser with a client certificate may use it for whatever page",
+        ),
         (
             '[[listeners]]\ntransport = "websocket"\nallowed_origins = ["https://a.b:1"]',
             True,
@@ -280,6 +291,32 @@ def test_anonymous_needs_a_word_beyond_loopback(
     assert config.security.allow_anonymous is anonymous
     found = warnings(config)
     assert warned in " ".join(found) if warned else found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", ["loopback"]),
+        ("allowed_origins = []", ["loopback"]),
+        ('bind = "::1"', ["loopback"]),
+        ("allow_anonymous = true", ["loopback"]),
+        ('allowed_origins = ["*"]', ["*"]),
+        ('allowed_origins = ["https://a.b"]', ["https://a.b"]),
+        ("allow_anonymous = false", []),
+        ('bind = "10.0.0.1"\nallow_anonymous = true', []),
+        ('socket = "/s"', []),
+        ('proxies = ["127.0.0.1"]', []),
+        ('certificate = "c"\nkey = "k"\nclient_ca = "ca"\nrequire_certificate = true', []),
+    ],
+)
+def test_pages_of_this_machine(tmp_path: Path, text: str, origins: list[str]) -> None:
+    """Only they reach a listener of this machine without a password, unless a setting says so."""
+    path = write(tmp_path, f'[[listeners]]\ntransport = "websocket"\n{text}\n')
+    (listener,) = load(path).listeners
+    assert listener.allowed_origins == origins
+    (shown,) = [each for each in settings_of(path, {}, {}) if each.key.endswith("origins")]
+    assert (shown.origin == "resolved from other settings") is (origins == ["loopback"])
+    assert load(write(tmp_path, "")).listeners[0].allowed_origins == []
 
 
 def test_loopback() -> None:

@@ -7,7 +7,7 @@ from re import fullmatch
 from typing import Final
 
 from holdfast.addresses import address_problem
-from holdfast.config.listener import WEBSOCKET_PATH, Listener
+from holdfast.config.listener import ANY_ORIGIN, LOOPBACK_ORIGINS, WEBSOCKET_PATH, Listener
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Config
 from holdfast.config.sections.check_identity import has_sources
@@ -40,11 +40,14 @@ def listener_problems(listener: Listener, config: Config) -> Iterator[Problem]:
         if listener.allowed_origins:
             yield "allowed_origins", f" = {shown(listener.allowed_origins)}: {needs}"
     for index, origin in enumerate(listener.allowed_origins):
-        if not fullmatch(r"[a-z][a-z0-9+.-]*://[^/A-Z\s]+", origin):
+        if origin not in (ANY_ORIGIN, LOOPBACK_ORIGINS) and not fullmatch(
+            r"[a-z][a-z0-9+.-]*://[^/A-Z\s]+", origin
+        ):
             yield (
                 f"allowed_origins[{index}]",
                 f" = {shown(origin)}: must be as browsers send it: https://host or"
-                " https://host:port, in lower case and without a path",
+                " https://host:port, in lower case and without a path;"
+                f' or "{LOOPBACK_ORIGINS}", or "{ANY_ORIGIN}"',
             )
     for name, default in (("tls_minimum", "1.2"), ("tls_ciphers", ""), ("crl", "")):
         value = getattr(listener, name)
@@ -154,11 +157,15 @@ def listener_warnings(config: Config) -> list[str]:
                 f"{own}.allow_anonymous = true: anybody who reaches {listener.bind} may"
                 " connect without a password"
             )
-        takes_any_page = listener.transport == "websocket" and not listener.allowed_origins
-        if takes_any_page and admits_anonymous(listener, config):
+        if listener.is_open_to_pages() and admits_anonymous(listener, config):
             found.append(
-                f"{key}.allowed_origins = []: without a password, whatever page a"
-                f" browser that reaches {listener.bind} shows may connect"
+                f"{key}.allowed_origins = {shown(listener.allowed_origins)}: without a password,"
+                f" whatever page a browser that reaches {listener.bind} shows may connect"
+            )
+        elif listener.is_open_to_pages() and listener.client_ca:
+            found.append(
+                f"{key}.allowed_origins = {shown(listener.allowed_origins)}: a browser with a"
+                " client certificate may use it for whatever page it shows"
             )
     return found
 

@@ -59,11 +59,15 @@ def settings_of(
     found: list[Setting] = []
     for key, value in _leaves("", msgspec.to_builtins(config)):
         given, is_given = _find(sources.tree, key)
+        default = defaults.get(_without_index(key))
+        is_resolved = key == "security.allow_anonymous" or (
+            key.endswith(".allowed_origins") and value != default
+        )
         if not is_given:
-            origin = DEFAULT if key != "security.allow_anonymous" else RESOLVED
+            origin = RESOLVED if is_resolved else DEFAULT
         else:
             origin = sources.origin(key) if given == value else RESOLVED
-        is_default = defaults.get(_without_index(key)) == value or origin == DEFAULT
+        is_default = default == value or origin == DEFAULT
         found.append(Setting(key, value, origin, is_default))
     return found
 

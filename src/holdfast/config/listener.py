@@ -15,6 +15,9 @@ alias and subscription identifiers."""
 
 WEBSOCKET_PATH: Final = "/mqtt"
 UNIX_PREFIX: Final = "unix:"
+LOOPBACK_ORIGINS: Final = "loopback"
+ANY_ORIGIN: Final = "*"
+"""Entries of `allowed_origins` that stand for many origins."""
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 """A port; 0 lets the system choose a free one."""
@@ -50,8 +53,9 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     ] = WEBSOCKET_PATH
     """The path in a WebSocket listener's URL; "*": any."""
     allowed_origins: list[str] = field(default_factory=list)
-    """The origins of the web pages that may open a WebSocket; empty: all. Clients that are no
-    browsers need not send one."""
+    """The origins of the web pages that may open a WebSocket: `https://host`, `"loopback"` for the
+    pages of this machine, `"*"` for all. Empty: all, or `"loopback"` where a browser of this
+    machine reaches the listener without a password. Clients that are no browsers send none."""
     certificate: str = ""
     """The PEM file with the server's chain; with it the listener uses TLS."""
     key: str = ""
@@ -111,6 +115,11 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     advertise: Annotated[str, Meta(pattern=r"^$|^.+:[0-9]{1,5}$", description="host:port")] = ""
     """The address at which clients reach this listener, announced to those of a node that hands
     over; empty: `node.advertise` for the first listener, otherwise `bind` and `port`."""
+
+    def is_open_to_pages(self) -> bool:
+        """Whether any web page may open a WebSocket here."""
+        is_any = not self.allowed_origins or ANY_ORIGIN in self.allowed_origins
+        return self.transport == "websocket" and is_any
 
     def is_loopback(self) -> bool:
         """Whether the listener can be reached from this machine only."""

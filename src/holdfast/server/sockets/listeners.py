@@ -219,7 +219,7 @@ async def accept_on(
     sockets: list[socket.socket],
 ) -> list[asyncio.Server | AcceptLoop]:
     """Accept a listener's connections on these sockets. Raises `OSError`."""
-    admission = UpgradeAdmission(listener.path, listener.allowed_origins)
+    admission = UpgradeAdmission(listener)
     proxies = Proxies(listener.proxies) if listener.proxies else None
     loop = reception.loop
 

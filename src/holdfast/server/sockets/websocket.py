@@ -6,15 +6,16 @@ the time to CONNECT therefore include the upgrade.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import re
 from http import HTTPStatus
 from typing import Final
 
-from websockets.exceptions import NegotiationError
+from websockets.exceptions import InvalidOrigin, NegotiationError
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
+from holdfast.config.listener import LOOPBACK_ORIGINS, Listener
 from holdfast.protocol.websocket.stream import OPENING, WebSocketError, WebSocketStream
 from holdfast.server.sockets.reception import ReceivedConnection, Reception
 
@@ -29,13 +30,28 @@ _library_logger = logging.getLogger("holdfast.websocket")
 _library_logger.setLevel(logging.ERROR)
 
 
-class UpgradeAdmission:
-    """The required path and origins of an upgrade. Without `origins` every site is admitted."""
+_LOOPBACK: Final = re.compile(
+    r"https?://(localhost|[a-z0-9.-]+\.localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?"
+)
+"""The origins of the pages that a browser gets from its own machine. RFC 6761 reserves localhost,
+so no page of another machine has such an origin, whatever its name resolves to."""
 
-    def __init__(self, path: str, origins: Sequence[str]) -> None:
-        self.path = path
-        # None admits requests without an Origin. Only browsers send one, and they always do.
-        self.origins = [None, *(Origin(one) for one in origins)] if origins else None
+
+class UpgradeAdmission:
+    """The required path and origins of an upgrade, see `Listener.allowed_origins`."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.path = listener.path
+        self.origins: list[Origin | re.Pattern[str] | None] | None = None
+        if not listener.is_open_to_pages():
+            # None admits requests without an Origin. Only browsers send one, and they always do.
+            self.origins = [
+                None,
+                *(
+                    _LOOPBACK if one == LOOPBACK_ORIGINS else Origin(one)
+                    for one in listener.allowed_origins
+                ),
+            ]
 
 
 class WebSocketConnection(WebSocketStream):
@@ -107,6 +123,11 @@ class WebSocketConnection(WebSocketStream):
             text = f"There is nothing at {asked}; MQTT over WebSocket is at {path}.\n"
             return upgrade.reject(HTTPStatus.NOT_FOUND, text)
         response = upgrade.accept(request)
+        if isinstance(upgrade.handshake_exc, InvalidOrigin):
+            page = upgrade.handshake_exc.value or ""
+            # The page's name is last, because its length is cut in the log.
+            text = f"allowed_origins of the listener does not admit the page {page}\n"
+            return upgrade.reject(HTTPStatus.FORBIDDEN, text)
         if isinstance(upgrade.handshake_exc, NegotiationError):
             return upgrade.reject(
                 HTTPStatus.BAD_REQUEST, f"{upgrade.handshake_exc}: offer the subprotocol mqtt.\n"
