@@ -8,13 +8,12 @@ from pyspark.sql.types import LongType
 
 from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import (
-    deviation,
     earliest_by,
     gathered,
     latest_by,
-    mean_of,
     per_second,
     percentile,
+    with_moments,
 )
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -69,8 +68,7 @@ def build_windows(readings: DataFrame, unit: str) -> DataFrame:
         latest_by(F.col("value_string"), READING_ORDER).alias("last_string"),
     )
     values = F.col("values")
-    with_mean = grouped.withColumn("mean", mean_of(values))
-    return with_mean.select(
+    return with_moments(grouped, "values").select(
         "device",
         "metric",
         "window_start",
@@ -81,7 +79,7 @@ def build_windows(readings: DataFrame, unit: str) -> DataFrame:
         F.get(values, F.lit(0)).alias("min"),
         F.get(values, F.size(values) - 1).alias("max"),
         "mean",
-        deviation(values, F.col("mean")).alias("stddev"),
+        "stddev",
         "first",
         "last",
         *(percentile(values, share).alias(name) for name, share in SHARES.items()),

@@ -4,11 +4,11 @@ Adding doubles in another order changes the last digits. So the values of a grou
 sorted, and added from the least to the greatest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, IntegerType
 
@@ -23,28 +23,34 @@ def gathered(value: SparkColumn) -> SparkColumn:
     return F.sort_array(F.collect_list(value))
 
 
-def mean_of(values: SparkColumn) -> SparkColumn:
-    """Return the mean of a sorted array of doubles, which is never outside its least and greatest.
+def with_moments(frame: DataFrame, values: str) -> DataFrame:
+    """Add the columns `mean` and `stddev` of a sorted array of doubles.
 
-    A sum of rounded doubles is not exact: 33 times 10.7 gives a mean of 10.699999999999994. The sum
-    of what the values differ from that mean corrects it. It is null for no values, or if the sum
-    overflows a double.
+    The mean is never outside the least and the greatest value. A sum of rounded doubles is not
+    exact: 33 times 10.7 gives a mean of 10.699999999999994. The sum of what the values differ from
+    that mean corrects it. The mean is null for no values, or if the sum overflows a double. The
+    standard deviation is that of a sample, and null for fewer than two values.
+
+    Each sum is a column of its own. Spark evaluates an expression inside a lambda again for each
+    value: a mean there took 3,600 sums for each hour of a device at 1 Hz.
     """
-    count = F.size(values)
-    rough = F.aggregate(values, F.lit(0.0), lambda sum_, value: sum_ + value) / count
-    rest = F.aggregate(values, F.lit(0.0), lambda sum_, value: sum_ + (value - rough)) / count
-    mean = F.when(F.abs(rest) < F.lit(float("inf")), rough + rest).otherwise(rough)
-    inside = F.least(F.greatest(mean, F.get(values, F.lit(0))), F.get(values, count - 1))
-    return F.when((count > 0) & (F.abs(rough) < F.lit(float("inf"))), inside)
-
-
-def deviation(values: SparkColumn, mean: SparkColumn) -> SparkColumn:
-    """Return the standard deviation of a sample. It is null for fewer than two values."""
-    squares = F.aggregate(
-        values, F.lit(0.0), lambda sum_, value: sum_ + (value - mean) * (value - mean)
+    array, rough, rest, mean = (F.col(each) for each in (values, "__rough", "__rest", "mean"))
+    count, limit = F.size(array), F.lit(float("inf"))
+    frame = frame.withColumn("__rough", F.try_divide(_sum(array, lambda value: value), count))
+    frame = frame.withColumn(
+        "__rest", F.try_divide(_sum(array, lambda value: value - rough), count)
     )
-    found = F.sqrt(squares / (F.size(values) - 1))
-    return F.when((F.size(values) > 1) & (squares < F.lit(float("inf"))), found)
+    better = F.when(F.abs(rest) < limit, rough + rest).otherwise(rough)
+    inside = F.least(F.greatest(better, F.get(array, F.lit(0))), F.get(array, count - 1))
+    frame = frame.withColumn("mean", F.when((count > 0) & (F.abs(rough) < limit), inside))
+    frame = frame.withColumn("__squares", _sum(array, lambda v: (v - mean) * (v - mean)))
+    squares = F.col("__squares")
+    found = F.when((count > 1) & (squares < limit), F.sqrt(squares / (count - 1)))
+    return frame.withColumn("stddev", found).drop("__rough", "__rest", "__squares")
+
+
+def _sum(values: SparkColumn, of: Callable[[SparkColumn], SparkColumn]) -> SparkColumn:
+    return F.aggregate(values, F.lit(0.0), lambda sum_, value: sum_ + of(value))
 
 
 def percentile(values: SparkColumn, share: float) -> SparkColumn:
