@@ -6,7 +6,7 @@ a busy partition is killed with SIGKILL, while a durable subscriber is away; it 
 another node. What happened meanwhile is printed as a timeline: detected, elected, the first
 publish confirmed. Then Spark makes a lake of the cluster's log (bronze, silver and gold tables, and
 a page of charts), in which every acknowledged message must be, in order; and the subscriber must
-have received them all. Exits with 1 if anything was lost.
+have received them all. Exits with 1 if anything was lost, and with 130 after Ctrl-C.
 
 The console shows the kill on its timeline while it happens: the address is printed first and last.
 With `--stay` the cluster runs and the devices publish until Ctrl-C. `--screenshots DIR` takes
@@ -52,6 +52,8 @@ REPORT = Path(tempfile.gettempdir()) / "holdfast-demo.html"
 TABLES = ("records", "readings", "gaps", "device_minutes", "latency")
 """Of the pipeline's, those that are shown."""
 GOLD_ROWS_MAX = 40
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 PICTURES = (
     Picture("timeline", "timeline?seconds=30", ".story li", height=1060),
     Picture("overview", "", ".health"),
@@ -104,16 +106,20 @@ class Cluster:
         assert self.process.stdout is not None
         giving_up = threading.Timer(START_TIMEOUT_S, self.process.kill)
         giving_up.start()
-        for line in self.process.stdout:
-            found = json.loads(line)
-            self.nodes.append(
-                Node(found["node"], found["port"], f"127.0.0.1:{found['admin']}", found["pid"])
-            )
-            if len(self.nodes) == NODES:
-                giving_up.cancel()
-                self._protect()
-                return
-        raise SystemExit(f"the cluster did not start; its log:\n{self.log.read_text()[-3000:]}")
+        try:
+            for line in self.process.stdout:
+                found = json.loads(line)
+                self.nodes.append(
+                    Node(found["node"], found["port"], f"127.0.0.1:{found['admin']}", found["pid"])
+                )
+                if len(self.nodes) == NODES:
+                    break
+            else:
+                text = self.log.read_text()[-3000:]
+                raise SystemExit(f"the cluster did not start; its log:\n{text}")
+        finally:
+            giving_up.cancel()
+        self._protect()
 
     def _protect(self) -> None:
         """Make a token, and give all nodes the same file of tokens. They use it within a second."""
@@ -201,8 +207,10 @@ class Device:
             self.refused.append(f"refused: {topic} {sequence}, reason 0x{reason:02x}")
 
     def stop(self) -> None:
+        """Stop publishing and disconnect. A second call does nothing."""
         self._stopping.set()
-        self._thread.join(SETTLE_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._thread.join(SETTLE_TIMEOUT_S)
         self._client.disconnect()
         self._client.close()
 
@@ -221,7 +229,7 @@ class Subscriber:
         self._client.subscribe(("telemetry/#", 1))
 
     def come_back(self, nodes: list[Node]) -> None:
-        self._client = client("demo-subscriber", nodes)
+        self._client, self._thread = client("demo-subscriber", nodes), None
         self._client.connect()
         self._thread = threading.Thread(target=self._receive, args=(self._client,), daemon=True)
         self._thread.start()
@@ -231,11 +239,12 @@ class Subscriber:
             self.received.append((message.topic, json.loads(message.payload)["seq"]))
 
     def go_away(self) -> None:
-        assert self._client is not None
-        assert self._thread is not None
-        self._client.disconnect()
-        self._thread.join(SETTLE_TIMEOUT_S)
-        self._client.close()
+        """Disconnect. A second call does nothing."""
+        if self._client is not None:
+            self._client.disconnect()
+            if self._thread is not None:
+                self._thread.join(SETTLE_TIMEOUT_S)
+            self._client.close()
 
     def lost(self, acknowledged: list[tuple[str, int]]) -> list[tuple[str, int]]:
         seen = set(self.received)
@@ -381,6 +390,16 @@ class Demo:
         self.failover: Failover | None = None
 
     def run(self, screenshots: Path | None) -> None:
+        try:
+            self._publish_through_a_kill(screenshots)
+        finally:
+            # Ctrl-C may come at any point. A thread whose client ends before it prints a traceback.
+            self._stop_devices()
+            self.subscriber.go_away()
+        assert self.failover is not None
+        self.failover.report(self.devices)
+
+    def _publish_through_a_kill(self, screenshots: Path | None) -> None:
         self.subscriber.start(self.cluster.nodes)
         for device in self.devices:
             device.start()
@@ -395,12 +414,12 @@ class Demo:
         self._wait(0.3)
         if screenshots is not None:
             take_pictures(self.cluster, self.survivors()[0], screenshots)
+        self._stop_devices()
+        self._settle()
+
+    def _stop_devices(self) -> None:
         for device in self.devices:
             device.stop()
-        self._settle()
-        self.subscriber.go_away()
-        assert self.failover is not None
-        self.failover.report(self.devices)
 
     def _wait(self, share: float) -> None:
         end = time.monotonic() + share * self.duration_s
@@ -515,6 +534,8 @@ def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
         return account.run(demo.acknowledged(), report)
     finally:
         account.lake.spark.stop()
+        # Spark's own handler would use the session that has just ended.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def stay(demo: Demo, address: str) -> None:
@@ -525,11 +546,14 @@ def stay(demo: Demo, address: str) -> None:
         device.start()
     say(f"{len(devices)} devices publish until Ctrl-C; {demo.failover.killed} stays down")
     say(f"the console: {address}")
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            signal.pause()
-    for device in devices:
-        device.stop()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                signal.pause()
+        say("stopped by Ctrl-C")
+    finally:
+        for device in devices:
+            device.stop()
 
 
 def run(directory: Path, arguments: argparse.Namespace) -> bool:
@@ -555,6 +579,8 @@ def run(directory: Path, arguments: argparse.Namespace) -> bool:
             say(address)
         return complete
     finally:
+        # A second Ctrl-C must not leave nodes behind.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         cluster.stop()
 
 
@@ -589,6 +615,9 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
         ok = run(directory, arguments)
+    except KeyboardInterrupt:
+        say("stopped by Ctrl-C")
+        return INTERRUPTED
     finally:
         if arguments.keep:
             say(f"kept: {directory}")

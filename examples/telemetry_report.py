@@ -170,6 +170,8 @@ def main(arguments: Sequence[str]) -> int:
     spark = spark_session("telemetry-report", **{"spark.log.level": "ERROR"})
     try:
         return 0 if report(spark, options, []).ok else 1
+    except KeyboardInterrupt:
+        return 130
     finally:
         spark.stop()
 

@@ -73,7 +73,7 @@ class AdminRoutes:
         self.census = Census(server)
         self.figures = FigureRecorder(server)
         self._registry = registry_for(server, self.census)
-        self._top = TopRoutes(server, self.census)
+        self.top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
         self._resources = resource_endpoints(OwnNode(server), everywhere, self.figures)
         if access is not None:
@@ -101,7 +101,7 @@ class AdminRoutes:
             *LogRoutes(self._server).endpoints(),
             *ClusterRoutes(self._server).endpoints(),
             *FederationRoutes(self._server).endpoints(),
-            *self._top.endpoints(),
+            *self.top.endpoints(),
             *([] if self._access is None else self._access.endpoints()),
         ]  # fmt: skip
 
@@ -173,7 +173,7 @@ class AdminServer:
         self._sender = LogSender(lambda: server.broker, RequestChecks(known, self._gate))
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
-        self.census, self._figures = routes.census, routes.figures
+        self.census, self._figures, self._top = routes.census, routes.figures, routes.top
         self.context: ssl.SSLContext | None = admin_context(server.config.admin)
         """The TLS context of new connections; None: plain HTTP."""
         connections = bounded(LogConnections, connections_max, sender=self._sender)
@@ -207,6 +207,7 @@ class AdminServer:
             task.cancel()
         if self._serving is not None:
             await self._serving
+        await self._top.stop()
         await asyncio.to_thread(self._gate.close)
         self._access.close()
         await asyncio.to_thread(self._sender.close)

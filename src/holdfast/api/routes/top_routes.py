@@ -42,6 +42,10 @@ class TopRoutes:
                      reply=TopReply, parameters=(LIMIT,), refusals=(503,)),
         ]  # fmt: skip
 
+    async def stop(self) -> None:
+        """End the sampling of topics."""
+        await self._topics.stop()
+
     async def _top(self, call: Call) -> TopReply:
         broker = self._server.broker
         if broker is None:

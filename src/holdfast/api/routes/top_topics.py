@@ -49,7 +49,6 @@ class TopTopics:
     """Samples the publishes of a broker while somebody asks."""
 
     def __init__(self) -> None:
-        self._sketches: Any = None
         self._windows: list[_Window] = []
         self._asked_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -58,30 +57,38 @@ class TopTopics:
         """Return the topics with the most messages. The first call begins the sampling, and has
         none. None: the package is missing."""
         self._asked_at = time.monotonic()
-        if self._sketches is None:
-            try:
-                # The import takes 200 ms.
-                self._sketches = await asyncio.to_thread(import_module, "datasketches")
-            except ImportError:
-                return None
+        try:
+            # The first import takes 200 ms.
+            sketches = await asyncio.to_thread(import_module, "datasketches")
+        except ImportError:
+            return None
         if self._task is None or self._task.done():
-            self._windows = [_Window(self._sketches)]
-            self._task = watched(self._run(broker))
-        return self._rates(limit)
+            self._windows = [_Window(sketches)]
+            self._task = watched(self._run(broker, sketches))
+        return self._rates(limit, sketches)
 
-    async def _run(self, broker: Broker) -> None:
+    async def stop(self) -> None:
+        """End the sampling, if it runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self, broker: Broker, sketches: Any) -> None:
         stats = broker.node.state.stats
         samples = stats.topics = TopicSamples()
         try:
             while time.monotonic() < self._asked_at + IDLE_S:
                 await asyncio.sleep(TAKE_S)
+                if time.monotonic() >= self._windows[-1].since + WINDOW_S:
+                    self._windows = [self._windows[-1], _Window(sketches)]
                 self._count(*samples.take())
         finally:
             stats.topics = None
+            # The library prints a page of warnings if a sketch, or the library itself, is still
+            # referred to when the process ends.
+            self._windows = []
 
     def _count(self, samples: list[tuple[bytes, int]], weight: float) -> None:
-        if time.monotonic() >= self._windows[-1].since + WINDOW_S:
-            self._windows = [self._windows[-1], _Window(self._sketches)]
         window = self._windows[-1]
         whole = round(weight)
         for topic, size_bytes in samples:
@@ -89,14 +96,14 @@ class TopTopics:
             window.messages.update(name, whole)
             window.bytes.update(name, whole * (size_bytes + len(topic)))
 
-    def _rates(self, limit: int) -> list[TopicRate]:
+    def _rates(self, limit: int, sketches: Any) -> list[TopicRate]:
         seconds = max(TAKE_S, time.monotonic() - self._windows[0].since)
-        messages = self._sketches.frequent_strings_sketch(LG_ENTRIES)
-        size = self._sketches.frequent_strings_sketch(LG_ENTRIES)
+        messages = sketches.frequent_strings_sketch(LG_ENTRIES)
+        size = sketches.frequent_strings_sketch(LG_ENTRIES)
         for window in self._windows:
             messages.merge(window.messages)
             size.merge(window.bytes)
-        kind = self._sketches.frequent_items_error_type.NO_FALSE_NEGATIVES
+        kind = sketches.frequent_items_error_type.NO_FALSE_NEGATIVES
         found = messages.get_frequent_items(kind)[:limit]
         return [
             TopicRate(

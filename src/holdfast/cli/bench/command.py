@@ -5,6 +5,7 @@ usage; 3 the generator itself was the bottleneck, so the figures are not the bro
 """
 
 import argparse
+import asyncio
 import json
 import secrets
 import ssl
@@ -87,15 +88,13 @@ def run(args: argparse.Namespace) -> int:
         args.topic or f"bench-{secrets.token_hex(4)}",
     )
     raise_limit()
-    loop = new_event_loop()
     try:
-        load = _new_load(plan, args)
-        outcomes = loop.run_until_complete(load.run())
+        # On Ctrl-C the runner cancels the load, whose clients then disconnect.
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            outcomes = runner.run(_new_load(plan, args).run())
     except (LoadError, OSError, ValueError) as error:
         print(f"holdfast: bench: {args.server}: {error}", file=sys.stderr)
         return EXIT_FAILED
-    finally:
-        loop.close()
     causes = bottlenecks(plan, outcomes)
     if args.json:
         print(json.dumps(_figures(plan, outcomes, causes)))
