@@ -181,6 +181,7 @@ image: $(VENV)/.installed
 
 # Installs what is in dist/ on bare Debian roots, as root.
 test-packages: $(VENV)/.installed
+	deploy/packages/programs.sh mmdebstrap skopeo umoci docker-compose
 	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/unit/test_deploy_compose.py
 
 # The tag is the last step: it names a commit that was tested and built as a whole.

@@ -23,6 +23,8 @@ VERSION = re.compile(r"\d+\.\d+\.\d+")
 HEADING = re.compile(r"^## (\S+) \((.+)\)$", re.MULTILINE)
 """A section of the changelog: a version, and its date or `unreleased`."""
 UNRELEASED = "unreleased"
+NAMED = re.compile(r'((?:holdfast|holdfast-spark)[-_:]|newTag: ")(\d+\.\d+\.\d+)')
+"""A package or an image with its version."""
 
 
 class ReleaseError(Exception):
@@ -37,6 +39,11 @@ class Release:
         self.project = root / "pyproject.toml"
         self.package = root / "src" / "holdfast" / "__init__.py"
         self.changelog = root / "CHANGELOG.md"
+
+    def users(self) -> list[Path]:
+        """The files that name packages and images with their version."""
+        deployments = sorted((self.root / "deploy").rglob("*.y*ml"))
+        return [*deployments, *self.root.glob("docs/install.md")]
 
     @property
     def version(self) -> str:
@@ -59,6 +66,9 @@ class Release:
             yield f"CHANGELOG.md: {version} is ({date}), not a date: tools/release.py prepare"
         if not text.startswith("- "):
             yield f"CHANGELOG.md: nothing stands under {heading}"
+        for path in self.users():
+            if {found for _, found in NAMED.findall(path.read_text())} - {version}:
+                yield f"{path.relative_to(self.root)}: names another version than {version}"
         if not self.has_formats(version):
             yield f"tests/data/formats/{version}: no directories: tools/formats.py --release"
         if self.git("status", "--porcelain"):
@@ -90,6 +100,8 @@ class Release:
                                        flags=re.MULTILINE))  # fmt: skip
         text = self.package.read_text()
         self.package.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', text))
+        for path in self.users():
+            path.write_text(NAMED.sub(rf"\g<1>{version}", path.read_text()))
         today = datetime.date.today().isoformat()
         text = self.changelog.read_text()
         self.changelog.write_text(HEADING.sub(f"## {version} ({today})", text, count=1))

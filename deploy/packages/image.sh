@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds dist/holdfast-VERSION-image.tar, for `docker load` and `podman load`, from the wheel in
 # dist/ and a few Debian packages: no registry, no shell, no package manager in the image. Needs
-# root, Debian and buildah. usage: image.sh PYTHON
+# root and Debian. usage: image.sh PYTHON
 set -eu
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-command -v buildah >/dev/null || { echo "apt-get install buildah" >&2; exit 1; }
+"$here/programs.sh" buildah
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
@@ -63,7 +63,7 @@ container=$("${store[@]}" from scratch)
   --label org.opencontainers.image.licenses=Apache-2.0 "$container"
 mkdir -p dist
 target=dist/holdfast-$version-image.tar
-rm -f "$target"
+rm -f dist/*-image.tar
 "${store[@]}" commit -q --format docker "$container" \
   "docker-archive:$target:holdfast:$version" >/dev/null
 "${store[@]}" rm "$container" >/dev/null

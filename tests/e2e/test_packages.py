@@ -1,7 +1,7 @@
 """The packages in dist/, each installed on a bare Debian root: `make test-packages`.
 
 A root has Debian's essential packages and no Python. It shares the network of this machine, so the
-brokers listen on free ports. Needs root, mmdebstrap, skopeo and umoci.
+brokers listen on free ports. Needs root, and the programs that `make test-packages` installs.
 """
 
 import contextlib

@@ -10,6 +10,12 @@ from tools.release import Release, ReleaseError
 
 CHANGELOG = "# Changelog\n\n## 0.2.0 (unreleased)\n\n- new\n\n## 0.1.0 (2026-01-01)\n\n- old\n"
 
+USERS = {
+    "deploy/compose/single.yml": 'image: "holdfast:0.1.0"\nother: postgres:17.0.1\n',
+    "deploy/kubernetes/kustomization.yaml": 'images:\n  - name: holdfast\n    newTag: "0.1.0"\n',
+    "docs/install.md": "apt install ./holdfast_0.1.0_amd64.deb\npip install holdfast-0.1.0.whl\n",
+}
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
@@ -18,6 +24,9 @@ def tree(tmp_path: Path) -> Path:
     (package / "__init__.py").write_text('"""Holdfast."""\n\n__version__ = "0.1.0"\n')
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "holdfast"\nversion = "0.1.0"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
+    for name, text in USERS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     return tmp_path
 
@@ -38,6 +47,8 @@ def test_a_release(tree: Path) -> None:
     release.prepare("0.2.0")
     assert release.version == release.section()[0] == "0.2.0"
     assert "## 0.1.0 (2026-01-01)" in release.changelog.read_text()
+    for name, text in USERS.items():
+        assert (tree / name).read_text() == text.replace("0.1.0", "0.2.0")
     kept = tree / "tests" / "data" / "formats" / "0.2.0" / "node.tar.gz"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"")
@@ -71,8 +82,16 @@ def test_versions_that_differ(tree: Path) -> None:
     assert "CHANGELOG.md: nothing stands under 0.2.0" in problems
 
 
+def test_a_user_of_another_version(tree: Path) -> None:
+    release = Release(tree)
+    release.prepare("0.2.0")
+    (tree / "docs/install.md").write_text(USERS["docs/install.md"])
+    assert "docs/install.md: names another version than 0.2.0" in release.problems()
+
+
 def test_this_tree_names_one_version() -> None:
     release = Release(Path(__file__).parents[2])
+    assert not [each for each in release.problems() if "names another version" in each]
     assert release.section()[0] == release.version
     assert f'__version__ = "{release.version}"' in release.package.read_text()
 
