@@ -164,7 +164,15 @@ def test_the_manager_of_a_federation(tmp_path: Path) -> None:
 
 
 def test_a_member_beside_a_broker(broker: Broker, tmp_path: Path) -> None:
-    command = (*HOLDFAST, "federation", "sidecar", "--name", "site", "--data-dir", str(tmp_path))
+    command: tuple[str, ...] = (
+        *HOLDFAST,
+        "federation",
+        "sidecar",
+        "--name",
+        "site",
+        "--data-dir",
+        str(tmp_path),
+    )
     command += ("--listen", f"127.0.0.1:{free_port()}", "--admin", f"127.0.0.1:{free_port()}")
     command += ("--broker", f"mqtt://127.0.0.1:{broker.port}")
     assert Interrupted(tmp_path, command, printed("federation_edge_up")).code == 0
