@@ -68,7 +68,7 @@ class TopicScan:
             record = self._reader.fetch(self._partition, offset)
             if record is None:
                 continue
-            self._size_bytes += len(record.payload)
+            self._size_bytes += len(record.payload) + len(record.properties)
             if query.clients and record.client_id not in query.clients:
                 continue
             if query.part in record.payload:

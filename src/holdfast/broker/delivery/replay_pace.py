@@ -58,7 +58,9 @@ def charge_read(state: NodeState, records: list[Record]) -> None:
     pace = state.replay_pace
     if pace is not None:
         pace.bucket.refill(state.now)
-        pace.bucket.take(sum(len(each.topic) + len(each.payload) for each in records))
+        pace.bucket.take(
+            sum(len(each.topic) + len(each.payload) + len(each.properties) for each in records)
+        )
 
 
 def next_reader(state: NodeState) -> Session | None:

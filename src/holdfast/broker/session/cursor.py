@@ -19,7 +19,7 @@ from collections import deque
 from typing import Final
 
 from holdfast.broker.session.additions import Additions
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, queued_size
 from holdfast.protocol.topics.names import matches
 
 
@@ -82,13 +82,13 @@ class LiveLane:
 
     def push(self, delivery: Delivery) -> None:
         """Queue a delivery for which there is no room yet."""
-        self.queue_bytes += len(delivery.message.payload) + 200
+        self.queue_bytes += queued_size(delivery.message)
         self.queue.append(delivery)
 
     def pop(self) -> Delivery:
         """Remove and return the oldest delivery."""
         delivery = self.queue.popleft()
-        self.queue_bytes -= len(delivery.message.payload) + 200
+        self.queue_bytes -= queued_size(delivery.message)
         return delivery
 
     def start_read(self) -> None:
@@ -100,7 +100,7 @@ class LiveLane:
         """Take a live delivery while the lane is behind. It is in the log, so it may be dropped."""
         if self.reading and has_room:
             self.tailed.append(delivery)
-            self.tailed_bytes += len(delivery.message.payload) + 200
+            self.tailed_bytes += queued_size(delivery.message)
         else:
             self.has_overflowed = True
 
@@ -148,7 +148,7 @@ class WaitingQos0:
         """Queue a delivery that goes before this offset, and behind the earlier ones."""
         self.by_partition.setdefault(partition, deque()).append((before, delivery))
         self.count += 1
-        self.size_bytes += len(delivery.message.payload) + 200
+        self.size_bytes += queued_size(delivery.message)
 
     def precedes(self, positions: list[int]) -> bool:
         """Whether one goes before a record below these positions."""
@@ -174,7 +174,7 @@ class WaitingQos0:
         if not waiting:
             del self.by_partition[partition]
         self.count -= 1
-        self.size_bytes -= len(delivery.message.payload) + 200
+        self.size_bytes -= queued_size(delivery.message)
         return delivery
 
 
@@ -201,7 +201,7 @@ class Cursor:
 
     def push(self, delivery: Delivery) -> None:
         """Queue a delivery behind the others of its kind."""
-        self.outbox_bytes += len(delivery.message.payload) + 200
+        self.outbox_bytes += queued_size(delivery.message)
         if self.reading:
             if self.tailed_while_reading is None:
                 self.tailed_while_reading = deque()
@@ -216,7 +216,7 @@ class Cursor:
         outbox = self.outbox
         assert outbox is not None
         delivery = outbox.popleft()
-        self.outbox_bytes -= len(delivery.message.payload) + 200
+        self.outbox_bytes -= queued_size(delivery.message)
         return delivery
 
     def outbox_count(self) -> int:
@@ -332,4 +332,4 @@ class Cursor:
         self.outbox_bytes = 0
         if self.outbox is not None:
             for delivery in self.outbox:
-                self.outbox_bytes += len(delivery.message.payload) + 200
+                self.outbox_bytes += queued_size(delivery.message)

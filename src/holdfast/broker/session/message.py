@@ -219,6 +219,18 @@ def retained_size(entry: Message) -> int:
     )
 
 
+QUEUED_OVERHEAD_BYTES: Final = 200
+"""The memory in bytes of a queued message beside its content."""
+
+
+def queued_size(message: Message) -> int:
+    """The memory in bytes of a message in a queue. Without its properties a queue would have no
+    bound: an empty message may have a packet full of them."""
+    return (
+        QUEUED_OVERHEAD_BYTES + len(message.topic) + len(message.payload) + len(message.properties)
+    )
+
+
 FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]
 
 

@@ -16,7 +16,7 @@ from zlib import crc32
 from holdfast.broker.session.additions import LOG_READER, additions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.no_entries import NoEntries
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.will import Will
@@ -337,14 +337,14 @@ class Group(Cursor):
         """Keep a message until a member that may read it is ready."""
         self.deferred.setdefault(message.topic, deque()).append(message)
         self.deferred_count += 1
-        self.deferred_bytes += len(message.payload) + 200
+        self.deferred_bytes += queued_size(message)
 
     def pop_deferred(self, topic: bytes) -> Message:
         """Remove and return the oldest message of a topic."""
         messages = self.deferred[topic]
         message = messages.popleft()
         self.deferred_count -= 1
-        self.deferred_bytes -= len(message.payload) + 200
+        self.deferred_bytes -= queued_size(message)
         if not messages:
             del self.deferred[topic]
         return message

@@ -29,7 +29,7 @@ from typing import Final
 from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, message_of
 from holdfast.broker.delivery.transmission import fall_behind, has_room
 from holdfast.broker.session.cursor import Delivery
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
@@ -345,7 +345,7 @@ class Coordination:
                     self._finish(place)
                 continue
             self._pop()
-            size_bytes = len(message.payload) + 200
+            size_bytes = queued_size(message)
             stake.count += 1
             stake.load.size_bytes += size_bytes
             self.assigned[place] = (stake.node, size_bytes)

@@ -96,8 +96,8 @@ class RetainedReader:
             if received.topic == own_topic and received.payload == end:
                 is_over.set()
             elif received.retain and may_leave(received.topic) and received.topic not in found:
-                size += len(received.topic) + len(received.payload)
                 message = outbound(received)
+                size += len(received.topic) + len(received.payload) + len(message.properties)
                 if len(message.properties) > PROPERTIES_BYTES_MAX:
                     unreadable.append(f"{len(message.properties)} bytes of properties")
                 elif len(found) < MESSAGES_MAX and size <= BYTES_MAX:
