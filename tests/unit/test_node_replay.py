@@ -482,6 +482,29 @@ def test_waiting_qos0_is_bounded_and_counted() -> None:
     assert bench.node.state.sessions["r"].waiting_qos0 is None
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_waiting_qos0_keeps_its_order_when_the_subscription_changes(is_removed: bool) -> None:
+    """[MQTT-3.8.4-4] The older message stays if the subscription is replaced. If it is removed, it
+    is dropped, because the next subscription must not get it after a newer one."""
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0))
+    publisher = bench.connect("p")
+    publish(bench, publisher, "a", "1", "2")
+    reader = bench.connect("r", properties={33: 1})
+    subscribe(reader, "a", "earliest")
+    subscribe(reader, "b/+", "earliest")
+    publish(bench, publisher, "a", "open", qos=0)
+    publish(bench, publisher, "b/1", "other", qos=0)
+    if is_removed:
+        reader.send(m.Unsubscribe(8, ["a"]))
+    subscribe(reader, "a")
+    publish(bench, publisher, "a", "closed", qos=0)
+    seen = [each for each in drain(reader) if each not in ("1", "2")]
+    kept = [] if is_removed else ["open"]
+    assert [each for each in seen if each != "other"] == [*kept, "closed"]
+    assert seen.count("other") == 1
+    assert bench.node.state.sessions["r"].waiting_qos0 is None
+
+
 def test_the_lane_closes_when_it_is_full() -> None:
     config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=3)
     bench = NodeBench(config)

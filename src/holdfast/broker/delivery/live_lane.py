@@ -20,6 +20,7 @@ from holdfast.broker.delivery.transmission import (
     send_qos0,
 )
 from holdfast.broker.effects import ReadLog
+from holdfast.broker.routing import subscriptions_of
 from holdfast.broker.session.cursor import Delivery, LiveLane, WaitingQos0
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
@@ -173,10 +174,21 @@ def deliver_qos0(
             continue
         if target.reads_log and is_logged:
             continue
-        if target.replay is not None and session.has_starts:
+        if _waits(session, target, route.partition):
             _let_wait(state, session, target, message, route.partition)
         else:
             send_qos0(state, target, message)
+
+
+def _waits(session: Session, target: Subscription, partition: int) -> bool:
+    """Whether an unlogged QoS 0 message waits: behind a replay, or behind earlier ones. Those may
+    be left of a subscription that the client has replaced. [MQTT-3.8.4-4]"""
+    if not target.reads_log:
+        return False
+    if target.replay is not None and session.has_starts:
+        return True
+    waiting = session.waiting_qos0
+    return waiting is not None and partition in waiting.by_partition
 
 
 def _let_wait(
@@ -196,6 +208,25 @@ def _let_wait(
     delivery = Delivery(message, 0, retain, target.additions)
     waiting.push(partition, state.delivered[partition], delivery)
     session.waiting_qos0 = waiting
+
+
+def drop_waiting(state: NodeState, session: Session) -> None:
+    """Drop the waiting QoS 0 messages of topics that no subscription reads from the log any more.
+    The next subscription to them would get newer messages first. [MQTT-3.10.4-2]"""
+    waiting = session.waiting_qos0
+    if waiting is None:
+        return
+    kept = WaitingQos0()
+    is_read: dict[bytes, bool] = {}
+    for partition, entries in waiting.by_partition.items():
+        for before, delivery in entries:
+            topic = delivery.message.topic
+            if topic not in is_read:
+                found = subscriptions_of(state, session, topic.decode())
+                is_read[topic] = any(each.reads_log for each in found)
+            if is_read[topic]:
+                kept.push(partition, before, delivery)
+    session.waiting_qos0 = kept if kept.count else None
 
 
 def send_waiting(state: NodeState, session: Session) -> bool:

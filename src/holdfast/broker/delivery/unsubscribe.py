@@ -1,6 +1,7 @@
 """UNSUBSCRIBE. A durable session's change is in the log before its UNSUBACK."""
 
 from holdfast.broker.connections.client_notes import note_filter_denied
+from holdfast.broker.delivery.live_lane import drop_waiting
 from holdfast.broker.delivery.replay_start import plain_filter
 from holdfast.broker.delivery.subscribe import send_reply, size_of
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
@@ -46,6 +47,7 @@ class UnsubscribePromise(Promise):
                 continue
             removed = remove_subscription(state, session, filter)
             codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
+        drop_waiting(state, session)
         connection = self.connection
         assert connection is not None
         if connection.state == OPEN:
