@@ -16,11 +16,16 @@ count per client. Records have 32 bits for an epoch, so a range is short.
 
 A partition that commits nothing for `PATIENCE_S` reserves nothing. Its leader then gives epochs
 from the range below the reserved ones, which later leaders leave out too. It does so only while it
-reaches a majority. Otherwise another node may lead, for which the same holds. So two leaders can
-give one epoch only if neither of them committed a record of the partition, although both reached a
-majority. A client whose epoch would be above that range waits for the commit. Counter-example: A
-does not know yet that B leads. A node reports to A the epoch that B has reserved and given. A gives
-the client the next one, and so does B.
+reaches a majority. Otherwise another node may lead, for which the same holds. A client whose epoch
+would be above that range waits for the commit.
+
+Such an epoch is odd, and all others are even. Of the odd ones each leader gives every 16th, chosen
+by its leader epoch. So neither clocks nor what a leader has heard can make two leaders give one
+epoch, unless one is the 16th after the other and the partition has committed nothing in between.
+Counter-example with even ones: A does not know yet that B leads. A node reports to A the epoch that
+B has reserved and given. A gives the client the next one, and so does B. Counter-example if leaders
+share the odd ones: A gives c epoch 9 at n1. B becomes the leader, commits no reservation, begins
+with the same range, and gives c epoch 9 at n2.
 
 The newest epoch is that of the partition, because every later leader has at least as much of its
 log. Counter-example with that of all partitions: A knows epoch 387 from another partition, and
@@ -49,9 +54,15 @@ version gave.
 SECONDS_MAX: Final = 1 << 31
 """The highest epoch that comes from a clock, in seconds: clocks after 2088 count as this one.
 Records have 32 bits for an epoch, and epochs only grow."""
-RANGE: Final = 128
+RANGE: Final = 512
 """The number of epochs in one reservation, and of those below it for a partition that commits
 nothing."""
+LEADERS: Final = 16
+"""The number of consecutive leaders of a partition that share the odd epochs."""
+STEP: Final = 2
+"""The distance between two epochs of a leader whose partition commits records."""
+OWN_STEP: Final = STEP * LEADERS
+"""The distance between two epochs of a leader whose partition commits nothing."""
 PATIENCE_S: Final = 1.0
 """The longest time in seconds that a client waits for the commit of a reservation."""
 
@@ -88,29 +99,45 @@ class EpochReservations:
         self._replicated = replicated
         # Called for each waiting client, with False if its request is to be dropped.
         self._go_on = go_on
-        # Per partition: the lowest epoch that this leader gives, the newest reserved one, and the
+        # Per partition: the lowest epoch that a leader gave as this one began, the lowest that this
+        # leader may give to a client that it has forgotten, the newest reserved one, and the
         # reservation under way.
-        self._floors: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._unused: dict[int, int] = {}
         self._newest: dict[int, int] = {}
         self._pending: dict[int, Reservation] = {}
 
-    def floor(self, partition: int) -> int:
-        """Returns the lowest epoch that this leader gives while the partition commits records."""
-        floor = self._floors.get(partition)
-        if floor is None:
+    def reservable(self, partition: int, lowest: int) -> int:
+        """Returns the first epoch from `lowest` on that this leader may give while the partition
+        commits records."""
+        epoch = max(lowest, self._first_of(partition), self._unused.get(partition, 0))
+        return epoch + epoch % STEP
+
+    def unreserved(self, partition: int, lowest: int) -> int:
+        """Returns the first epoch from `lowest` on that this leader may give while the partition
+        commits nothing, and that no other leader gives."""
+        floor = max(self._first_of(partition) - RANGE, self._unused.get(partition, 0))
+        epoch = max(lowest, floor)
+        own = STEP * self._context.leading[partition] + 1
+        return epoch + (own - epoch) % OWN_STEP
+
+    def _first_of(self, partition: int) -> int:
+        first = self._first.get(partition)
+        if first is None:
             seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
             newest = self._replicated.newest_epochs[partition]
-            floor = max(min(seconds, SECONDS_MAX), newest + 1) + RANGE
-            self._floors[partition] = floor
-        return floor
+            first = max(min(seconds, SECONDS_MAX), newest + 1) + RANGE
+            self._first[partition] = first
+        return first
 
     def raise_floor(self, partition: int, epoch: int) -> None:
-        """Gives no epoch below `epoch` any more: the one before belongs to a forgotten session.
+        """Gives no epoch below `epoch` any more, reserved or not: the one before belongs to a
+        forgotten session.
 
         A partition that is not led gets its floor when its log is applied, not before.
         """
-        if epoch > self._floors.get(partition, epoch):
-            self._floors[partition] = epoch
+        if partition in self._first:
+            self._unused[partition] = max(epoch, self._unused.get(partition, 0))
 
     def is_reserved(self, partition: int, epoch: int) -> bool:
         return epoch <= self._newest.get(partition, 0)
@@ -136,7 +163,7 @@ class EpochReservations:
     def _later_floor(self, partition: int) -> int:
         """Returns the lowest epoch that a later leader may give."""
         newest = self._replicated.newest_epochs[partition]
-        return max(self.floor(partition), newest + 1 + RANGE)
+        return max(self._first_of(partition), newest + 1 + RANGE)
 
     def _is_late(self, pending: Reservation) -> bool:
         now = self._state.now
@@ -178,7 +205,8 @@ class EpochReservations:
 
     def forget(self, partition: int) -> None:
         """Drops everything of a partition that this node does not lead any more."""
-        self._floors.pop(partition, None)
+        self._first.pop(partition, None)
+        self._unused.pop(partition, None)
         self._newest.pop(partition, None)
         pending = self._pending.pop(partition, None)
         if pending is not None:

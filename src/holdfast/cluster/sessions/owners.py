@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.sessions.epochs import RANGE, EpochReservations
+from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
@@ -94,11 +94,10 @@ class Owners:
         client_id = request.client_id
         home = self.home(client_id)
         known = self._newest_epoch(client_id, image)
-        floor = self.epochs.floor(home)
-        epoch = max(known + 1, floor)
+        epoch = self.epochs.reservable(home, known + 1)
         if image is not None or request.recorded or self.epochs.is_reserved(home, epoch):
             return epoch
-        unreserved = max(known + 1, floor - RANGE)
+        unreserved = self.epochs.unreserved(home, known + 1)
         if self.epochs.reserve(home, epoch, unreserved, client_id):
             return 0
         return unreserved
