@@ -315,3 +315,5 @@ def test_a_standby_loads_again_when_compaction_has_emptied_what_it_did_not_follo
     standby._apply([whole])
     with pytest.raises(FollowError, match="compaction has emptied"):
         standby._apply([emptied])
+    # Also if the next load fails: it must not follow on behind what it has not seen.
+    assert not standby.is_loaded

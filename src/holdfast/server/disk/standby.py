@@ -178,6 +178,9 @@ class Standby:
             if batch.attributes & ATTRIBUTE_STATE:
                 for record in batch.records():
                     if record.kind == CONTROL and not record.topic and not record.payload:
+                        # The follower has passed the emptied records, so it would go on behind
+                        # them if the next load fails.
+                        self._follower = None
                         raise FollowError("compaction has emptied records that were not followed")
                     recovery.apply(record)
 
