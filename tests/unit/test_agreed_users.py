@@ -333,3 +333,47 @@ def test_who_has_to_connect_again() -> None:
     assert changes.expelled == {"password", "client", "disabled", "deleted"}
     assert changes.users == changes.expelled | {"texts", "new"}
     assert not changes.are_for_all
+
+
+def test_a_runner_that_is_closed_while_its_thread_runs_commands() -> None:
+    """By a reload without `dynamic_security_file`, or by a stop. Nothing is agreed on, so the
+    command is not answered as done."""
+    world = World(1)
+    process = next(iter(world.processes.values()))
+    process.command(command="createClient", username="u", password="p")
+    work, done = process.work.popleft()
+    result = work()
+    process.runner.close()
+    done(result)
+    process.bench.run()
+    assert not process.proposed
+    assert world.answers.get(("createClient", "u"), "no answer") != ""
+
+
+def test_a_runner_that_is_closed_while_its_change_is_proposed() -> None:
+    """Another node was first, and its users are in force here. The refusal comes after the close,
+    and the thread takes no more work then."""
+    world = World(1)
+    first, second = list(world.processes.values())[:2]
+    first.command(command="createClient", username="u")
+    work, done = first.work.popleft()
+    result = work()  # on the users of version 0
+    second.command(command="createClient", username="v")
+    second.step()
+    for _ in range(20):
+        world.nodes.run(0.1)
+        second.notice()
+        first.notice()
+        while first.work:
+            first.step()
+    assert first.runner.users.version
+    done(result)
+    ((request, decided),) = first.proposed.items()
+    world.nodes.run(2.0)
+    seen = world.nodes.seen[first.name]
+    (outcome,) = [each.outcome for each in seen if getattr(each, "request", None) == request]
+    first.runner.close()
+    calls: list[object] = []
+    first.runner._worker = lambda *args: calls.append(args)
+    decided(outcome)
+    assert not calls

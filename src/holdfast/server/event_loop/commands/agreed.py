@@ -42,6 +42,7 @@ logger = logging.getLogger("holdfast")
 ATTEMPTS_MAX: Final = 20
 """The most times that commands are run because other nodes have changed the users meanwhile."""
 OVERTAKEN: Final = "not changed: other nodes change the users all the time, try again"
+CLOSED: Final = "this node stops, or its users come from elsewhere now"
 UNKNOWN: Final = "maybe changed"
 """The beginning of the error of a change that may still be made."""
 
@@ -107,6 +108,8 @@ class AgreedCommandRunner(CommandPort):
     def close(self) -> None:
         self._worker.close()
         self._queue.close()
+        # No version is put in force any more.
+        self._enforced_to(self._enforced)
 
     def merged(self, users: DynamicUsers) -> DynamicUsers:
         """The users of a reload, with the agreed ones in place of those of its file."""
@@ -153,13 +156,17 @@ class AgreedCommandRunner(CommandPort):
 
     def _enforced_to(self, version: int) -> None:
         self._enforced = version
-        if self._next is not None and (version >= self._next[0] or self._unreadable):
+        if self._next is not None and (version >= self._next[0] or self._is_adrift()):
             proceed = self._next[1]
             self._next = None
             proceed()
 
+    def _is_adrift(self) -> bool:
+        """Whether no agreed version will be in force here."""
+        return self._unreadable > 0 or self._queue.is_closed
+
     def _when_in_force(self, version: int, proceed: Callable[[], None]) -> None:
-        if self._enforced >= version or self._unreadable:
+        if self._enforced >= version or self._is_adrift():
             proceed()
         else:
             self._next = (version, proceed)
@@ -170,10 +177,10 @@ class AgreedCommandRunner(CommandPort):
 
     def _ran(self, attempt: Attempt) -> None:
         self._broker.touch()
-        if not attempt.data or self._queue.is_closed:
+        if not attempt.data:
             self._finish(attempt.outcomes)
             return
-        refusal = self._agreement.refusal()
+        refusal = CLOSED if self._queue.is_closed else self._agreement.refusal()
         if refusal:
             self._refuse(attempt, refusal)
             return
@@ -196,8 +203,13 @@ class AgreedCommandRunner(CommandPort):
         elif attempt.number >= ATTEMPTS_MAX:
             self._finish(refused(attempt.outcomes, OVERTAKEN))
         else:
-            again = partial(self._try, attempt.batch, attempt.number + 1)
-            self._when_in_force(present, again)
+            self._when_in_force(present, partial(self._try_again, attempt))
+
+    def _try_again(self, attempt: Attempt) -> None:
+        if self._queue.is_closed:
+            self._refuse(attempt, CLOSED)
+        else:
+            self._try(attempt.batch, attempt.number + 1)
 
     def _refuse(self, attempt: Attempt, error: str) -> None:
         self._finish(refused(attempt.outcomes, f"not changed: {error}"))
