@@ -13,10 +13,11 @@ import pytest
 
 pyspark_sql = pytest.importorskip("pyspark.sql")
 
+import pyarrow as pa  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 from pyspark.sql import functions as F  # noqa: E402
 
-from holdfast.pipeline.lake.table import Table  # noqa: E402
+from holdfast.pipeline.lake.table import GrainFold, Table  # noqa: E402
 from holdfast.pipeline.tables import TABLES  # noqa: E402
 from holdfast.pipeline.tables.availability import (  # noqa: E402
     INTERVALS_MIN,
@@ -89,10 +90,28 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
     return spark.createDataFrame([tuple(row.values()) for row in rows], READINGS)
 
 
+def folded(fold: GrainFold, rows: DataFrame) -> DataFrame:
+    """What the tasks make of the rows, without their files: two shares of the streams."""
+    shares: dict[int, list[pa.RecordBatch]] = {0: [], 1: []}
+    for batch in rows.select(*fold.columns).toArrow().to_batches(max_chunksize=100):
+        kept, numbers = fold.spread(batch)
+        for share, parts in shares.items():
+            parts.append(kept.filter(pa.array(numbers % 2 == share)))
+    found = []
+    for parts in shares.values():
+        outputs = fold.fold(pa.Table.from_batches(parts), pa.table({}), None)
+        found += [batch for _, batch in outputs]
+    kinds = ", ".join(f"{column} {kind}" for column, kind in fold.folded)
+    return rows.sparkSession.createDataFrame(pa.Table.from_batches(found), kinds)
+
+
 def collected(name: str, rows: DataFrame) -> dict[tuple[Any, ...], Row]:
     """The table's rows by its keys."""
     table = BY_NAME[name]
-    built = table.build(rows)
+    if isinstance(table.build, GrainFold):
+        built = table.build.finish(folded(table.build, rows))
+    else:
+        built = table.build(rows)
     assert isinstance(built, DataFrame)
     columns = [F.col(column.name).cast(column.type) for column in table.columns]
     result: dict[tuple[Any, ...], Row] = {}

@@ -198,6 +198,16 @@ class Step:
                 )
             )
 
+    def frame_of(
+        self, output: str, columns: Sequence[tuple[str, str]], texts: Sequence[str]
+    ) -> DataFrame:
+        """Return the rows of files that tasks have written to a directory of the step and that the
+        commit does not have."""
+        found = [msgspec.json.decode(text, type=File) for text in texts]
+        at = f"{self._directory}/{output}"
+        files = [msgspec.structs.replace(file, path=f"{at}/{file.staged}") for file in found]
+        return self.engine.frame(columns, files, at)
+
     def unstage(self, output: str) -> None:
         """Leave the staged files of an output out of the commit."""
         self._staged[output] = []

@@ -1,4 +1,4 @@
-"""The tasks of a StreamFold (see folding.py): they read files and write files.
+"""The tasks of a fold (see folding.py): they read files and write files.
 
 The module imports no Spark, so that a task imports it quickly.
 """
@@ -23,7 +23,7 @@ from holdfast.pipeline.lake.files.parquet import parquet_file
 from holdfast.pipeline.lake.files.sorting import in_order
 from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, with_date
 from holdfast.pipeline.lake.objects.paths import location
-from holdfast.pipeline.lake.table import StreamFold
+from holdfast.pipeline.lake.table import Fold, StreamFold
 
 READ_ROWS: Final = 32_768
 """The rows read at a time, never more than a row group."""
@@ -59,7 +59,7 @@ class TaskShare(msgspec.Struct):
 class FoldSpec:
     """The parameters of a fold, as tasks receive them."""
 
-    fold: StreamFold
+    fold: Fold
     rows_schema: pa.Schema
     """The schema of the source's rows."""
     state_schema: pa.Schema
@@ -148,6 +148,7 @@ def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: in
         for unit in units:
             for batch in _read(spec, unit):
                 if unit.is_state:
+                    assert isinstance(spec.fold, StreamFold)
                     numbers = spec.fold.spread_states(batch)
                 else:
                     batch, numbers = spec.fold.spread(batch)

@@ -1,4 +1,4 @@
-"""Silver tables made by a StreamFold (see table.py): the tasks read files and write files.
+"""Tables made by a StreamFold or a GrainFold (see table.py): the tasks read files and write files.
 
 A step that is large enough for several tasks has two rounds. The first reads the source and the
 states, and divides them by *bucket* of streams into exchange files beside the staged files. The
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE, File, rows_of
@@ -29,7 +30,7 @@ from holdfast.pipeline.lake.fold_tasks import (
 )
 from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.schema import Names, arrow_schema, names_of
-from holdfast.pipeline.lake.table import StreamFold, Table
+from holdfast.pipeline.lake.table import GrainFold, StreamFold, Table
 from holdfast.pipeline.workers import exclude_modules_from_collection
 
 ROWS_PER_BUCKET: Final = 250_000
@@ -44,6 +45,8 @@ ROWS_PER_UNIT: Final = 131_072
 """The rows of the source or the state that one unit has."""
 FILE_ROWS: Final = 1_000_000
 """The rows of the table in one file."""
+FOLDED: Final = "folded"
+"""The directory of a step with the folded rows of a GrainFold."""
 OUTPUT_SCHEMA: Final = "output string, file string"
 ENCODING: Final = "DELTA_BINARY_PACKED"
 
@@ -74,24 +77,53 @@ def build_folded(
         exchange=step.exchange_directory(),
         file_rows=FILE_ROWS,
     )
-    units = [*_units(engine.lake, files, False), *_units(engine.lake, step.old_state, True)]
-    parallelism: int = engine.spark.sparkContext.defaultParallelism
-    buckets = _buckets(files, parallelism)
-    if buckets == 1 and rows_of(files) <= LOCAL_ROWS:
-        found = fold_units(spec, units, LOCAL_TASK)
-    elif buckets == 1:
-        found = _run(engine, [units], lambda own, name: fold_units(spec, own, name))
-    else:
-        dealt = [units[at::parallelism] for at in range(parallelism) if units[at::parallelism]]
-        spread = _run(engine, dealt, lambda own, name: spread_units(spec, own, name, buckets))
-        shares = [msgspec.json.decode(text, type=TaskShare) for _, text in spread]
-        each = range(buckets)
-        found = _run(engine, each, lambda own, name: fold_bucket(spec, shares, own, name))
+    found = _fold_files(engine, spec, files, step.old_state)
     for output, text in found:
         if output == COUNTS:
             step.counts.update(msgspec.json.decode(text, type=dict[str, int]))
     for output in spec.outputs:
         step.staged(output, [text for name, text in found if name == output], replaced=False)
+
+
+def fold_grains(
+    engine: Engine, fold: GrainFold, step: Step, columns: Names, files: Sequence[File]
+) -> DataFrame:
+    """Fold files of the source, and return the rows of a gold table that are made of the result.
+
+    `columns` are the names and types of the source's columns. The folded rows are in files of the
+    step until it ends.
+    """
+    source = arrow_schema(columns)
+    spec = FoldSpec(
+        fold=fold,
+        rows_schema=pa.schema([source.field(name) for name in fold.columns]),
+        state_schema=pa.schema([]),
+        oldest_us=None,
+        keys=(),
+        outputs={ROWS: WriteSpec(step.stage_directory(FOLDED))},
+        exchange=step.exchange_directory(),
+        file_rows=FILE_ROWS,
+    )
+    texts = [text for output, text in _fold_files(engine, spec, files, ()) if output == ROWS]
+    return fold.finish(step.frame_of(FOLDED, fold.folded, texts))
+
+
+def _fold_files(
+    engine: Engine, spec: FoldSpec, files: Sequence[File], states: Sequence[File]
+) -> list[Pair]:
+    """Fold files of the source with files of the state, in as many tasks as they are worth."""
+    units = [*_units(engine.lake, files, False), *_units(engine.lake, states, True)]
+    parallelism: int = engine.spark.sparkContext.defaultParallelism
+    buckets = _buckets(files, parallelism)
+    if buckets == 1 and rows_of(files) <= LOCAL_ROWS:
+        return fold_units(spec, units, LOCAL_TASK)
+    if buckets == 1:
+        return _run(engine, [units], lambda own, name: fold_units(spec, own, name))
+    dealt = [units[at::parallelism] for at in range(parallelism) if units[at::parallelism]]
+    spread = _run(engine, dealt, lambda own, name: spread_units(spec, own, name, buckets))
+    shares = [msgspec.json.decode(text, type=TaskShare) for _, text in spread]
+    each = range(buckets)
+    return _run(engine, each, lambda own, name: fold_bucket(spec, shares, own, name))
 
 
 def fold_encodings(table: Table) -> dict[str, str]:

@@ -33,9 +33,10 @@ from holdfast.pipeline.lake.files.commits import (
 )
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.writer import WriteSpec, partition_path, partition_text
+from holdfast.pipeline.lake.folding import fold_grains
 from holdfast.pipeline.lake.schema import check_declared, names_of, stored_columns
 from holdfast.pipeline.lake.silver import cast_to, consumed_by
-from holdfast.pipeline.lake.table import Grain, StreamFold, Table, TableError
+from holdfast.pipeline.lake.table import Grain, GrainFold, StreamFold, Table, TableError
 
 GRAINS_MAX: Final = 300_000
 """The most grains that one step may touch.
@@ -266,10 +267,13 @@ def _build(
     grain = touched.grain
     wanted = touched.of_source()
     files = [file for file in live if wanted.has_file(file)]
-    rows = engine.frame(source.columns, files, table.source)
-    rows = _only(engine, rows, _source_keys(table, rows), wanted)
     assert not isinstance(table.build, StreamFold)
-    built = table.build(rows)
+    built: Any
+    if isinstance(table.build, GrainFold):
+        built = fold_grains(engine, table.build, step, source.columns, files)
+    else:
+        rows = engine.frame(source.columns, files, table.source)
+        built = table.build(_only(engine, rows, _source_keys(table, rows), wanted))
     if not isinstance(built, DataFrame):
         raise TableError(f"table {table.name}: a gold build returns a DataFrame, not {type(built)}")
     frame = cast_to(built, names_of(table.columns), table.name)

@@ -40,7 +40,14 @@ from holdfast.pipeline.lake.schema import (
     spark_type,
     stored_columns,
 )
-from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Outputs, StreamFold, Table, TableError
+from holdfast.pipeline.lake.table import (
+    QUARANTINE_COLUMNS,
+    GrainFold,
+    Outputs,
+    StreamFold,
+    Table,
+    TableError,
+)
 
 ROWS_PER_STEP: Final = 4_000_000
 """The most source rows of a step. A single commit with more is taken whole."""
@@ -221,6 +228,7 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
     if table.state:
         state = engine.frame(names_of(table.state), step.old_state, f"_state/{table.name}")
         arguments.append(state)
+    assert not isinstance(table.build, GrainFold)
     built = table.build(*arguments)
     outputs = built if isinstance(built, Outputs) else Outputs(built)
     shared = [frame.persist() for frame in outputs.shared]

@@ -97,12 +97,11 @@ class Outputs:
 
 
 @runtime_checkable
-class StreamFold(Protocol):
-    """A silver build that folds each stream, row by row, and keeps a state per stream.
+class Fold(Protocol):
+    """A function of Arrow data that the tasks call for the rows of some streams.
 
-    It works on Arrow data inside the tasks, which read the source's files and write the table's. So
-    a row never crosses to the JVM. The object is sent to the tasks, and its table must have state
-    columns.
+    The tasks read the source's files and write the result, so a row never crosses to the JVM. The
+    object is sent to the tasks.
     """
 
     @property
@@ -117,10 +116,6 @@ class StreamFold(Protocol):
         """
         ...
 
-    def spread_states(self, states: "pa.RecordBatch") -> "Any":
-        """Return the numbers of the streams of some rows of the state."""
-        ...
-
     def fold(
         self, rows: "pa.Table", states: "pa.Table", oldest_us: int | None
     ) -> "Iterator[tuple[str, pa.RecordBatch]]":
@@ -130,6 +125,38 @@ class StreamFold(Protocol):
         (commits.ROWS, QUARANTINED, STATE) with the declared columns, or of COUNTS: a name and a
         number that the commit adds up. `oldest_us` is the least of
         the source's times in the step, in microseconds since 1970, or None if it has no times.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamFold(Fold, Protocol):
+    """A silver build that folds each stream, row by row, and keeps a state per stream.
+
+    Its table must have state columns.
+    """
+
+    def spread_states(self, states: "pa.RecordBatch") -> "Any":
+        """Return the numbers of the streams of some rows of the state."""
+        ...
+
+
+@runtime_checkable
+class GrainFold(Fold, Protocol):
+    """A gold build that folds the rows of each stream to few, from which Spark makes the table.
+
+    It has no states, and its only output is commits.ROWS.
+    """
+
+    @property
+    def folded(self) -> "Sequence[tuple[str, str]]":
+        """The names and Spark types of the columns of the folded rows."""
+        ...
+
+    def finish(self, folded: "DataFrame") -> "DataFrame":
+        """Make the table's rows from the folded rows of all streams.
+
+        Some rows may be of grains that are not wanted. The engine leaves out what is made of them.
         """
         ...
 
@@ -215,7 +242,7 @@ def expect(
 
 
 SilverBuild: TypeAlias = "Callable[..., DataFrame | Outputs] | StreamFold"
-GoldBuild: TypeAlias = "Callable[[DataFrame], DataFrame]"
+GoldBuild: TypeAlias = "Callable[[DataFrame], DataFrame] | GrainFold"
 
 
 @dataclass(frozen=True)
@@ -231,7 +258,7 @@ class Table:
     """The function that makes the rows. Its result's columns are taken by name.
 
     silver: build(rows) or, with `state`, build(rows, state) -> DataFrame or Outputs, or a
-    StreamFold. gold: build(rows) -> DataFrame.
+    StreamFold. gold: build(rows) -> DataFrame, or a GrainFold.
     """
     columns: tuple[Column, ...]
     """The columns in the order of the files. The result is cast to these types."""
@@ -271,6 +298,9 @@ class Table:
                 raise TableError(
                     f"table {self.name}: a StreamFold is for silver tables with state columns"
                 )
+        elif isinstance(self.build, GrainFold):
+            if self.layer != "gold":
+                raise TableError(f"table {self.name}: a GrainFold is for gold tables")
         elif not callable(self.build):
             raise TableError(f"table {self.name}: build is no function")
         if self.layer == "gold":

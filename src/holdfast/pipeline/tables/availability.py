@@ -5,15 +5,24 @@ computed from its rows and those of the day before, in which an outage may have 
 is cut at midnight, and each day has its part.
 """
 
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from holdfast.pipeline.decoders.text_payload import ONLINE
+from holdfast.pipeline.lake.files.commits import ROWS
+from holdfast.pipeline.lake.files.sorting import Integers, in_order
 from holdfast.pipeline.lake.table import Column, Grain, Table
-from holdfast.pipeline.tables.statistics import gathered, percentile
 from holdfast.pipeline.tables.stream import REPEATED
 
 SILENCE_FACTOR: Final = 5
@@ -26,6 +35,8 @@ INTERVALS_MIN: Final = 5
 SILENCE_MIN_US: Final = 10_000_000
 """The shortest silence in microseconds that is an outage."""
 DAY_US: Final = 86_400_000_000
+_TIMES: Final = ("day_us", "first_us", "heard_us", "gone_us", "again_us", "messages", "as_of_us")
+"""The columns of a span that are whole numbers: microseconds since 1970, except `messages`."""
 
 _OUTAGE_COLUMNS: Final = (
     Column("device", "string", "the device"),
@@ -57,10 +68,143 @@ _AVAILABILITY_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def build_outages(readings: DataFrame) -> DataFrame:
-    """Compute the outages of each device and day."""
+@dataclass(frozen=True)
+class PresenceFold:
+    """The GrainFold of both tables: messages of a device to spans that may be outages.
+
+    A span goes from a message to the next one that does not say that the device is gone. A day's
+    other spans are in the row of its last one: their messages, and the first time.
+    """
+
+    finish: Callable[[DataFrame], DataFrame]
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of `readings` that the fold needs."""
+        return ("device", "metric", "value_boolean", "store_time", "partition", "offset",
+                "position")  # fmt: skip
+
+    @property
+    def folded(self) -> Sequence[tuple[str, str]]:
+        """The columns of a span."""
+        return (
+            ("device", "string"),
+            *((name, "bigint") for name in _TIMES),
+            ("usual_us", "double"),
+        )
+
+    def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
+        """Return a row for each message, and a number for each that is equal within a device."""
+        metric = rows["metric"]
+        online = pc.equal(metric, ONLINE)
+        first = pc.and_(pc.equal(rows["position"], 0), pc.not_equal(metric, REPEATED))
+        wanted = pc.and_(pc.or_(first, online), pc.is_valid(rows["store_time"]))
+        gone = pc.and_(online, pc.invert(rows["value_boolean"].fill_null(True)))
+        device = rows["device"].dictionary_encode()
+        hashes = [crc32((name or "").encode()) for name in device.dictionary.to_pylist()]
+        numbers = np.array([*hashes, 0], np.int64)[device.indices.fill_null(-1).to_numpy()]
+        found = pa.RecordBatch.from_arrays(
+            [rows["device"], rows["store_time"].cast(pa.int64()), rows["partition"],
+             rows["offset"], gone],
+            names=["device", "at_us", "partition", "offset", "gone"],
+        )  # fmt: skip
+        return found.filter(wanted), numbers[wanted.to_numpy(zero_copy_only=False)]
+
+    def fold(
+        self, rows: pa.Table, states: pa.Table, oldest_us: int | None
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Fold the messages of some devices."""
+        if not rows.num_rows:
+            return
+        rows = in_order(rows, ("device", "at_us", "partition", "offset"))
+        names = rows["device"].to_numpy()
+        at, partition, offset = (rows[n].to_numpy() for n in ("at_us", "partition", "offset"))
+        starts_device = _changes(names)
+        # A message may have two rows: its first one, and that of its state.
+        starts = np.flatnonzero(
+            starts_device | _changes(at) | _changes(partition) | _changes(offset)
+        )
+        gone = np.logical_or.reduceat(rows["gone"].to_numpy(), starts)
+        at, names = at[starts], names[starts]
+        bounds = [*np.flatnonzero(starts_device[starts]).tolist(), len(at)]
+        for begin, end in pairwise(bounds):
+            yield from self._of_device(names[begin], at[begin:end], gone[begin:end])
+
+    def _of_device(
+        self, device: str, at: Integers, gone: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        own = np.unique(at - at % DAY_US)
+        for day_us in np.union1d(own, own + DAY_US).tolist():
+            low, high = np.searchsorted(at, (day_us - DAY_US, day_us + DAY_US))
+            columns = _spans(at[low:high], gone[low:high], day_us)
+            devices = pa.repeat(pa.scalar(device, pa.string()), len(columns[0]))
+            names = [name for name, _ in self.folded]
+            yield ROWS, pa.RecordBatch.from_arrays([devices, *columns], names=names)
+
+
+def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return for each value whether it differs from the one before. The first one does."""
+    found = np.ones(len(values), np.bool_)
+    found[1:] = values[1:] != values[:-1]
+    return found
+
+
+def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Array]:
+    """Return the spans of a device that may be outages, and the last one, with the columns `_TIMES`
+    and `usual_us`.
+
+    The messages are those of a day and the one before, in order; there is at least one.
+    """
+    heard = ~gone
+    usual_us = _usual_us(np.diff(at[heard]))
+    is_start = heard.copy()
+    is_start[0] = True
+    starts = np.flatnonzero(is_start)
+    ends = np.append(starts[1:], len(at))
+    # The first message that says so is the second of its span, unless no message was before it.
+    first_gone = starts + heard[starts]
+    has_gone = first_gone < ends
+    again = np.append(at[starts[1:]], 0)
+    is_last = np.zeros(len(starts), np.bool_)
+    is_last[-1] = True
+    kept = has_gone | is_last
+    if usual_us is not None:
+        kept |= again - at[starts] > max(usual_us * SILENCE_FACTOR, float(SILENCE_MIN_US))
+    messages = np.add.reduceat((at >= day_us).astype(np.int64), starts)
+    messages[-1] += messages[~kept].sum()
+    first = at[starts]
+    first[-1] = at[0]
+    as_of = at[-1] if at[-1] >= day_us else None
+    count = int(kept.sum())
+    return [
+        pa.repeat(pa.scalar(day_us, pa.int64()), count),
+        pa.array(first[kept]),
+        pa.array(at[starts][kept], mask=gone[starts][kept]),
+        pa.array(at[np.minimum(first_gone, len(at) - 1)][kept], mask=~has_gone[kept]),
+        pa.array(again[kept], mask=is_last[kept]),
+        pa.array(messages[kept]),
+        pa.repeat(pa.scalar(as_of, pa.int64()), count),
+        pa.repeat(pa.scalar(usual_us, pa.float64()), count),
+    ]
+
+
+def _usual_us(intervals: Integers) -> float | None:
+    """Return the interval that a share of them, USUAL_SHARE, is not longer than."""
+    if len(intervals) < INTERVALS_MIN:
+        return None
+    rank = (len(intervals) - 1) * USUAL_SHARE
+    below = int(rank)
+    part = rank - below
+    above = min(below + 1, len(intervals) - 1)
+    found = np.partition(intervals, (below, above))
+    low, high = float(found[below]), float(found[above])
+    return low if part == 0 else low * (1 - part) + high * part
+
+
+def finish_outages(spans: DataFrame) -> DataFrame:
+    """Make the outages of each device and day from its spans."""
     return (
-        _spans(_events(readings))
+        _with_down_time(spans)
         .where(F.col("down_us") > 0)
         .select(
             "device",
@@ -75,11 +219,11 @@ def build_outages(readings: DataFrame) -> DataFrame:
     )
 
 
-def build_availability(readings: DataFrame) -> DataFrame:
-    """Compute the availability of each device and day."""
+def finish_availability(spans: DataFrame) -> DataFrame:
+    """Make the availability of each device and day from its spans."""
     none = F.lit(0).cast(LongType())
     days = (
-        _spans(_events(readings))
+        _with_down_time(spans)
         .groupBy("day_us", "device")
         .agg(
             F.greatest(F.min("first_us"), F.col("day_us")).alias("begin_us"),
@@ -109,68 +253,19 @@ def build_availability(readings: DataFrame) -> DataFrame:
     )
 
 
-def _events(readings: DataFrame) -> DataFrame:
-    """Return one row per message and day that it counts for: its own day and the next.
+def _with_down_time(spans: DataFrame) -> DataFrame:
+    """Add to spans their down time (`down_us`, from `from_us` to `to_us`).
 
-    Each row has the day's last time (`as_of_us`) and the device's usual interval.
+    A device is down if it said so, or if the next message came too late. A day ends with the last
+    message of any device.
     """
-    first = (F.col("position") == 0) & (F.col("metric") != REPEATED) | (F.col("metric") == ONLINE)
-    gone = (F.col("metric") == ONLINE) & ~F.coalesce("value_boolean", F.lit(True))
-    at_us = F.unix_micros("store_time")
-    own_us = at_us - F.pmod(at_us, F.lit(DAY_US))
-    messages = (
-        readings.where(first)
-        .groupBy("device", at_us.alias("at_us"), "partition", "offset", own_us.alias("own_us"))
-        .agg(F.max(gone).alias("gone"))
-    )
-    as_of = messages.groupBy(F.col("own_us").alias("day_us")).agg(F.max("at_us").alias("as_of_us"))
-    days = F.explode(F.array("own_us", F.col("own_us") + DAY_US))
-    events = messages.withColumn("day_us", days).join(as_of, "day_us")
-    usual = F.col("values")
-    heard = Window.partitionBy("day_us", "device").orderBy("at_us", "partition", "offset")
-    interval = F.col("at_us") - F.lag("at_us").over(heard)
-    intervals = (
-        events.where(~F.col("gone"))
-        .select("day_us", "device", interval.alias("interval_us"))
-        .groupBy("day_us", "device")
-        .agg(gathered(F.col("interval_us")).alias("values"))
-        .select(
-            "day_us",
-            "device",
-            F.when(F.size(usual) >= INTERVALS_MIN, percentile(usual, USUAL_SHARE)).alias(
-                "usual_us"
-            ),
-        )
-    )
-    return events.join(intervals, ["day_us", "device"], "left")
-
-
-def _spans(events: DataFrame) -> DataFrame:
-    """Return the spans between the messages of a device, per day, with their down time.
-
-    A device is down (`down_us`, from `from_us` to `to_us`) if it said so, or if the next message
-    came too late.
-    """
-    order = Window.partitionBy("day_us", "device").orderBy("at_us", "partition", "offset")
-    heard = ~F.col("gone")
-    spans = (
-        events.withColumn("span", F.count_if(heard).over(order))
-        .groupBy("day_us", "device", "span")
-        .agg(
-            F.min("at_us").alias("first_us"),
-            F.min(F.when(heard, F.col("at_us"))).alias("heard_us"),
-            F.min(F.when(~heard, F.col("at_us"))).alias("gone_us"),
-            F.count_if(F.col("at_us") >= F.col("day_us")).alias("messages"),
-            F.max("as_of_us").alias("as_of_us"),
-            F.max("usual_us").alias("usual_us"),
-        )
-    )
-    following = Window.partitionBy("day_us", "device").orderBy("span")
     limit_us = F.greatest(F.col("usual_us") * SILENCE_FACTOR, F.lit(float(SILENCE_MIN_US)))
     silent = F.col("usual_us").isNotNull() & (F.col("end_us") - F.col("heard_us") > limit_us)
     length_us = F.col("to_us") - F.col("from_us")
+    of_day = Window.partitionBy("day_us")
     return (
-        spans.withColumn("again_us", F.lead("heard_us").over(following))
+        spans.withColumn("as_of_us", F.max("as_of_us").over(of_day))
+        .where(F.col("as_of_us").isNotNull())
         .withColumn("end_us", F.coalesce("again_us", "as_of_us"))
         .withColumn("begin_us", F.when(silent, F.col("heard_us")).otherwise(F.col("gone_us")))
         .withColumn("from_us", F.greatest("begin_us", "day_us"))
@@ -187,7 +282,7 @@ OUTAGES: Final = Table(
     name="outages",
     layer="gold",
     source="readings",
-    build=build_outages,
+    build=PresenceFold(finish_outages),
     columns=_OUTAGE_COLUMNS,
     description="When each device was not there, by day",
     keys=("window_start", "device", "outage_from"),
@@ -197,7 +292,7 @@ AVAILABILITY: Final = Table(
     name="availability",
     layer="gold",
     source="readings",
-    build=build_availability,
+    build=PresenceFold(finish_availability),
     columns=_AVAILABILITY_COLUMNS,
     description="Up and down time of each device and day",
     keys=("window_start", "device"),

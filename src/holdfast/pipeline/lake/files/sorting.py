@@ -16,7 +16,7 @@ def in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Return the rows sorted by some columns of texts, whole numbers, dates and times."""
     table = table.unify_dictionaries().combine_chunks()
     ranks = [_ranks(table.column(name)) for name in keys]
-    if _are_sorted(ranks):
+    if not ranks or _are_sorted(ranks):
         return table
     return table.take(pa.array(np.lexsort(ranks[::-1])))
 
