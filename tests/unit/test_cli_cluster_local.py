@@ -47,10 +47,12 @@ def test_a_plan_is_kept(tmp_path: Path) -> None:
 
 
 def test_ports_from_a_base(tmp_path: Path) -> None:
-    assert plan(tmp_path, 2, 4000) == [
-        LocalNode("n1", 4000, 4100, 4200),
-        LocalNode("n2", 4001, 4101, 4201),
-    ]
+    """The same command again resumes the cluster, also if the ports were taken the first time."""
+    nodes = [LocalNode("n1", 4000, 4100, 4200), LocalNode("n2", 4001, 4101, 4201)]
+    assert plan(tmp_path, 2, 4000) == nodes
+    assert plan(tmp_path, 2, 4000) == nodes
+    with pytest.raises(LayoutError, match="leave out --base-port"):
+        plan(tmp_path, 2, 4001)
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '[{"node": "n1"}]', '[{"node": 1, "port": 1}]'])

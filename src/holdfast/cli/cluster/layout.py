@@ -53,7 +53,7 @@ def plan(directory: Path, count: int | None, base_port: int | None) -> list[Loca
     """
     path = directory / PLAN
     nodes = _read(path)
-    if nodes and base_port is not None:
+    if nodes and base_port not in (None, nodes[0].port):
         raise LayoutError(f"{directory} has its ports already, see {path}: leave out --base-port")
     if count is not None and count < len(nodes):
         raise LayoutError(
