@@ -34,6 +34,7 @@ TABLE_ROW: Final = re.compile(r"^(\|[^|\n]*\|)(.*)$", re.MULTILINE)
 """A row of a table: its first column, and the others."""
 NAME: Final = re.compile(r"(?<![`\[])`([\w./=]{16,})`(?![`\]])")
 FENCE: Final = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+DIAGRAM: Final = re.compile(r"^```mermaid$.*?^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES: Final = {
     ".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh", ".json": "json",
     ".service": "ini", ".conf": "ini",
@@ -77,7 +78,7 @@ class Site:
         path = self.target / page
         path.parent.mkdir(parents=True, exist_ok=True)
         linked = outside_fences(text, lambda prose: self._linked(prose, page, base))
-        path.write_text(outside_fences(linked, breakable_names))
+        path.write_text(scrollable_diagrams(outside_fences(linked, breakable_names)))
 
     def _linked(self, prose: str, page: Path, base: Path) -> str:
         def link(found: re.Match[str]) -> str:
@@ -97,9 +98,21 @@ class Site:
             else:
                 return found[0]
             to = os.path.relpath(place, page.parent)
-            return f"[{text}]({to}{mark}{anchor})"
+            # A reader of the site sees no files.
+            shown = title(path) if text == path.name and path.suffix == ".md" else text
+            return f"[{shown}]({to}{mark}{anchor})"
 
         return LINK.sub(link, prose)
+
+
+def title(path: Path) -> str:
+    """The first heading of a page."""
+    return path.read_text().partition("\n")[0].removeprefix("# ")
+
+
+def scrollable_diagrams(text: str) -> str:
+    """The text with each diagram in a box, which scrolls on a narrow screen."""
+    return DIAGRAM.sub(r'<div class="diagram" markdown>\n\n\g<0>\n\n</div>', text)
 
 
 def breakable_names(prose: str) -> str:
@@ -171,7 +184,7 @@ def settings_page() -> str:
     kind = inspect.type_info(Config)
     sections: dict[str, list[str]] = {}
     for key in all_keys(kind):
-        found = explain(key, None, {}, [])
+        found = explain(key, None, {}, {})
         table, _, name = key.rpartition(".")
         default = "" if found.default is None else msgspec.json.encode(found.default).decode()
         if len(default) > 60:
