@@ -281,7 +281,7 @@ def free_base() -> int:
 
 def test_the_cluster_for_trying(shell: Callable[[dict[str, int]], Shell], tmp_path: Path) -> None:
     base = free_base()
-    terminal = shell({"1883": base, "1884": base + 1, "1885": base + 2, "1983": base + 100})
+    terminal = shell({"2883": base, "2884": base + 1, "2885": base + 2, "2983": base + 100})
     local, trial = blocks("sh", section("A cluster"))
     table = tmp_path / "nodes"
     cluster = terminal.start(local, table)
