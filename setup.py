@@ -183,6 +183,7 @@ HOT = [
     "server/io_workers/stream.py",
     "server/sockets/driver.py",
     "server/sockets/tcp.py",
+    "server/sockets/tls_stream.py",
     "server/sockets/transport.py",
     "federation/sidecar/links.py",
     "protocol/websocket/frames.py",

@@ -13,13 +13,13 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from holdfast.protocol.proxy.header import ProxyError
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.sockets.proxy import Proxies, read_proxy_header, remote_of
 from holdfast.server.sockets.reception import Reception
-from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
+from holdfast.server.sockets.tls_stream import TlsStream
 
 logger = logging.getLogger("holdfast")
 
@@ -52,13 +52,6 @@ class AcceptLoop:
         self._connection = connection
         self._context = context
         self._proxies = proxies
-        # asyncio accepts these arguments only with TLS.
-        self._timeouts: dict[str, float] = {}
-        if context is not None:
-            self._timeouts = {
-                "ssl_handshake_timeout": reception.connect_timeout_s,
-                "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
-            }
         self._handshakes: dict[asyncio.Task[None], None] = {}
         """The handshakes in progress, the oldest first."""
         listener.listen(BACKLOG)
@@ -107,18 +100,34 @@ class AcceptLoop:
             client = remote
             if self._proxies is not None:
                 client = await self._client_of(accepted, remote, self._proxies)
-            if client:
+            if client and self._context is not None:
+                await self._secure(accepted, self._connection(client), self._context)
+            elif client:
                 await self._reception.loop.connect_accepted_socket(
-                    partial(self._connection, client),
-                    accepted,
-                    ssl=self._context,
-                    **self._timeouts,
+                    partial(self._connection, client), accepted
                 )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError, and so is a connection reset.
             self._fail("tls_handshake_failed", remote, str(error))
         finally:
             self._reception.end_handshake()
+
+    async def _secure(
+        self, accepted: socket.socket, inner: asyncio.BaseProtocol, context: ssl.SSLContext
+    ) -> None:
+        """Shake hands, and connect the protocol of the client. Raises `OSError`."""
+        reception = self._reception
+        stream = TlsStream(
+            cast(asyncio.Protocol, inner), context, reception.loop, reception.connect_timeout_s
+        )
+        # TlsStream has the methods of a protocol, but not the base class.
+        protocol = cast(asyncio.BaseProtocol, stream)
+        try:
+            await reception.loop.connect_accepted_socket(lambda: protocol, accepted)
+            await stream.handshake
+        except asyncio.CancelledError:
+            stream.abort()
+            raise
 
     async def _client_of(self, accepted: socket.socket, remote: str, proxies: Proxies) -> str:
         """The address of the client behind a proxy, or "" if the connection was closed."""
