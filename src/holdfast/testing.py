@@ -7,7 +7,7 @@
             program = Program(broker.host, broker.port)
 
 It is the broker of `holdfast serve` with its log, its listeners and its checks, and it starts in
-some 30 ms once its modules are loaded. It listens on a free port of the loopback interface. With
+some 10 ms once its modules are loaded. It listens on a free port of the loopback interface. With
 the plugin `holdfast.pytest_plugin`, pytest has the fixture `holdfast_broker`.
 """
 

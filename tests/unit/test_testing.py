@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -16,9 +18,8 @@ from holdfast.testing import Broker, BrokerFailed
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text()
-START_S_MAX = 0.05
-TRIES = 20
-"""Of other processes' load; one start without it counts."""
+CALLS_MAX = 60_000
+"""The most function calls of a start. It takes 34,000 in either form, and 7 ms on an idle core."""
 
 UNTOUCHED = """
 import sys
@@ -56,15 +57,25 @@ def _is_installed_with_plugin() -> bool:
     return any(each.value == "holdfast.pytest_plugin" for each in entry_points(group="pytest11"))
 
 
-def test_a_start_takes_less_than_50_ms() -> None:
-    taken = []
-    for _ in range(TRIES):
-        begin = time.perf_counter()
-        with Broker():
-            taken.append(time.perf_counter() - begin)
-        if taken[-1] < START_S_MAX:
-            return
-    pytest.fail(f"no start below {START_S_MAX} s: {sorted(taken)[:3]}")
+def test_a_start_is_small() -> None:
+    """Counted as calls, because other processes change the time."""
+    with Broker():
+        pass  # loads the modules
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        broker = Broker().start()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    broker.close()
+    assert CALLS_MAX / 10 < calls < CALLS_MAX
 
 
 def test_two_brokers_in_one_loop() -> None:
