@@ -1,6 +1,9 @@
 """The memory of an import: it does not grow with the topics, the list, the line or the columns."""
 
+import gzip
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.pipeline import parquet_pages
 from holdfast.pipeline.imports import json_list
 from holdfast.pipeline.imports import rows as rows_module
 from holdfast.pipeline.imports.errors import BadRow, ImportFailed
@@ -19,6 +24,7 @@ from holdfast.pipeline.imports.files import FileImport
 from holdfast.pipeline.imports.retained_file import RetainedFile
 from holdfast.pipeline.imports.rows import read_rows
 from holdfast.pipeline.imports.rule import ImportRule
+from holdfast.pipeline.parquet_pages import ROWS_MAX, batch_rows
 
 MIB = 1 << 20
 
@@ -145,3 +151,134 @@ def test_retained_messages_are_in_a_file() -> None:
                 theirs.put("a", b"123")
 
     assert peak_of(work) < 4 * MIB
+
+
+def read_hostile(path: Path) -> tuple[int, str]:
+    """The rows of a Parquet file that another process reads, and its last line. It fails if this
+    takes more memory than PEAK_MIB_MAX."""
+    run = subprocess.run(
+        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
+    )
+    count, peak_mib, text = run.stdout.split(maxsplit=2)
+    assert int(peak_mib) < PEAK_MIB_MAX, run.stdout
+    return int(count), text.strip()
+
+
+PEAK_MIB_MAX = 200
+"""The most MiB that a small file takes: those of one batch and its rows."""
+READ = """
+import resource, sys
+from pathlib import Path
+from holdfast.pipeline.imports.errors import ImportFailed
+from holdfast.pipeline.imports.rows import read_rows
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before, count, text = peak(), 0, "complete"
+try:
+    for count, _ in read_rows(Path(sys.argv[1]), "parquet"):
+        pass
+except ImportFailed as error:
+    text = str(error)
+print(count, peak() - before, text)
+"""
+
+
+@pytest.mark.parametrize("stored", ["dictionary", "text", "delta", "fixed", "many"])
+def test_a_value_that_a_file_has_once_is_not_in_memory_for_each_row(
+    tmp_path: Path, stored: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    rows = 2_000
+    text = "x" * 200_000
+    encoded = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    numbers = pa.array(range(rows))
+    if stored == "dictionary":
+        pq.write_table(pa.table({"n": numbers, "v": encoded}), path)
+    elif stored == "many":
+        pq.write_table(pa.table({f"v{at}": encoded for at in range(8)}), path, store_schema=False)
+    elif stored == "text":
+        pq.write_table(pa.table({"n": numbers, "v": encoded}), path, store_schema=False)
+    else:
+        kind = pa.binary(200_000) if stored == "fixed" else pa.string()
+        options: dict[str, object] = {"use_dictionary": True}
+        if stored == "delta":
+            options = {"use_dictionary": False, "column_encoding": {"v": "DELTA_BYTE_ARRAY"}}
+        with pq.ParquetWriter(path, pa.schema([("v", kind)]), **options) as file:
+            for _ in range(20):
+                array = pa.array([text] * 100).cast(pa.binary()).cast(kind)
+                file.write_table(pa.table({"v": array}))
+    assert path.stat().st_size < 2 * MIB
+    assert read_hostile(path) == (rows, "complete")
+
+
+def test_pages_and_lists_that_are_too_large_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_pages, "BYTES_MAX", 64 * MIB)
+    path = tmp_path / "a.parquet"
+    text = pa.array(["x" * (40 * MIB)])
+    pq.write_table(pa.table({"v": text}), path, use_dictionary=False, compression="zstd")
+    assert path.stat().st_size < MIB
+    with pytest.raises(
+        ImportFailed, match=r"row group 0 could take \d+ MiB of memory, and at most"
+    ):
+        next(read_rows(path, "parquet"))
+    values = pa.array(np.zeros(4_000_000))
+    lists = pa.ListArray.from_arrays(pa.array([0, 4_000_000], pa.int32()), values)
+    pq.write_table(pa.table({"v": lists}), path, compression="zstd")
+    assert path.stat().st_size < MIB
+    with pytest.raises(
+        ImportFailed, match=r"row group 0 could take \d+ MiB of memory, and at most"
+    ):
+        next(read_rows(path, "parquet"))
+    # A row of a list that Arrow may have, and Python may not.
+    monkeypatch.setattr(parquet_pages, "BYTES_MAX", 512 * MIB)
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2_500_000], pa.int32()), values)
+    pq.write_table(pa.table({"v": lists}), path, compression="zstd")
+    found = read_rows(path, "parquet")
+    assert next(found) == (1, {"v": [0.0]})
+    with pytest.raises(ImportFailed, match=r"a\.parquet:2: a row of more than 16777216 bytes"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("compression", "version"),
+    [("none", "1.0"), ("snappy", "2.0"), ("gzip", "1.0"), ("zstd", "2.0"), ("brotli", "1.0"),
+     ("lz4", "1.0")],
+)  # fmt: skip
+def test_usual_files_have_large_batches(tmp_path: Path, compression: str, version: str) -> None:
+    path = tmp_path / "a.parquet"
+    rows = 10_000
+    names = [f"device-{at % 5_000}-é" for at in range(rows)]
+    table = pa.table({
+        "name": names, "value": np.arange(rows) / 7, "empty": pa.nulls(rows, pa.string()),
+        "words": [[name, name] if at % 3 else [] for at, name in enumerate(names)],
+        "part": [{"a": at} for at in range(rows)],
+        "day": pa.array(range(rows), pa.int64()).cast(pa.timestamp("us")),
+    })  # fmt: skip
+    pq.write_table(table, path, compression=compression, data_page_version=version)
+    with open(path, "rb") as file, pq.ParquetFile(path) as opened:
+        assert batch_rows(file, opened, 0) == ROWS_MAX
+    assert [row for _, row in read_rows(path, "parquet")] == table.to_pylist()
+
+
+def test_broken_page_headers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"v": ["a", "b"]}), path)
+    right = path.read_bytes()
+    with pq.ParquetFile(path) as opened:
+        begin = opened.metadata.row_group(0).column(0).dictionary_page_offset
+    for wrong in (b"\xff" * 12, b"\x1c" * 12, b"\x00" * 12, b"\x19\xfc\xff\xff\xff\xff\x7f"):
+        path.write_bytes(right[:begin] + wrong + right[begin + len(wrong) :])
+        with pytest.raises(ImportFailed, match="cannot be read: "):
+            list(read_rows(path, "parquet"))
+
+
+def test_a_compressed_line_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """A text of empty lists takes 20 times its size in memory."""
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'{"a":[' + b"[]," * 6_000_000 + b"[]]}")
+    assert path.stat().st_size < MIB
+    with pytest.raises(ImportFailed, match="1: a line of more than 8388608 bytes"):
+        list(read_rows(path, "json"))

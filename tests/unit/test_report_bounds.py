@@ -120,3 +120,41 @@ def test_a_table_that_is_too_large_is_shown_from_some_time_on(
     # A device is chosen from all rows, and only its rows count.
     text = text_of(report(tmp_path, CATALOG, None, ["pump 3"]))
     assert "Not shown" not in text
+
+
+def write_long_topics(lake: Path, minutes: int) -> None:
+    """Topics of 60 kB that a small file has once."""
+    names = [f"{number}/{'x' * 60_000}/{number}" for number in range(20)]
+    rows = [
+        {"window_start": BEGIN + timedelta(minutes=minute), "topic": name, "messages": 1,
+         "rate": 1.0, "date": "2016-01-01", "hour": "0"}
+        for minute in range(minutes)
+        for name in names
+    ]  # fmt: skip
+    write_table(lake, CATALOG.table("topics"), rows)
+
+
+def test_long_names_are_short_in_memory_and_stay_apart(tmp_path: Path) -> None:
+    write_long_topics(tmp_path, 60)
+    found = data.Stored(tmp_path, CATALOG.tables.values())
+    rows = found.read("topics", ["topic", "window_start", "messages", "rate"])
+    assert rows.num_rows == 1_200
+    assert rows.nbytes < 1 << 20
+    names = rows["topic"].unique().to_pylist()
+    assert len(names) == 20
+    assert all(len(name) <= data.TEXT_BYTES_MAX for name in names)
+    assert {(name.split("/")[0], name.rsplit("/")[-1]) for name in names} == {
+        (str(number), str(number)) for number in range(20)
+    }
+
+
+def test_a_newest_file_that_is_too_large_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_hours(tmp_path, "device_minutes", 3, 60)
+    monkeypatch.setattr(data, "BYTES_MAX", 10_000)
+    found = data.Stored(tmp_path, CATALOG.tables.values())
+    assert found.read("device_minutes").num_rows == 0
+    assert str(found.cut["device_minutes"]) == "900 rows up to 2016-01-01 02:59 UTC"
+    assert "device_minutes: 900 rows" in text_of(report(tmp_path, CATALOG))
+    assert found.rows("device_minutes", ["device", "metric", "mean"], 1_000) is None

@@ -20,15 +20,14 @@ import pyarrow.parquet as pq
 
 from holdfast.pipeline.imports.errors import BadRow, ImportFailed
 from holdfast.pipeline.imports.json_list import BadList, JsonList
+from holdfast.pipeline.parquet_pages import BATCH_BYTES, batch_rows
 
-LINE_BYTES_MAX: Final = 64 << 20
+LINE_BYTES_MAX: Final = 8 << 20
 """The most bytes of a line of JSON, and the most characters of an item of a JSON list."""
 CSV_ROW_MAX: Final = 8 << 20
 """The most characters of a row of CSV, which may have several lines."""
-PARQUET_ROWS: Final = 8192
-"""The most rows of a Parquet file that are in memory at a time."""
-PARQUET_BYTES: Final = 16 << 20
-"""The bytes of such rows, as far as the file says how long a row is in the mean."""
+PARQUET_ROW_MAX: Final = 16 << 20
+"""The most bytes of a row of Parquet."""
 NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,17})?([eE][+-]?\d{1,3})?")
 """A field of CSV that is a number. `007` and `+1` stay texts, because they may be names."""
 VALUES: Final = (ValueError, OverflowError)
@@ -170,16 +169,32 @@ def csv_value(text: str) -> Any:
 
 
 def _parquet(path: Path) -> Iterator[NumberedRow]:
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+    with (
+        open(path, "rb") as pages,
+        pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file,
+    ):
         number = 0
         for at in range(file.num_row_groups):
-            group = file.metadata.row_group(at)
-            row_bytes = max(group.total_byte_size // max(group.num_rows, 1), 1)
-            rows = min(PARQUET_ROWS, max(PARQUET_BYTES // row_bytes, 1))
+            rows = batch_rows(pages, file, at)
             for batch in file.iter_batches(rows, row_groups=[at]):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+                for part in _parts(batch):
+                    if part.nbytes > PARQUET_ROW_MAX:
+                        raise ImportFailed(
+                            f"{path}:{number + 1}: a row of more than {PARQUET_ROW_MAX} bytes"
+                        )
+                    for row in part.to_pylist():
+                        number += 1
+                        yield number, row
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch of the usual size as it is, and another one row by row: lists may be longer
+    than in the mean."""
+    if batch.num_rows <= 1 or batch.nbytes <= BATCH_BYTES:
+        yield batch
+        return
+    for at in range(batch.num_rows):
+        yield batch.slice(at, 1)
 
 
 def _opened(path: Path) -> GzipFile | BufferedReader:

@@ -1,9 +1,10 @@
 """The report's access to the tables of a lake: without Spark, and only the rows and columns it
 shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from typing import Any, Final
 
 import pyarrow
@@ -22,7 +23,16 @@ ROWS_MAX: Final = 2_000_000
 """The most rows of one table, apart from those of its newest file. The report shows those of the
 newest files and says that there are more."""
 BYTES_MAX: Final = 1 << 29
-"""The bytes of the rows of one table in memory after which no other file is read."""
+"""The most bytes of the rows of one table in memory, in Arrow. A file with which there are more is
+left out, also if it is the newest."""
+ROWS_AT_ONCE: Final = 1024
+"""The rows that have their texts as long as they are: at most 64 MiB of topics."""
+TEXT_BYTES_MAX: Final = 256
+"""The most bytes of a text in memory. A longer one gets a hash in place of its middle."""
+TEXT_END_BYTES: Final = 96
+"""The bytes of a longer text that stay at its begin, and at its end."""
+HASH_CHARACTERS: Final = 32
+"""The hexadecimal digits of the hash."""
 WINDOW: Final = "window_start"
 """The column of gold tables with the time of a row."""
 QUARANTINE_ROWS_MAX: Final = 200_000
@@ -73,8 +83,8 @@ class Stored:
         for name, table in self.tables.items():
             if any(column.name == "device" for column in table.columns) and table.layer == "gold":
                 for file in self._files(name, None):
-                    found = self._read_file(file, schema)["device"].unique()
-                    known.update(found.drop_null().to_pylist())
+                    for part in self._batches(file, schema):
+                        known.update(part["device"].unique().drop_null().to_pylist())
         chosen = sorted(each for each in known if any(fnmatchcase(each, p) for p in patterns))
         if not chosen:
             shown = ", ".join(sorted(known)[:DEVICES_SHOWN]) or "none"
@@ -111,16 +121,19 @@ class Stored:
         A chart of a time of which only some files were read would be wrong. So the rows of that
         time are left out, too.
         """
-        parts, rows, size = [], 0, 0
+        parts: list[pyarrow.Table] = []
+        rows, size = 0, 0
         left_out = LeftOut()
         for file in files:
             expected = file.rows if self.devices is None else 0
-            if left_out.rows or (rows and (rows + expected > rows_max or size > BYTES_MAX)):
+            found = None
+            if not left_out.rows and not (rows and rows + expected > rows_max):
+                found = self._of_devices(file, schema, BYTES_MAX - size)
+            if found is None:
                 left_out.rows += file.rows
                 newest = file.times.get(WINDOW, (0, 0))[1]
                 left_out.until_us = max(left_out.until_us or 0, newest) or None
                 continue
-            found = self._of_devices(file, schema)
             rows += found.num_rows
             size += found.nbytes
             parts.append(found)
@@ -153,22 +166,39 @@ class Stored:
 
     def rows(self, name: str, columns: Sequence[str], rows_max: int) -> pyarrow.Table | None:
         """Return some columns of all rows of a silver or bronze table, in any order. None: there
-        are more than `rows_max`. Raises LakeError."""
+        are more than `rows_max`, or than BYTES_MAX bytes. Raises LakeError."""
         files = self._files(name, None)
         if sum(file.rows for file in files) > rows_max:
             return None
         declared = RECORDS_COLUMNS if name == RECORDS else self.tables[name].columns
         types = {column.name: column.type for column in declared}
         schema = pyarrow.schema([(each, _arrow_type(types[each])) for each in columns])
-        parts = [self._of_devices(file, schema) for file in files]
+        parts: list[pyarrow.Table] = []
+        size = 0
+        for file in files:
+            found = self._of_devices(file, schema, BYTES_MAX - size)
+            if found is None:
+                return None
+            size += found.nbytes
+            parts.append(found)
         return pyarrow.concat_tables(parts) if parts else schema.empty_table()
 
-    def _of_devices(self, file: File, schema: pyarrow.Schema) -> pyarrow.Table:
-        """Return the rows of a file of the chosen devices."""
-        if self.devices is None or "device" not in schema.names:
-            return self._read_file(file, schema)
-        found = self._read_file(file, schema)
-        return found.filter(pc.is_in(found["device"], self.devices))
+    def _of_devices(
+        self, file: File, schema: pyarrow.Schema, bytes_max: int
+    ) -> pyarrow.Table | None:
+        """Return the rows of a file of the chosen devices. None: they have more than `bytes_max`
+        bytes."""
+        parts = []
+        size = 0
+        for part in self._batches(file, schema):
+            if self.devices is not None and "device" in schema.names:
+                part = part.filter(pc.is_in(part["device"], self.devices))
+            size += part.nbytes
+            if size > bytes_max:
+                return None
+            parts.append(part)
+        # One piece, because a sort looks each row up in the pieces.
+        return pyarrow.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
 
     def read_quarantine(self) -> pyarrow.Table:
         """Return the newest rows of the quarantine without the payloads. Raises LakeError."""
@@ -192,26 +222,50 @@ class Stored:
             file for file in reversed(files) if run is None or file.partition.get("run", run) == run
         ]
 
-    def _read_file(self, file: File, schema: pyarrow.Schema) -> pyarrow.Table:
+    def _batches(self, file: File, schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
+        """Yield the rows of a file in parts."""
         path = self.lake / file.path
         try:
             # The file is not read as part of a data set, because names of directories would become
             # columns.
             with parquet.ParquetFile(readable(path)) as opened:
                 present = [name for name in schema.names if name in opened.schema_arrow.names]
-                found = opened.read(columns=present)
+                for batch in opened.iter_batches(ROWS_AT_ONCE, columns=present):
+                    yield _table(file, schema, batch)
         except (OSError, pyarrow.ArrowInvalid) as error:
             raise LakeError(f"{path} cannot be read: {error}. Run the pipeline again") from None
-        arrays = []
-        for field in schema:
-            if field.name in file.partition:
-                value = pyarrow.scalar(file.partition[field.name]).cast(field.type)
-                arrays.append(pyarrow.repeat(value, found.num_rows))
-            elif field.name in present:
-                arrays.append(found[field.name].cast(field.type))
-            else:
-                arrays.append(pyarrow.nulls(found.num_rows, field.type))
-        return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def _table(file: File, schema: pyarrow.Schema, batch: pyarrow.RecordBatch) -> pyarrow.Table:
+    """Return the rows of a batch with the columns of the partition, and those it does not have."""
+    arrays = []
+    for field in schema:
+        if field.name in file.partition:
+            value = pyarrow.scalar(file.partition[field.name]).cast(field.type)
+            arrays.append(pyarrow.repeat(value, batch.num_rows))
+        elif field.name in batch.schema.names:
+            arrays.append(_bounded(batch[field.name].cast(field.type)))
+        else:
+            arrays.append(pyarrow.nulls(batch.num_rows, field.type))
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def _bounded(column: pyarrow.Array) -> pyarrow.Array:
+    """Return a column without the middles of long texts. A hash keeps different texts apart."""
+    if column.type != pyarrow.string():
+        return column
+    is_long = pc.fill_null(pc.greater(pc.binary_length(column), TEXT_BYTES_MAX), False)
+    if not pc.any(is_long).as_py():
+        return column
+    texts = column.filter(is_long).to_pylist()
+    return pc.replace_with_mask(column, is_long, pyarrow.array(map(_cut, texts), pyarrow.string()))
+
+
+def _cut(text: str) -> str:
+    raw = text.encode()
+    begin, end = raw[:TEXT_END_BYTES], raw[-TEXT_END_BYTES:]
+    middle = sha256(raw).hexdigest()[:HASH_CHARACTERS]
+    return f"{begin.decode(errors='ignore')}…{middle}…{end.decode(errors='ignore')}"
 
 
 def _arrow_type(text: str) -> pyarrow.DataType:
