@@ -35,6 +35,8 @@ TABLE_ROW: Final = re.compile(r"^(\|[^|\n]*\|)(.*)$", re.MULTILINE)
 NAME: Final = re.compile(r"(?<![`\[])`([\w./=]{16,})`(?![`\]])")
 FENCE: Final = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 DIAGRAM: Final = re.compile(r"^```mermaid$.*?^```$", re.MULTILINE | re.DOTALL)
+NOT_SEARCHED: Final = "---\nsearch: {exclude: true}\n---\n\n"
+"""The beginning of a page that the search leaves out."""
 LANGUAGES: Final = {
     ".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh", ".json": "json",
     ".service": "ini", ".conf": "ini",
@@ -71,7 +73,11 @@ class Site:
             self.write(Path("reference") / name, made(), DOCS / "reference")
         while self._waiting:
             path = self._waiting.pop()
-            self.write(page_of(path), listing(path), path if path.is_dir() else path.parent)
+            text = listing(path)
+            if path.suffix != ".md":
+                # The search would show the code of programs before the pages about them.
+                text = f"{NOT_SEARCHED}{text}"
+            self.write(page_of(path), text, path if path.is_dir() else path.parent)
 
     def write(self, page: Path, text: str, base: Path) -> None:
         """Write one page; `base` is the folder to which the links of `text` are relative."""

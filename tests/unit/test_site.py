@@ -23,6 +23,9 @@ def test_the_site_is_built(tmp_path: Path) -> None:
         assert not re.findall(
             r'<(?:script|link|img)[^>]* (?:src|href)="https?:[^"]*"', page.read_text()
         )
+    found = (tmp_path / "search" / "search_index.js").read_text()
+    assert "What a PUBACK promises" in found
+    assert "def spark_account" not in found
     gathered = ROOT / "build" / "site-source" / "reference"
     assert "### `GET /api/v1/clients`" in (gathered / "api.md").read_text()
     assert "### holdfast cluster drain" in (gathered / "commands.md").read_text()
