@@ -50,13 +50,14 @@ def main(arguments: list[str]) -> int:
     if set(given) != {"admin", "mqtt", "checkpoint"}:
         print(__doc__, file=sys.stderr)
         return 2
-    spark = spark_session("alerts")
     try:
-        start_alerts(spark, **given, limit=limit, processingTime="1 second").awaitTermination()
+        spark = spark_session("alerts")
+        try:
+            start_alerts(spark, **given, limit=limit, processingTime="1 second").awaitTermination()
+        finally:
+            spark.stop()
     except KeyboardInterrupt:
         return 130
-    finally:
-        spark.stop()
     return 0
 
 

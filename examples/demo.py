@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -70,6 +70,24 @@ def say(text: str) -> None:
     print(f"{time.monotonic() - START:6.1f} s  {text}", flush=True)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block: a process that is just being started would stay."""
+    is_pressed = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal is_pressed
+        is_pressed = True
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if is_pressed:
+        raise KeyboardInterrupt
+
+
 @dataclass
 class Node:
     name: str
@@ -92,7 +110,7 @@ class Cluster:
         command = [sys.executable, "-m", "holdfast.cli.main", "cluster", "local", "--json"]
         command += ["--nodes", str(NODES), "--data", str(self.data)]
         environment = dict(os.environ, HOLDFAST_CLUSTER__PARTITIONS=str(PARTITIONS))
-        with self.log.open("w") as log:
+        with self.log.open("w") as log, uninterrupted():
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -525,6 +543,8 @@ def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
     assert demo.failover is not None
     reader = next(node for node in demo.cluster.nodes if node.name == demo.failover.elected)
     try:
+        from pyspark.sql import SparkSession
+
         account = Account(directory, reader.admin)
     except ImportError as missing:
         say(f"no Spark here ({missing}); install it with: pip install 'holdfast[spark]'")
@@ -533,7 +553,9 @@ def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
     try:
         return account.run(demo.acknowledged(), report)
     finally:
-        account.lake.spark.stop()
+        # The lake's property would start a session if Ctrl-C came before there was one.
+        if (spark := SparkSession.getActiveSession()) is not None:
+            spark.stop()
         # Spark's own handler would use the session that has just ended.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

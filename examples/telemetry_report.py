@@ -167,13 +167,14 @@ def main(arguments: Sequence[str]) -> int:
     if set(options) not in ({"path"}, {"servers"}):
         print(__doc__, file=sys.stderr)
         return 2
-    spark = spark_session("telemetry-report", **{"spark.log.level": "ERROR"})
     try:
-        return 0 if report(spark, options, []).ok else 1
+        spark = spark_session("telemetry-report", **{"spark.log.level": "ERROR"})
+        try:
+            return 0 if report(spark, options, []).ok else 1
+        finally:
+            spark.stop()
     except KeyboardInterrupt:
         return 130
-    finally:
-        spark.stop()
 
 
 if __name__ == "__main__":
