@@ -82,7 +82,7 @@ class TopicDoor:
         self.thread = threading.Thread(target=self.server.serve_forever)
         self.thread.start()
         url = f"http://127.0.0.1:{self.server.server_address[1]}/"
-        service = {"topic_url": url, "timeout_s": 1.0}
+        service = {"topic_url": url, "timeout_s": 10.0}
         self.broker = Holdfast(directory, {**SETTINGS, "security.http": service})
         self.processes = [self.broker]
         self.broker.start()
