@@ -258,7 +258,11 @@ class ClusterNode(Parts):
             self._step_transfer(now)
         self.space.advance()
         self.acquisition.take_local()
-        if not self.history.is_current and self.metadata_reads.has_passed(self._first_read):
+        if (
+            not self.history.is_current
+            and self.metadata_reads.has_passed(self._first_read)
+            and not self.positions.is_awaited()
+        ):
             self.history.is_current = True
             self.clock.has_agreed = True
             self.replication.handle_current(now)

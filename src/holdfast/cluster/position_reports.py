@@ -40,9 +40,20 @@ class PositionReports:
         wall_us, agreed_us, position = decode_report(payload)
         incarnation = self._nodes.get(node)
         metadata = self._context.metadata
-        if incarnation is not None and metadata is not None and node in metadata.nodes:
+        # A node that has just started may not know the members yet. It needs the others' clocks as
+        # soon as it knows them, and the next reports come too late for that.
+        is_member = metadata is None or node in metadata.nodes
+        if incarnation is not None and is_member:
             self._memory.note(node, incarnation, position)
             self._clock.add_sample(node, wall_us, agreed_us, now)
+
+    def is_awaited(self) -> bool:
+        """Returns True if this node knows no clock but its own, although another member will report
+        one."""
+        metadata = self._context.metadata
+        if metadata is None or self._clock.has_samples():
+            return False
+        return any(node in metadata.nodes for node in self._nodes)
 
     def send(self, now: float) -> None:
         """Reports to all nodes, with each heartbeat."""

@@ -9,7 +9,9 @@ Each node sends its clock with its heartbeats. A node uses its own clock while t
 TOLERANCE_S of the median of all clocks that it knows. Otherwise it uses the median. Between two
 samples the median advances with the monotonic clock, so a jump of the node's own clock moves
 nothing. Of two middle clocks, the one nearer to the previous value counts. A node that has just
-started has no previous value, and takes the others'.
+started has no previous value, and takes the others'. It decides nothing before it has one.
+Counter-example: B, two days ahead, restarts and leads the home again before A has reported its
+clock. B has no other clock than its own, and ends the session.
 
 The module is pure: times are arguments, in microseconds.
 """
@@ -81,6 +83,9 @@ class ClusterClock:
         if sample is None or offset_us >= sample.offset_us or now - sample.taken_at > SAMPLE_S:
             self._samples[node] = _Sample(offset_us, now)
         self._agree(agreed_us - now_us if agreed_us else None, now_us)
+
+    def has_samples(self) -> bool:
+        return bool(self._samples)
 
     def forget(self, nodes: Collection[str], now: float) -> None:
         """Drop the samples of all nodes except these."""
