@@ -22,17 +22,24 @@ class Service:
         self.requests: list[dict[str, object]] = []
         self.authorization = ""
         self.connections = 0
+        self.closes_kept = False
+        """Whether it closes a kept connection when the next request arrives."""
         self.answer: Callable[[dict[str, object]], tuple[int, bytes]] = lambda _: (500, b"")
         service = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            is_kept = False
 
             def setup(self) -> None:
                 service.connections += 1
                 super().setup()
 
             def do_POST(self) -> None:
+                if self.is_kept and service.closes_kept:
+                    self.close_connection = True
+                    return
+                self.is_kept = True
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 service.requests.append(body)
                 service.authorization = self.headers.get("Authorization", "")
@@ -108,6 +115,20 @@ def test_a_service_decides_and_its_connections_are_kept(
     assert reason == reasons.NOT_AUTHORIZED
     text = broker.log_text()
     assert "secret" not in text
+
+
+def test_a_kept_connection_that_the_service_closes_costs_no_client_its_connection(
+    start_holdfast: StartHoldfast, service: Service
+) -> None:
+    """A service closes idle connections, maybe in the moment of the next question."""
+    broker = start_holdfast({"security.http": {"url": service.url}})
+    service.answer = lambda body: allow()
+    service.closes_kept = True
+    for name in ("one", "two", "three"):
+        client, reason = login(broker, name, name)
+        client.socket.close()
+        assert reason == 0
+    assert service.connections == 3
 
 
 def test_a_service_that_hangs_refuses_and_delays_nobody(

@@ -24,6 +24,8 @@ class HttpService:
         self.timeout_s = timeout_s
         self._connections = connections
         self._client: httpx.AsyncClient | None = None
+        self._broken: tuple[type[Exception], ...] = ()
+        """The errors of a connection that ended before its reply."""
         self._is_started = asyncio.Event()
         self._noted_at = float("-inf")
 
@@ -34,6 +36,7 @@ class HttpService:
         limits = httpx.Limits(
             max_connections=self._connections, max_keepalive_connections=self._connections
         )
+        self._broken = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
         # Importing certificates takes milliseconds.
         self._client = await asyncio.to_thread(
             lambda: httpx.AsyncClient(
@@ -53,16 +56,25 @@ class HttpService:
         async with asyncio.timeout(self.timeout_s):
             # The first clients come while the library is loaded.
             await self._is_started.wait()
-            assert self._client is not None
-            async with self._client.stream(
-                "POST", url, content=content, headers=self._headers
-            ) as response:
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > REPLY_BYTES_MAX:
-                        raise ValueError(f"a reply of more than {REPLY_BYTES_MAX} bytes")
-                return response.status_code, bytes(body)
+            try:
+                return await self._exchange(url, content)
+            except self._broken as error:
+                # The service may have closed a pooled connection as the request was sent. A second
+                # question does no harm.
+                logger.debug("http_check_repeated url=%r error=%r", url, str(error))
+                return await self._exchange(url, content)
+
+    async def _exchange(self, url: str, content: bytes) -> tuple[int, bytes]:
+        assert self._client is not None
+        async with self._client.stream(
+            "POST", url, content=content, headers=self._headers
+        ) as response:
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > REPLY_BYTES_MAX:
+                    raise ValueError(f"a reply of more than {REPLY_BYTES_MAX} bytes")
+            return response.status_code, bytes(body)
 
     def note(self, url: str, error: Exception) -> None:
         """Log a failure, at most every `FAILURE_LINE_S`."""
