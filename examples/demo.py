@@ -539,6 +539,23 @@ class Account:
         return not (lost or gaps)
 
 
+@contextlib.contextmanager
+def errors_to(log: Path) -> Iterator[None]:
+    """Let the processes that start meanwhile write their errors to a file. Java warns of what this
+    machine lacks, and a worker of Spark that is stopped may print a traceback."""
+    errors = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    except Exception:
+        os.write(errors, log.read_bytes()[-3000:])
+        raise
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)
+
+
 def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
     assert demo.failover is not None
     reader = next(node for node in demo.cluster.nodes if node.name == demo.failover.elected)
@@ -551,6 +568,8 @@ def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
         return False
     say(f"Spark makes tables of the cluster's log, which {reader.name} sends:")
     try:
+        with errors_to(directory / "spark.log"):
+            _ = account.lake.spark  # starts Java
         return account.run(demo.acknowledged(), report)
     finally:
         # The lake's property would start a session if Ctrl-C came before there was one.
