@@ -30,6 +30,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "log_client": (),
     "mqtt_replay": (),
     "pipeline": ("--quick",),
+    "pipeline_day": ("--hours", "1"),
     "federation": ("--quick",),
 }
 """Other benchmarks with their options here: each is a module of this package that knows

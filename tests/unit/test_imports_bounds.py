@@ -275,7 +275,7 @@ def test_broken_page_headers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_compressed_line_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    """A text of empty lists takes 20 times its size in memory."""
+    """A text of empty lists takes some 50 times its size in memory."""
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b'{"a":[' + b"[]," * 6_000_000 + b"[]]}")
