@@ -82,8 +82,8 @@ class Site:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def show(self, page: str, host: str = "127.0.0.1") -> Any:
-        """What the page reports, in a browser that takes any certificate and finds the site at this
-        host."""
+        """The report of the page, in a browser that takes any certificate and finds the site at
+        this host."""
         self.page = page
         self.arrived.clear()
         command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"]

@@ -91,7 +91,7 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
 
 
 def folded(fold: GrainFold, rows: DataFrame) -> DataFrame:
-    """What the tasks make of the rows, without their files: two shares of the streams."""
+    """The rows that the tasks make, without their files: two shares of the streams."""
     shares: dict[int, list[pa.RecordBatch]] = {0: [], 1: []}
     for batch in rows.select(*fold.columns).toArrow().to_batches(max_chunksize=100):
         kept, numbers = fold.spread(batch)

@@ -348,6 +348,9 @@ def test_a_runner_that_is_closed_while_its_thread_runs_commands() -> None:
     process.bench.run()
     assert not process.proposed
     assert world.answers.get(("createClient", "u"), "no answer") != ""
+    process.command(command="createClient", username="w")
+    assert not process.work
+    assert not process.runner._queue._waiting, "a message would wait for ever"
 
 
 def test_a_runner_that_is_closed_while_its_change_is_proposed() -> None:

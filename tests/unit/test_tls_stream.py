@@ -323,7 +323,7 @@ def test_the_socket_ends(run: Runner) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\x17\x03\x03\x00\x20" + bytes(32), b"GET / HTTP/1.1\r\n"])
 def test_garbage_after_the_handshake(run: Runner, garbage: bytes) -> None:
-    """What came before it is passed on, and the client gets an alert."""
+    """The bytes before it are passed on, and the client gets an alert."""
 
     async def test(site: Site) -> None:
         async with site.shake_hands() as (_, receiver, client):

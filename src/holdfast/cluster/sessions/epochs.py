@@ -99,9 +99,8 @@ class EpochReservations:
         self._replicated = replicated
         # Called for each waiting client, with False if its request is to be dropped.
         self._go_on = go_on
-        # Per partition: the lowest epoch that a leader gave as this one began, the lowest that this
-        # leader may give to a client that it has forgotten, the newest reserved one, and the
-        # reservation under way.
+        # Per partition: the lowest epoch to reserve, as of the first request; the lowest above
+        # those of forgotten clients; the newest reserved one; and the reservation under way.
         self._first: dict[int, int] = {}
         self._unused: dict[int, int] = {}
         self._newest: dict[int, int] = {}

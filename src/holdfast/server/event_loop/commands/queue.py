@@ -30,6 +30,9 @@ class CommandQueue:
         self._waiting: deque[RunCommands] = deque()
 
     def append(self, effect: RunCommands) -> None:
+        if self.is_closed:
+            finish_commands(self._broker.node.state, effect, b"")
+            return
         self._waiting.append(effect)
         self.begin()
 
