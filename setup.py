@@ -149,7 +149,7 @@ HOT = [
     "cluster/shared_groups/kept_records.py",
     "cluster/shared_groups/homes.py",
     "cluster/shared_groups/node_agent.py",
-    "cluster/shared_groups/node_weights.py",
+    "cluster/shared_groups/group_nodes.py",
     "cluster/shared_groups/progress.py",
     "cluster/shared_groups/record_fetch.py",
     "cluster/shared_groups/reclaim.py",

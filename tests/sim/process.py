@@ -97,8 +97,9 @@ class Process:
         return bool(self.runtime.fitness.older_copy)
 
     def _found_damage(self, damage: Damage) -> None:
+        # The reading thread reports damage before what it has read.
         self.schedule.note(self.host.name, f"finds damage: {damage}")
-        self.later(0.0, self._distrust_disk)
+        self._distrust_disk()
 
     def _distrust_disk(self) -> None:
         # What it has is incomplete, and reaches nobody.

@@ -19,7 +19,9 @@ the first.
 
 A record that is assigned to a node waits for a member there, or one has it. Counter-example: the
 last member leaves, another one joins in the same turn, and the returned records stay in the group
-of the first one. The coordinator waits for them for good.
+of the first one. The coordinator waits for them for good. Nor does the coordinator assign such a
+record again. Counter-example: two nodes report a record, the first one returns it, and the session
+at the second gets it twice.
 
 A session's timers are its own, one of each kind. Counter-example: two timers are armed for the end
 of a session, the client comes back, one of them is cancelled, and the other one ends the session
@@ -165,6 +167,7 @@ class OwnersWatch:
             self._look_at_timers(process)
             self._look_at_epochs(process)
             self._look_at_assigned(process)
+            self._look_at_unheld(process)
             for partition in range(self._world.settings.partitions):
                 if self._works(host, process, partition):
                     deciding[partition] = process
@@ -244,6 +247,25 @@ class OwnersWatch:
                         f"{process.host.name} has offset {place[1]} of partition {place[0]} of"
                         f" {share.key}, and no member there has it"
                     )
+
+    def _look_at_unheld(self, process: "Process") -> None:
+        """The records that this coordinator is about to assign are with no node that has reported
+        to it."""
+        for home in process.cluster_node.groups.coordinator.homes.led.values():
+            for coordination in home.groups.values() if home.is_open else ():
+                for host in self._world.data_hosts:
+                    if host.process is None or host.name not in home.reported:
+                        continue
+                    agent = host.process.cluster_node.groups.agent
+                    told = (process.host.name, home.epoch, home.reported[host.name])
+                    share = agent.assignments.get(coordination.key)
+                    if share is None or agent.told(home.partition) != told:
+                        continue
+                    for place in coordination.unheld() & share.assigned.keys():
+                        self._world.checks.fail(
+                            f"{process.host.name} is to assign offset {place[1]} of partition"
+                            f" {place[0]} of {share.key}, which {host.name} has"
+                        )
 
     def _works(self, host: "Host", process: "Process", partition: int) -> bool:
         """Does the node lead the partition and get its records committed?

@@ -300,7 +300,7 @@ def test_what_is_finished_is_not_claimed() -> None:
         bench.pass_time(10.0)
         coordination = bench.coordinator.homes.led[0].groups[KEY]
         assert coordination.is_open
-        assert list(coordination.assigned) == [(0, 12)]
+        assert list(coordination.holders.assigned) == [(0, 12)]
         assert coordination.weights.nodes["n2"].count == 1
         assert coordination.positions() == [10]
 

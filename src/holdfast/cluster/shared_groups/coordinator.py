@@ -26,9 +26,9 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
+from holdfast.cluster.shared_groups.group_nodes import NodeLoad
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.shared_groups.homes import Home, LedHomes, is_group
-from holdfast.cluster.shared_groups.node_weights import NodeLoad
 from holdfast.cluster.shared_groups.progress import ProgressLog
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, Reclaimer
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -117,7 +117,7 @@ class Coordinator:
         self._unopened.pop(coordination, None)
         self._reclaimer.forget(coordination)
         for stake in coordination.weights.nodes.values():
-            for node, size_bytes in coordination.assigned.values():
+            for node, size_bytes in coordination.holders.assigned.values():
                 if node == stake.node:
                     stake.load.size_bytes -= size_bytes
 
@@ -171,7 +171,7 @@ class Coordinator:
                 if key not in mentioned:
                     lost[coordination] = coordination.lose(node)
                     self._dirty[coordination] = None
-        self._reclaimer.reclaim(lost, "")
+        self._reclaimer.reclaim(lost, node)
         self._send_ack(node, tell.number, [(h.partition, h.epoch) for h in accepted.values()])
 
     def _apply_capacity(
@@ -347,7 +347,7 @@ class Coordinator:
             if not self._barriers.has_passed(coordination.barrier):
                 return False
         is_durable = self._replicated.groups.is_durable(key)
-        if coordination.assigned or coordination.doubtful or is_durable:
+        if coordination.holders.assigned or coordination.holders.doubtful or is_durable:
             return False
         home = self.homes.led[coordination.home]
         del home.groups[key]

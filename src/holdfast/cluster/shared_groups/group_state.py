@@ -3,7 +3,7 @@
 Invariant: a matching record is in exactly one of these:
 - the cursor (its outbox, or the log ahead of it);
 - `to_assign` or `returned`, if it was returned and is to be assigned again;
-- `doubtful`, if a node that is down had it;
+- `doubtful` and not assigned, if the last node that had it has lost it (`group_nodes`);
 - `deferred`, if no present node can give it to a member that may read it;
 - `assigned`, if it is assigned to a node;
 - finished.
@@ -33,7 +33,7 @@ from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
-from holdfast.cluster.shared_groups.node_weights import NodeWeight, NodeWeights
+from holdfast.cluster.shared_groups.group_nodes import NodeWeight, NodeWeights, RecordHolders
 from holdfast.cluster.shared_groups.record_fetch import RecordFetch, request_read
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import split_shared
@@ -62,14 +62,10 @@ class Coordination:
         # subscriptions are applied here. -1: none.
         self.barrier = -1
         self.weights = NodeWeights()
-        # Place -> node, bytes.
-        self.assigned: dict[Place, tuple[str, int]] = {}
+        self.holders = RecordHolders(self.weights)
         # Places ahead of the cursor that are not assigned again, because they are given or
         # finished.
         self.skipped: set[Place] = set()
-        # Place -> (barrier, node): a session's claim is known after the barrier. The node is the
-        # one that had the record, or "" if that is not down.
-        self.doubtful: dict[Place, tuple[int, str]] = {}
         self.to_assign: dict[Place, None] = {}
         # Place -> nodes none of whose members may read the record.
         self.denied: dict[Place, set[str]] = {}
@@ -107,32 +103,34 @@ class Coordination:
     def apply(self, node: NodeWeight, state: NodeCapacity, logged: GroupPositions) -> list[Place]:
         """Takes a node's complete report of this group. Returns the records that the node has lost.
 
-        A reported record counts only if it is not finished in the log, and if this coordinator has
-        not assigned it to another node.
+        A reported record counts only if it is not finished in the log.
         """
         self.measured(node, state.members, state.durable, state.limit)
-        lost = {place: None for place, given in self.assigned.items() if given[0] == node.node}
+        lost = dict.fromkeys(self.holders.at(node.node))
         ahead = self.cursor.resume_positions(self._state.delivered) if self.is_open else None
-        for place in state.assigned:
+        for place in (*state.assigned, *state.finished):
             if place in lost:
                 del lost[place]
-            elif not logged.is_finished(self.key, *place) and self._claim(place, ahead):
-                self.assigned[place] = (node.node, 0)
-                node.count += 1
+            elif not logged.is_finished(self.key, *place):
+                self._claim(node, place, ahead)
         for place in state.finished:
-            if place in lost:
-                del lost[place]
-                self.finish(node.node, place)
-            elif not logged.is_finished(self.key, *place) and self._claim(place, ahead):
-                self._finish(place)
+            self.finish(node.node, place)
         return list(lost)
 
-    def _claim(self, place: Place, ahead: list[int] | None) -> bool:
-        """Takes a reported record out of the records to assign. Returns False if it was assigned or
-        passed already."""
-        if place in self.assigned or place in self.skipped:
-            return False
-        if self.doubtful.pop(place, None) is not None:
+    def _claim(self, node: NodeWeight, place: Place, ahead: list[int] | None) -> None:
+        """Gives a reported record to the node, unless the group has finished it."""
+        holders = self.holders
+        if holders.has(node.node, place):
+            return
+        if place in holders.assigned:
+            holders.claim(node.node, place)
+        elif self._take_waiting(place, ahead):
+            holders.hold(node, place, 0)
+        holders.end_doubt(node.node, place)
+
+    def _take_waiting(self, place: Place, ahead: list[int] | None) -> bool:
+        """Takes a record out of those that no node holds. Returns False if it is finished."""
+        if place in self.holders.doubtful:
             return True
         if place in self.to_assign or place in self._fetch.places or place in self.deferred:
             self.to_assign.pop(place, None)
@@ -143,43 +141,51 @@ class Coordination:
             if (message.partition, message.offset) == place:
                 self.cursor.returned.remove(message)
                 return True
-        if ahead is None or place[1] >= ahead[place[0]]:
+        is_ahead = ahead is None or place[1] >= ahead[place[0]]
+        if is_ahead and place not in self.skipped:
             self.skipped.add(place)
             return True
         return False
 
     def lose(self, node: str) -> list[Place]:
-        """Removes the capacity of a node. Returns the records that are assigned to it."""
+        """Removes the capacity of a node. Returns the records that it holds or claims."""
         stake = self.weights.nodes.get(node)
         if stake is not None:
             stake.members = 0
             stake.limit = 0
-        return [place for place, given in self.assigned.items() if given[0] == node]
+        return self.holders.at(node)
 
     def mark_doubtful(self, places: list[Place], barrier: int, node: str) -> None:
-        """Marks records as doubtful until `barrier` is passed. `node`: the one that is down, or ""
-        if it has reported."""
+        """Takes records from a node that has lost them. They are doubtful until `barrier` is
+        passed."""
         for place in places:
-            self._take(place)
-            self.doubtful[place] = (barrier, node)
+            self.holders.take_in_doubt(node, place, barrier)
 
     def resolve_doubtful(self, known: set[tuple[int, str]], kept: set[Place]) -> None:
-        """Resolves doubtful records: those in `kept` are finished, the others are assigned again.
+        """Resolves doubts: records in `kept` are finished, others that no node holds are assigned
+        again.
 
         `known`: the pairs of barrier and node whose doubt is resolved.
         """
-        for place, doubt in list(self.doubtful.items()):
-            if doubt in known:
-                del self.doubtful[place]
-                if place in kept:
-                    self._finish(place)
-                else:
-                    self.to_assign[place] = None
+        holders = self.holders
+        for place, doubts in list(holders.doubtful.items()):
+            resolved = [node for node, barrier in doubts.items() if (barrier, node) in known]
+            if resolved and place in kept:
+                self._finish_held(place)
+                continue
+            for node in resolved:
+                holders.end_doubt(node, place)
+            if holders.is_unheld(place):
+                self.to_assign[place] = None
 
     def finish(self, node: str, place: Place) -> None:
-        if self.assigned.get(place, ("", 0))[0] == node:
-            self._take(place)
-            self._finish(place)
+        if self.holders.has(node, place):
+            self._finish_held(place)
+
+    def _finish_held(self, place: Place) -> None:
+        """Finishes a record, whichever nodes still have it."""
+        self.holders.forget(place)
+        self._finish(place)
 
     def _finish(self, place: Place) -> None:
         self.denied.pop(place, None)
@@ -187,7 +193,7 @@ class Coordination:
 
     def deny(self, node: str, place: Place) -> None:
         """Notes that no member at the node may read the record. `return_record` follows."""
-        if self.assigned.get(place, ("", 0))[0] == node:
+        if self.holders.holds(node, place):
             self.denied.setdefault(place, set()).add(node)
 
     def allow(self, node: str) -> None:
@@ -218,16 +224,10 @@ class Coordination:
                 room -= 1
 
     def return_record(self, node: str, place: Place) -> None:
-        if self.assigned.get(place, ("", 0))[0] == node:
-            self._take(place)
-            self.to_assign[place] = None
-
-    def _take(self, place: Place) -> None:
-        node, size_bytes = self.assigned.pop(place)
-        stake = self.weights.nodes.get(node)
-        if stake is not None:
-            stake.count -= 1
-            stake.load.size_bytes -= size_bytes
+        if self.holders.has(node, place):
+            self.holders.take(node, place)
+            if self.holders.is_unheld(place):
+                self.to_assign[place] = None
 
     # Records from the log
 
@@ -242,14 +242,15 @@ class Coordination:
             begin = list(map(min, self._floor, state.delivered))
         else:
             # Records that nodes have reported may be finished by log records applied later.
-            for place in [each for each in self.assigned if logged.is_finished(self.key, *each)]:
-                self._take(place)
+            for place in list(self.holders.assigned):
+                if logged.is_finished(self.key, *place):
+                    self.holders.forget(place)
             begin = list(positions)
             self.logged = list(positions)
             for partition, offsets in logged.done.get(self.key, {}).items():
                 self.skipped.update((partition, offset) for offset in offsets)
         for place in logged.kept_by_members(self.key):
-            if place not in self.assigned and place not in self.skipped:
+            if place not in self.holders.assigned and place not in self.skipped:
                 self.skipped.add(place)
                 self.finished.append(place)
         self.skipped = {place for place in self.skipped if place[1] >= begin[place[0]]}
@@ -345,10 +346,7 @@ class Coordination:
                     self._finish(place)
                 continue
             self._pop()
-            size_bytes = queued_size(message)
-            stake.count += 1
-            stake.load.size_bytes += size_bytes
-            self.assigned[place] = (stake.node, size_bytes)
+            self.holders.hold(stake, place, queued_size(message))
             found.setdefault(stake, []).append(message)
 
     def _pop(self) -> None:
@@ -379,20 +377,16 @@ class Coordination:
             self._pop()
         return None
 
+    def unheld(self) -> set[Place]:
+        """Returns the records outside the cursor that are to be assigned."""
+        returned = {(message.partition, message.offset) for message in self.cursor.returned}
+        return returned.union(self.to_assign, self._fetch.places, self.deferred)
+
     def positions(self) -> list[int]:
         """Returns the first unfinished offset per partition."""
         positions = self.cursor.resume_positions(self._state.delivered)
-        for places in (
-            self.assigned,
-            self.doubtful,
-            self.to_assign,
-            self._fetch.places,
-            self.deferred,
-        ):
+        for places in (self.holders.assigned, self.holders.doubtful, self.unheld()):
             for partition, offset in places:
                 if offset < positions[partition]:
                     positions[partition] = offset
-        for message in self.cursor.returned:
-            if message.offset < positions[message.partition]:
-                positions[message.partition] = message.offset
         return positions

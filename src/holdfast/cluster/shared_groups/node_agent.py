@@ -132,14 +132,17 @@ class NodeAgent:
             # [MQTT-4.8.2-5]
             self._finish(share, place)
 
+    def told(self, home: int) -> tuple[str, int, int] | None:
+        """Returns the leader, epoch and number of the last TELL of a home, once it is confirmed."""
+        return None if home in self._untold else self._reported.get(home)
+
     def assigned(self, node: str, assign: Assign) -> None:
         """Takes assigned records.
 
         Those of an earlier coordinator, or from before the last TELL, are ignored. The coordinator
         sees from that TELL that they were not taken.
         """
-        told = self._reported.get(assign.home)
-        if told != (node, assign.epoch, assign.number) or assign.home in self._untold:
+        if self.told(assign.home) != (node, assign.epoch, assign.number):
             return
         share = self._assignments(assign.key)
         group = share.group

@@ -47,7 +47,7 @@ class Reclaimer:
         self.count = 0
 
     def reclaim(self, lost: dict[Coordination, list[Place]], node: str) -> None:
-        """Reclaims the records `lost`. `node`: the one that is down, or "" if it has reported."""
+        """Reclaims the records `lost` from a node that is down or has reported without them."""
         if not any(lost.values()):
             return
         barrier = self._barriers.begin()
@@ -80,14 +80,15 @@ class Reclaimer:
     def _resolve(self, coordination: Coordination) -> bool:
         known = {
             (barrier, node)
-            for barrier, node in set(coordination.doubtful.values())
-            if barrier not in self._pending
-            and not (node and self.may_keep_more(coordination, node))
+            for node, barrier in {
+                each for d in coordination.holders.doubtful.values() for each in d.items()
+            }
+            if barrier not in self._pending and not self.may_keep_more(coordination, node)
         }
         if known:
             kept = self._replicated.kept_by_members(coordination.key)
             coordination.resolve_doubtful(known, kept)
-        if not coordination.doubtful:
+        if not coordination.holders.doubtful:
             del self._doubtful[coordination]
         return len(known) > 0
 
