@@ -102,14 +102,14 @@ def make_tables(log: Path, lake: Path, messages: int, cpus: str) -> Figures:
     """Run the pipeline over the log. Raises SystemExit if a row lacks."""
     command = [sys.executable, "-m", "holdfast.cli.main", "pipeline", "run"]
     command += ["--from", str(log), "--lake", str(lake), "--quiet"]
-    cpu: dict[int, float] = {}
+    cpu: dict[int, tuple[str, float]] = {}
     peak = 0
     start = time.perf_counter()
     with subprocess.Popen(["taskset", "-c", cpus, *command]) as process:
         while process.poll() is None:
             for pid in descendants(process.pid):
                 try:
-                    cpu[pid] = process_cpu_s(pid)
+                    cpu[pid] = _kind(pid), process_cpu_s(pid)
                 except OSError:
                     continue  # it has ended, and its last sample counts
             try:
@@ -123,7 +123,8 @@ def make_tables(log: Path, lake: Path, messages: int, cpus: str) -> Figures:
     figures = {
         "messages": float(messages),
         "run, s": seconds,
-        "run, CPU s": sum(cpu.values()),
+        "run, CPU s": sum(used_s for _, used_s in cpu.values()),
+        "of it Java, CPU s": sum(used_s for kind, used_s in cpu.values() if kind == "java"),
         "peak of memory, GiB": peak / 2**30,
     }
     for table in sorted(each.name for each in lake.iterdir() if each.is_dir()):
@@ -136,6 +137,10 @@ def make_tables(log: Path, lake: Path, messages: int, cpus: str) -> Figures:
         if table in ("records", "readings") and last.rows_total != messages:
             raise SystemExit(f"{table}: {last.rows_total} rows of {messages}")
     return figures
+
+
+def _kind(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -184,26 +184,6 @@ def test_the_mean_of_equal_values_is_that_value(spark: SparkSession, value: floa
     assert (found["mean"], found["stddev"]) == (value, 0.0)
 
 
-@pytest.mark.parametrize("name", ["device_minutes", "device_hours"])
-def test_no_value_of_a_window_is_read_again_for_each_value(spark: SparkSession, name: str) -> None:
-    """A sum inside the lambda of another sum made an hour of 3,600 values 3,600 times as slow."""
-    built = BY_NAME[name].build(frame(spark, random_readings(1)))
-    plan = built._jdf.queryExecution().optimizedPlan().toString()
-    lambdas = [_to_the_closing(rest) for rest in plan.split("lambdafunction(")[1:]]
-    assert lambdas
-    assert [each for each in lambdas if "aggregate(" in each] == []
-
-
-def _to_the_closing(text: str) -> str:
-    """Return the text before the parenthesis that closes one opened before the text."""
-    depth = 1
-    for index, each in enumerate(text):
-        depth += (each == "(") - (each == ")")
-        if depth == 0:
-            return text[:index]
-    return text
-
-
 def test_a_minute_that_is_not_over_is_not_divided_by_sixty(spark: SparkSession) -> None:
     """43 a second from 17 s before the end of a minute to 20 s after the begin of the next but
     one."""

@@ -56,6 +56,23 @@ class TaskShare(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class Grains:
+    """Some units of time: hours or days since 1970."""
+
+    time: str
+    """The column of the source that is in them."""
+    unit_us: int
+    numbers: Sequence[int]
+
+    def rows_in(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of these units."""
+        times = rows[self.time].cast(pa.int64())
+        numbers = times.fill_null(0).to_numpy() // self.unit_us
+        wanted = np.isin(numbers, self.numbers) & times.is_valid().to_numpy(zero_copy_only=False)
+        return rows if wanted.all() else rows.filter(pa.array(wanted))
+
+
+@dataclass(frozen=True)
 class FoldSpec:
     """The parameters of a fold, as tasks receive them."""
 
@@ -70,6 +87,8 @@ class FoldSpec:
     """The directory of the exchange files, or its URL in an object store."""
     file_rows: int
     """The rows after which a task begins another file. Each file is sorted separately."""
+    grains: Grains | None = None
+    """The grains whose rows are folded. None: all rows."""
 
 
 def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]:
@@ -210,7 +229,8 @@ def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
                     batch.column(name).cast(kind) if name in there else pa.nulls(len(batch), kind)
                     for name, kind in zip(schema.names, schema.types, strict=True)
                 ]
-                yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
+                rows = pa.RecordBatch.from_arrays(arrays, names=schema.names)
+                yield rows if unit.is_state or spec.grains is None else spec.grains.rows_in(rows)
 
 
 def _fold(

@@ -21,6 +21,7 @@ from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STAT
 from holdfast.pipeline.lake.files.writer import WriteSpec
 from holdfast.pipeline.lake.fold_tasks import (
     FoldSpec,
+    Grains,
     Pair,
     TaskShare,
     Unit,
@@ -86,12 +87,17 @@ def build_folded(
 
 
 def fold_grains(
-    engine: Engine, fold: GrainFold, step: Step, columns: Names, files: Sequence[File]
+    engine: Engine,
+    fold: GrainFold,
+    step: Step,
+    columns: Names,
+    files: Sequence[File],
+    grains: Grains | None,
 ) -> DataFrame:
     """Fold files of the source, and return the rows of a gold table that are made of the result.
 
-    `columns` are the names and types of the source's columns. The folded rows are in files of the
-    step until it ends.
+    `columns` are the names and types of the source's columns. Only rows of `grains` are folded, or
+    all. The folded rows are in files of the step until it ends.
     """
     source = arrow_schema(columns)
     spec = FoldSpec(
@@ -103,6 +109,7 @@ def fold_grains(
         outputs={ROWS: WriteSpec(step.stage_directory(FOLDED))},
         exchange=step.exchange_directory(),
         file_rows=FILE_ROWS,
+        grains=grains,
     )
     texts = [text for output, text in _fold_files(engine, spec, files, ()) if output == ROWS]
     return fold.finish(step.frame_of(FOLDED, fold.folded, texts))

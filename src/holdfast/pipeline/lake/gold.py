@@ -33,6 +33,7 @@ from holdfast.pipeline.lake.files.commits import (
 )
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.writer import WriteSpec, partition_path, partition_text
+from holdfast.pipeline.lake.fold_tasks import Grains
 from holdfast.pipeline.lake.folding import fold_grains
 from holdfast.pipeline.lake.schema import check_declared, names_of, stored_columns
 from holdfast.pipeline.lake.silver import cast_to, consumed_by
@@ -79,6 +80,11 @@ class AffectedGrains:
             return self
         wanted = {value - back for value in self.values for back in range(before + 1)}
         return AffectedGrains(self.grain, sorted(wanted))
+
+    def of_fold(self) -> Grains | None:
+        """Return the grains as a fold receives them. None: all rows."""
+        unit_us = UNIT_US.get(self.grain.unit)
+        return None if unit_us is None else Grains(self.grain.source_time, unit_us, self.values)
 
     def has_file(self, file: File) -> bool:
         """Return whether a source file may have rows of these grains."""
@@ -270,7 +276,7 @@ def _build(
     assert not isinstance(table.build, StreamFold)
     built: Any
     if isinstance(table.build, GrainFold):
-        built = fold_grains(engine, table.build, step, source.columns, files)
+        built = fold_grains(engine, table.build, step, source.columns, files, wanted.of_fold())
     else:
         rows = engine.frame(source.columns, files, table.source)
         built = table.build(_only(engine, rows, _source_keys(table, rows), wanted))
@@ -285,10 +291,7 @@ def _build(
     if grain.unit == "hour":
         frame = frame.withColumn("hour", functions.hour(grain.time))
     partitions = table.partition_columns
-    if partitions:
-        frame = frame.repartition(*partitions)
-    else:
-        frame = frame.coalesce(1)
+    frame = frame.repartition(*partitions) if partitions else frame.coalesce(1)
     frame = frame.sortWithinPartitions(*partitions, *_order(table, frame))
     spec = WriteSpec(
         step.stage_directory(ROWS),
@@ -328,8 +331,7 @@ def _replaced(
     """Return the table's files in the touched grains."""
     if touched.is_whole_table or (spans and touched.grain.unit == "value"):
         return [file.path for file in own]
-    grain = touched.grain
-    wanted = {partition_path(_partition(grain, value)) for value in touched.values}
+    wanted = {partition_path(_partition(touched.grain, value)) for value in touched.values}
     wanted |= {partition_path(file.partition) for file in step.files()}
     return [file.path for file in own if partition_path(file.partition) in wanted]
 

@@ -7,9 +7,7 @@ is cut at midnight, and each day has its part.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +19,9 @@ from pyspark.sql.types import LongType
 
 from holdfast.pipeline.decoders.text_payload import ONLINE
 from holdfast.pipeline.lake.files.commits import ROWS
-from holdfast.pipeline.lake.files.sorting import Integers, in_order
+from holdfast.pipeline.lake.files.sorting import Integers
 from holdfast.pipeline.lake.table import Column, Grain, Table
+from holdfast.pipeline.tables.statistics import GroupedRows, text_hashes
 from holdfast.pipeline.tables.stream import REPEATED
 
 SILENCE_FACTOR: Final = 5
@@ -100,9 +99,7 @@ class PresenceFold:
         first = pc.and_(pc.equal(rows["position"], 0), pc.not_equal(metric, REPEATED))
         wanted = pc.and_(pc.or_(first, online), pc.is_valid(rows["store_time"]))
         gone = pc.and_(online, pc.invert(rows["value_boolean"].fill_null(True)))
-        device = rows["device"].dictionary_encode()
-        hashes = [crc32((name or "").encode()) for name in device.dictionary.to_pylist()]
-        numbers = np.array([*hashes, 0], np.int64)[device.indices.fill_null(-1).to_numpy()]
+        numbers = text_hashes(rows["device"])
         found = pa.RecordBatch.from_arrays(
             [rows["device"], rows["store_time"].cast(pa.int64()), rows["partition"],
              rows["offset"], gone],
@@ -116,19 +113,14 @@ class PresenceFold:
         """Fold the messages of some devices."""
         if not rows.num_rows:
             return
-        rows = in_order(rows, ("device", "at_us", "partition", "offset"))
-        names = rows["device"].to_numpy()
-        at, partition, offset = (rows[n].to_numpy() for n in ("at_us", "partition", "offset"))
-        starts_device = _changes(names)
         # A message may have two rows: its first one, and that of its state.
-        starts = np.flatnonzero(
-            starts_device | _changes(at) | _changes(partition) | _changes(offset)
-        )
-        gone = np.logical_or.reduceat(rows["gone"].to_numpy(), starts)
-        at, names = at[starts], names[starts]
-        bounds = [*np.flatnonzero(starts_device[starts]).tolist(), len(at)]
-        for begin, end in pairwise(bounds):
-            yield from self._of_device(names[begin], at[begin:end], gone[begin:end])
+        messages = GroupedRows(rows, ("device", "at_us", "partition", "offset"))
+        at = messages.key("at_us").to_numpy()
+        gone = messages.count(messages.rows["gone"]).to_numpy() > 0
+        devices = GroupedRows(pa.table({"device": messages.key("device")}), ("device",))
+        names = devices.key("device").to_pylist()
+        for name, begin, end in zip(names, devices.begins, devices.ends, strict=True):
+            yield from self._of_device(name, at[begin:end], gone[begin:end])
 
     def _of_device(
         self, device: str, at: Integers, gone: npt.NDArray[np.bool_]
@@ -140,13 +132,6 @@ class PresenceFold:
             devices = pa.repeat(pa.scalar(device, pa.string()), len(columns[0]))
             names = [name for name, _ in self.folded]
             yield ROWS, pa.RecordBatch.from_arrays([devices, *columns], names=names)
-
-
-def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return for each value whether it differs from the one before. The first one does."""
-    found = np.ones(len(values), np.bool_)
-    found[1:] = values[1:] != values[:-1]
-    return found
 
 
 def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Array]:

@@ -2,23 +2,25 @@
 
 from typing import Final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import LongType
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import (
-    earliest_by,
-    gathered,
-    latest_by,
-    per_second,
+    ArrowColumns,
+    GroupedRows,
+    Results,
+    WindowFold,
     percentile,
-    with_moments,
+    put_moments,
 )
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 READING_ORDER: Final = ("event_time", "partition", "offset", "position")
 """The columns that identify a reading among those of a device and metric."""
+_INPUT: Final = (
+    "device", "metric", "value_double", "value_string", "value_boolean", "is_late", *READING_ORDER,
+)  # fmt: skip
 
 
 def _columns(unit: str) -> tuple[Column, ...]:
@@ -50,43 +52,33 @@ def _columns(unit: str) -> tuple[Column, ...]:
     )
 
 
-def build_windows(readings: DataFrame, unit: str) -> DataFrame:
-    """Compute the statistics per device, metric and window of `unit`."""
-    rows = readings.where(~F.col("metric").startswith("$"))
-    window = F.date_trunc(unit, "event_time").alias("window_start")
-    number = F.col("value_double")
-    grouped = rows.groupBy("device", "metric", window).agg(
-        F.count(F.lit(1)).alias("readings"),
-        F.count_if(F.col("is_late")).alias("late"),
-        F.min("event_time").alias("first_time"),
-        F.max("event_time").alias("last_time"),
-        gathered(number).alias("values"),
-        earliest_by(number, READING_ORDER).alias("first"),
-        latest_by(number, READING_ORDER).alias("last"),
-        F.count_if(F.col("value_boolean")).alias("trues"),
-        F.count_if(~F.col("value_boolean")).alias("falses"),
-        latest_by(F.col("value_string"), READING_ORDER).alias("last_string"),
-    )
-    values = F.col("values")
-    return with_moments(grouped, "values").select(
-        "device",
-        "metric",
-        "window_start",
-        "readings",
-        per_second("readings", unit).alias("rate"),
-        "late",
-        F.size(values).cast(LongType()).alias("numbers"),
-        F.get(values, F.lit(0)).alias("min"),
-        F.get(values, F.size(values) - 1).alias("max"),
-        "mean",
-        "stddev",
-        "first",
-        "last",
-        *(percentile(values, share).alias(name) for name, share in SHARES.items()),
-        "trues",
-        "falses",
-        "last_string",
-    )
+def prepare_readings(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the readings of devices, without what the pipeline adds, such as `$online`."""
+    return rows.filter(pc.invert(pc.starts_with(rows["metric"], "$")))
+
+
+def aggregate_readings(groups: GroupedRows) -> ArrowColumns:
+    """Compute the statistics of readings."""
+    numbers = groups.present("value_double")
+    found = Results(len(groups.begins))
+    for each, values in numbers.sorted():
+        found.put("min", each, values[:, 0])
+        found.put("max", each, values[:, -1])
+        put_moments(found, each, values)
+        for name, share in SHARES.items():
+            found.put(name, each, percentile(values, share))
+    truth = groups.rows["value_boolean"]
+    return {
+        "readings": groups.size(),
+        "late": groups.count(groups.rows["is_late"]),
+        "numbers": numbers.size(),
+        **{name: found.array(name) for name in ("min", "max", "mean", "stddev", *SHARES)},
+        "first": numbers.first(),
+        "last": numbers.last(),
+        "trues": groups.count(truth),
+        "falses": groups.count(pc.invert(truth)),
+        "last_string": groups.present("value_string").last(),
+    }
 
 
 def _table(name: str, unit: str) -> Table:
@@ -94,7 +86,17 @@ def _table(name: str, unit: str) -> Table:
         name=name,
         layer="gold",
         source="readings",
-        build=lambda readings: build_windows(readings, unit),
+        build=WindowFold(
+            table=_columns(unit),
+            columns=_INPUT,
+            prepare=prepare_readings,
+            aggregate=aggregate_readings,
+            keys=("device", "metric"),
+            time="event_time",
+            unit=unit,
+            order=READING_ORDER,
+            rates={"rate": "readings"},
+        ),
         columns=_columns(unit),
         description=f"Statistics of each device and metric, for each {unit}",
         keys=("window_start", "device", "metric"),

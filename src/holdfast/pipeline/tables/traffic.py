@@ -3,12 +3,17 @@ device, and `topics`, messages and bytes per topic."""
 
 from typing import Final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import LongType
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.pipeline.lake.table import RECORDS, Column, Grain, Table
-from holdfast.pipeline.tables.statistics import gathered, per_second, percentile
+from holdfast.pipeline.tables.statistics import (
+    ArrowColumns,
+    GroupedRows,
+    Results,
+    WindowFold,
+    percentile,
+)
 from holdfast.pipeline.tables.stream import REPEATED
 
 LATENCY_MAX_S: Final = 86_400
@@ -17,6 +22,9 @@ AHEAD_MAX_S: Final = 300
 """The most seconds by which a device's clock may be ahead of the broker's, as in Rule.future_s."""
 _SHARES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
 
+_LATENCY_INPUT: Final = (
+    "device", "position", "store_time", "sent_time", "claimed_time", "is_historical",
+)  # fmt: skip
 _LATENCY_COLUMNS: Final = (
     Column("device", "string", "the device"),
     Column("window_start", "timestamp", "begin of the minute, by store_time, UTC"),
@@ -33,6 +41,10 @@ _LATENCY_COLUMNS: Final = (
     Column("mean_ms", "double", "mean"),
 )  # fmt: skip
 
+_QUALITY_INPUT: Final = (
+    "device", "metric", "position", "store_time", "claimed_time", "is_late", "gap_before",
+    "gap_opened_at",
+)  # fmt: skip
 _QUALITY_COLUMNS: Final = (
     Column("device", "string", "the device"),
     Column("window_start", "timestamp", "begin of the minute, by store_time, UTC"),
@@ -62,83 +74,93 @@ _TOPIC_COLUMNS: Final = (
 )
 
 
-def build_latency(readings: DataFrame) -> DataFrame:
-    """Compute the latency per device and minute."""
-    sent = readings.where(
-        (F.col("position") == 0) & F.col("sent_time").isNotNull() & ~F.col("is_historical")
+def prepare_latency(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the messages that say when they were published, with `latency_us`. It is null if the
+    clock is not believed."""
+    wanted = pc.and_(pc.equal(rows["position"], 0), pc.is_valid(rows["sent_time"]))
+    rows = rows.filter(pc.and_(wanted, pc.invert(rows["is_historical"])))
+    stored, sent = (rows[name].cast(pa.int64()) for name in ("store_time", "sent_time"))
+    latency_us = pc.subtract(stored, sent)
+    is_plausible = pc.and_(
+        pc.greater_equal(latency_us, -AHEAD_MAX_S * 1_000_000),
+        pc.less_equal(latency_us, LATENCY_MAX_S * 1_000_000),
     )
-    latency_us = F.unix_micros("store_time") - F.unix_micros("sent_time")
-    least, most = (F.lit(each * 1_000_000) for each in (-AHEAD_MAX_S, LATENCY_MAX_S))
-    believed = F.col("claimed_time").isNull() & latency_us.between(least, most)
-    rows = sent.select(
-        "device",
-        F.date_trunc("minute", "store_time").alias("window_start"),
-        F.when(believed, latency_us).alias("latency_us"),
-    )
-    values = F.col("values")
-    grouped = rows.groupBy("device", "window_start").agg(
-        F.count(F.lit(1)).alias("messages"),
-        F.count_if(F.col("latency_us").isNull()).alias("wrong_clock"),
-        F.count_if(F.col("latency_us") < 0).alias("ahead"),
-        # Sums of whole microseconds are exact in any order.
-        F.sum("latency_us").alias("sum_us"),
-        gathered(F.col("latency_us")).alias("values"),
-    )
-    return grouped.select(
-        "device",
-        "window_start",
-        "messages",
-        "wrong_clock",
-        "ahead",
-        (F.get(values, F.lit(0)) / 1000.0).alias("min_ms"),
-        *((percentile(values, share) / 1000.0).alias(name) for name, share in _SHARES.items()),
-        (F.get(values, F.size(values) - 1) / 1000.0).alias("max_ms"),
-        F.when(F.size(values) > 0, F.col("sum_us") / F.size(values) / 1000.0).alias("mean_ms"),
-    )
+    believed = pc.and_(pc.is_null(rows["claimed_time"]), is_plausible)
+    latency_us = pc.if_else(believed, latency_us, pa.scalar(None, pa.int64()))
+    return rows.select(["device", "store_time"]).append_column("latency_us", latency_us)
 
 
-def build_quality(readings: DataFrame) -> DataFrame:
-    """Count repetitions, late messages and gaps per device and minute."""
-    rows = readings.where(F.col("position") == 0)
-    again = F.col("metric") == REPEATED
-    gap = F.coalesce("gap_before", F.lit(0))
-    minute = F.date_trunc("minute", "store_time").alias("window_start")
-    return rows.groupBy("device", minute).agg(
-        F.count_if(~again).alias("messages"),
-        F.count_if(again).alias("repetitions"),
-        F.count_if(F.col("is_late")).alias("late"),
-        F.count_if(F.col("claimed_time").isNotNull()).alias("wrong_clock"),
-        F.sum(gap).alias("missing"),
-        F.count_if(F.col("gap_opened_at").isNotNull() & (gap == 0)).alias("filled"),
-    )
+def aggregate_latency(groups: GroupedRows) -> ArrowColumns:
+    """Compute the latency of messages."""
+    latency = groups.present("latency_us")
+    found = Results(len(groups.begins))
+    for each, values in latency.sorted():
+        found.put("min_ms", each, values[:, 0] / 1000)
+        found.put("max_ms", each, values[:, -1] / 1000)
+        found.put("mean_ms", each, values.sum(axis=1) / values.shape[1] / 1000)
+        for name, share in _SHARES.items():
+            found.put(name, each, percentile(values, share) / 1000)
+    return {
+        "messages": groups.size(),
+        "wrong_clock": groups.count(groups.rows["latency_us"].is_null()),
+        "ahead": groups.count(pc.less(groups.rows["latency_us"], 0)),
+        **{name: found.array(name) for name in ("min_ms", "max_ms", "mean_ms", *_SHARES)},
+    }
 
 
-def build_topics(records: DataFrame) -> DataFrame:
-    """Compute messages and bytes per topic and minute."""
-    size = F.length("payload").cast(LongType())
-    window = F.date_trunc("minute", "timestamp").alias("window_start")
-    return (
-        records.groupBy("topic", window)
-        .agg(
-            F.count(F.lit(1)).alias("messages"),
-            F.sum(size).alias("bytes"),
-            F.min(size).alias("bytes_min"),
-            F.max(size).alias("bytes_max"),
-            F.count_if(F.col("retain")).alias("retained"),
-            F.count_distinct("client_id").alias("clients"),
-            F.min("timestamp").alias("first_time"),
-            F.max("timestamp").alias("last_time"),
-        )
-        .withColumn("rate", per_second("messages", "minute"))
-        .withColumn("bytes_rate", per_second("bytes", "minute"))
-    )
+def prepare_quality(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the messages, with a column for each thing that is counted."""
+    rows = rows.filter(pc.equal(rows["position"], 0))
+    again = pc.equal(rows["metric"], REPEATED)
+    gap = rows["gap_before"].fill_null(0)
+    columns = {
+        "device": rows["device"],
+        "store_time": rows["store_time"],
+        "messages": pc.invert(again),
+        "repetitions": again,
+        "late": rows["is_late"],
+        "wrong_clock": pc.is_valid(rows["claimed_time"]),
+        "missing": gap,
+        "filled": pc.and_(pc.is_valid(rows["gap_opened_at"]), pc.equal(gap, 0)),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def aggregate_quality(groups: GroupedRows) -> ArrowColumns:
+    """Count repetitions, late messages and gaps."""
+    names = ("messages", "repetitions", "late", "wrong_clock", "filled")
+    counts = {name: groups.count(groups.rows[name]) for name in names}
+    return {**counts, "missing": groups.sum("missing")}
+
+
+def prepare_topics(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the messages with the size of their payload in place of it."""
+    size = pc.binary_length(rows["payload"]).cast(pa.int64())
+    return rows.drop_columns(["payload"]).append_column("bytes", size)
+
+
+def aggregate_topics(groups: GroupedRows) -> ArrowColumns:
+    """Compute messages and bytes."""
+    return {
+        "messages": groups.size(),
+        "bytes": groups.sum("bytes"),
+        "bytes_min": groups.least("bytes"),
+        "bytes_max": groups.greatest("bytes"),
+        "retained": groups.count(groups.rows["retain"]),
+        "clients": groups.distinct("client_id"),
+    }
 
 
 LATENCY: Final = Table(
     name="latency",
     layer="gold",
     source="readings",
-    build=build_latency,
+    build=WindowFold(
+        table=_LATENCY_COLUMNS,
+        columns=_LATENCY_INPUT,
+        prepare=prepare_latency,
+        aggregate=aggregate_latency,
+    ),
     columns=_LATENCY_COLUMNS,
     description="Time from publishing to the log, where payloads say when they were published",
     keys=("window_start", "device"),
@@ -148,7 +170,12 @@ QUALITY: Final = Table(
     name="quality",
     layer="gold",
     source="readings",
-    build=build_quality,
+    build=WindowFold(
+        table=_QUALITY_COLUMNS,
+        columns=_QUALITY_INPUT,
+        prepare=prepare_quality,
+        aggregate=aggregate_quality,
+    ),
     columns=_QUALITY_COLUMNS,
     description="Repetitions, late messages, wrong clocks and gaps of each device and minute",
     keys=("window_start", "device"),
@@ -158,7 +185,16 @@ TOPICS: Final = Table(
     name="topics",
     layer="gold",
     source=RECORDS,
-    build=build_topics,
+    build=WindowFold(
+        table=_TOPIC_COLUMNS,
+        columns=("topic", "timestamp", "payload", "retain", "client_id"),
+        prepare=prepare_topics,
+        aggregate=aggregate_topics,
+        keys=("topic",),
+        time="timestamp",
+        order=("client_id",),
+        rates={"rate": "messages", "bytes_rate": "bytes"},
+    ),
     columns=_TOPIC_COLUMNS,
     description="Messages and bytes of each topic and minute",
     keys=("window_start", "topic"),

@@ -14,15 +14,29 @@ Integers = npt.NDArray[np.int64]
 
 def in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Return the rows sorted by some columns of texts, whole numbers, dates and times."""
+    return in_groups(table, keys)[0]
+
+
+def in_groups(
+    table: pa.Table, keys: Sequence[str], order: Sequence[str] = ()
+) -> tuple[pa.Table, Integers]:
+    """Return the rows sorted by keys and then by other columns, and the first row of each group
+    with equal keys."""
     table = table.unify_dictionaries().combine_chunks()
-    ranks = [_ranks(table.column(name)) for name in keys]
-    if not ranks or _are_sorted(ranks):
-        return table
-    return table.take(pa.array(np.lexsort(ranks[::-1])))
+    ranks = [ranks_of(table.column(name)) for name in (*keys, *order)]
+    if ranks and not _are_sorted(ranks):
+        places = np.lexsort(ranks[::-1])
+        table = table.take(pa.array(places))
+        ranks = [rank[places] for rank in ranks[: len(keys)]]
+    begins = np.zeros(table.num_rows, np.bool_)
+    begins[:1] = True
+    for rank in ranks[: len(keys)]:
+        begins[1:] |= rank[1:] != rank[:-1]
+    return table, np.flatnonzero(begins)
 
 
-def _ranks(column: pa.ChunkedArray) -> Integers:
-    """Return whole numbers in the order of the values."""
+def ranks_of(column: pa.ChunkedArray) -> Integers:
+    """Return whole numbers in the order of the values. That of a null is the least."""
     kind = column.type
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
         array = column.combine_chunks()

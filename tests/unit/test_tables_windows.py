@@ -1,0 +1,94 @@
+"""The folds to rows per window: what they keep, and groups without values.
+tests/spark/test_tables_gold.py compares the tables with plain Python."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql")
+
+import pyarrow as pa
+
+from holdfast.pipeline.lake.fold_tasks import Grains
+from holdfast.pipeline.tables import TABLES
+from holdfast.pipeline.tables.columns import TIME
+from holdfast.pipeline.tables.statistics import UNIT_US, WindowFold
+
+HOUR_US = UNIT_US["hour"]
+TOPICS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("timestamp", TIME),
+        ("payload", pa.binary()),
+        ("retain", pa.bool_()),
+        ("client_id", pa.string()),
+    ]
+)
+READINGS = pa.schema(
+    [
+        ("device", pa.string()),
+        ("metric", pa.string()),
+        ("event_time", TIME),
+        ("value_double", pa.float64()),
+        ("value_string", pa.string()),
+        ("value_boolean", pa.bool_()),
+        ("is_late", pa.bool_()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("position", pa.int32()),
+    ]
+)
+
+
+def fold_of(name: str) -> WindowFold:
+    (table,) = (each for each in TABLES if each.name == name)
+    assert isinstance(table.build, WindowFold)
+    return table.build
+
+
+def folded(name: str, schema: pa.Schema, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=True)]
+    fold = fold_of(name)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema).select(list(fold.columns))
+    kept, numbers = fold.spread(batch)
+    assert len(numbers) == kept.num_rows
+    found = fold.fold(pa.Table.from_batches([kept]), pa.table({}), None)
+    return [row for _, each in found for row in each.to_pylist()]
+
+
+def reading(at_us: int, value: float | None, text: str | None = None) -> tuple[Any, ...]:
+    return ("d", "v", at_us, value, text, None, False, 0, at_us, 0)
+
+
+def test_only_rows_of_wanted_grains_are_folded() -> None:
+    times = [-1, 0, HOUR_US - 1, HOUR_US, None, 2 * HOUR_US]
+    rows = pa.RecordBatch.from_arrays([pa.array(times, TIME)], ["at"])
+    kept = Grains("at", HOUR_US, [-1, 1]).rows_in(rows)
+    assert kept["at"].cast(pa.int64()).to_pylist() == [-1, HOUR_US]
+    assert Grains("at", HOUR_US, [0]).rows_in(kept).num_rows == 0
+
+
+def test_a_window_without_numbers_has_no_statistics() -> None:
+    found = folded("device_minutes", READINGS, [reading(1, None, "a"), reading(0, None, "b")])
+    (row,) = found
+    assert (row["readings"], row["numbers"], row["last_string"]) == (2, 0, "a")
+    names = ("min", "max", "mean", "stddev", "first", "last", "p50", "p99")
+    assert [row[name] for name in names] == [None] * len(names)
+
+
+def test_windows_with_and_without_numbers_stay_apart() -> None:
+    minute_us = UNIT_US["minute"]
+    rows = [reading(0, 2.0), reading(minute_us, None), reading(2 * minute_us, -0.0)]
+    found = folded("device_minutes", READINGS, [*rows, reading(1, 4.0)])
+    assert [row["mean"] for row in found] == [3.0, None, 0.0]
+    assert [row["stddev"] for row in found] == [2**0.5, None, None]
+    assert [row["last"] for row in found] == [4.0, None, 0.0]
+
+
+def test_each_client_of_a_topic_counts_once() -> None:
+    clients = ["b", "a", None, "b", "a"]
+    rows = [("t", 0, b"x" * size, False, client) for size, client in enumerate(clients)]
+    (row,) = folded("topics", TOPICS, rows)
+    assert (row["messages"], row["clients"]) == (5, 2)
+    assert (row["bytes"], row["bytes_min"], row["bytes_max"]) == (10, 0, 4)
