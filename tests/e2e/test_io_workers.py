@@ -2,9 +2,11 @@
 end."""
 
 import os
+import re
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,6 +28,9 @@ QOS0 = 20_000
 SLOW = 200
 LARGE_BYTES = 1_500_000
 """More than the window of a connection."""
+FLOODS = {"port": 30_000, "tls": 5_000}
+"""The strangers of a flood by its door: more than two workers announce to a stopped broker."""
+WAIT_S = 0.2
 
 
 class Site:
@@ -108,6 +113,18 @@ def _runs(process_id: int) -> bool:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _is_refused(port: int) -> bool:
+    """Whether a client that sends nothing is disconnected at once."""
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.settimeout(WAIT_S)
+        try:
+            return not silent.recv(1)
+        except TimeoutError:
+            return False
+        except ConnectionResetError:
+            return True
 
 
 def test_clients_of_every_listener_meet(site: Site) -> None:
@@ -222,6 +239,34 @@ def test_a_broker_takes_its_workers_along(site: Site) -> None:
     until(lambda: not any(map(_runs, workers)), "the workers have ended")
     site.broker.start()
     connect(site.port, "c").disconnect()
+
+
+@pytest.mark.parametrize("door", ["port", "tls"])
+def test_a_flood_beside_a_stopped_broker_is_bounded(site: Site, door: str) -> None:
+    """Each stranger adds lines and frames to what waits for the broker, whether it stays or not."""
+    port = getattr(site, door)
+    client = connect(site.port, "c")
+    process = site.broker.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        assert not _is_refused(port), "a stranger waits for the broker"
+        for _ in range(FLOODS[door]):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                # No port of this machine is kept for what was sent.
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                stranger.sendall(b"no TLS")
+        until(lambda: _is_refused(port), "a worker that refuses connections")
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    until(lambda: "io_worker_behind" in site.broker.log_text(), "a line of the log")
+    client.ping()
+    until(lambda: mosquitto_pub("-p", str(site.port)).returncode == 0, "a client that is let in")
+    refused = re.search(
+        r"connections_refused_total\{[^}]*\} (\S+)", site.broker.admin("/metrics")[1]
+    )
+    assert refused is not None
+    assert float(refused[1]) > 0
 
 
 @pytest.mark.long

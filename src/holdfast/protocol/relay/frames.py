@@ -7,7 +7,7 @@ the worker. Frames of one connection arrive in the order in which they were sent
 |---|---|---|
 | OPENED | worker | a new connection: see `ClientArrival` |
 | DATA | both | bytes from the client, or for it |
-| CREDIT | both | the number of bytes that the receiver of DATA is done with |
+| CREDIT | both | the number of bytes that the receiver is done with: 0 for announcements |
 | UPGRADING | worker | the number of bytes of an HTTP request that are buffered so far |
 | ENDED | worker | the socket is closed: the last frame of a number |
 | CLOSE | broker | close the socket after the bytes sent |

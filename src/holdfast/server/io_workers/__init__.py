@@ -13,6 +13,9 @@ Invariants
 - What a client sent before it closed its connection reaches the node before the end does.
 - Each direction of each connection has at most `WINDOW_BYTES` and one write on its way, so a client
   that does not read slows its publishers down as it does without workers.
+- Frames of connections that come and go, and log lines, have a window of their own. While it is
+  full, a worker closes new sockets: otherwise strangers could fill its memory beside a broker that
+  is stopped.
 - A worker that ends takes its own clients along, and no other. A broker that ends takes its workers
   along: their stream ends.
 """

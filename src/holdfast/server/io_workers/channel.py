@@ -3,6 +3,7 @@
 import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.protocol.relay.credit import ReceivingCredit, SendingCredit
 from holdfast.protocol.relay.frames import (
@@ -11,6 +12,7 @@ from holdfast.protocol.relay.frames import (
     CUT,
     DATA,
     ENDED,
+    HEADER_BYTES,
     NOTE,
     OPENED,
     PING,
@@ -22,10 +24,13 @@ from holdfast.protocol.relay.frames import (
     frame,
 )
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.io_workers.stream import RelayStream
+from holdfast.server.io_workers.stream import WORKER_NUMBER, RelayStream
 from holdfast.server.sockets.driver import ConnectionDriver, ListenerCount
 
 logger = logging.getLogger("holdfast")
+
+ANNOUNCEMENTS: Final = (OPENED, UPGRADING, ENDED, NOTE)
+"""The frames whose bytes the worker's own credit bounds."""
 
 
 class RelayedConnection(ConnectionDriver):
@@ -156,6 +161,7 @@ class WorkerChannel(RelayStream):
         self.listeners = listeners
         self.connections: dict[int, RelayedConnection] = {}
         self.pongs = 0
+        self._announced = ReceivingCredit()
         self._on_note = on_note
         self._on_lost = on_lost
 
@@ -171,6 +177,7 @@ class WorkerChannel(RelayStream):
                         connection.receive(reader.content())
                 else:
                     self._process(reader.kind, reader.number)
+                    self._confirm_announced(reader.kind, reader.end - reader.start)
         except RelayError as error:
             logger.critical("io_worker_error error=%r", str(error))
             self.abort()
@@ -199,6 +206,13 @@ class WorkerChannel(RelayStream):
         else:
             raise RelayError(f"a frame of kind {kind} from a worker")
 
+    def _confirm_announced(self, kind: int, size: int) -> None:
+        """Confirm a frame that `BrokerChannel.announce` has sent."""
+        if kind in ANNOUNCEMENTS:
+            due = self._announced.finish(HEADER_BYTES + size)
+            if due:
+                self.send(count_frame(CREDIT, WORKER_NUMBER, due))
+
     def _open(self, number: int) -> None:
         arrival = decode_arrival(self._reader.content())
         listener = self.listeners.get(arrival.listener)
@@ -212,7 +226,7 @@ class WorkerChannel(RelayStream):
 
     def ping(self) -> None:
         """Ask whether the worker runs; `pongs` counts its answers."""
-        self.send(frame(PING, 0))
+        self.send(frame(PING, WORKER_NUMBER))
 
     def abort(self) -> None:
         """End the stream, and so the worker."""

@@ -1,6 +1,6 @@
 """The messages between the broker and an I/O worker that are more than bytes of clients."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -9,6 +9,9 @@ from holdfast.protocol.relay.frames import RelayError
 
 MESSAGE_BYTES_MAX: Final = 131_072
 """The most bytes of a message."""
+BEHIND: Final = "io_worker_behind"
+"""The event of the note with the sockets that a worker has closed, because too many frames waited
+for the broker."""
 SOCKETS_MAX: Final = 64
 """The most sockets with a message: one for each address of a listener."""
 
@@ -23,11 +26,14 @@ class ListenerChange(msgspec.Struct, frozen=True):
 
 
 class WorkerNote(msgspec.Struct, frozen=True):
-    """The content of a NOTE: a line for the broker's log. Level 0: only count the event."""
+    """The content of a NOTE: a line for the broker's log. Level 0: only count the event.
+
+    `count`: how often the event happened."""
 
     level: int
     event: str
     fields: dict[str, str]
+    count: Annotated[int, msgspec.Meta(ge=0)] = 1
 
 
 def decode_note(content: bytes) -> WorkerNote:

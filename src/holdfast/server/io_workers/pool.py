@@ -16,6 +16,7 @@ from holdfast.config.listener import Listener
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.io_workers.channel import WorkerChannel
 from holdfast.server.io_workers.messages import (
+    BEHIND,
     MESSAGE_BYTES_MAX,
     ListenerChange,
     WorkerNote,
@@ -248,12 +249,15 @@ class IoWorkers(ListenerHost):
         if note.level:
             text = " ".join([note.event, *(f"{key}=%r" for key in note.fields), "worker=%d"])
             logger.log(note.level, text, *note.fields.values(), index)
-        elif self._broker is not None:
-            stats = self._broker.node.state.stats
-            if note.event == "handshake_failed":
-                stats.handshakes_failed += 1
-            else:
-                stats.connections_displaced += 1
+        if self._broker is None:
+            return
+        stats = self._broker.node.state.stats
+        if note.event == "handshake_failed":
+            stats.handshakes_failed += note.count
+        elif note.event == "displaced":
+            stats.connections_displaced += note.count
+        elif note.event == BEHIND:
+            stats.connections_refused += note.count
 
     def close(self) -> None:
         """End all workers at once, and with them the connections that are still open."""

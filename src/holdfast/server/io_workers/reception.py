@@ -35,6 +35,8 @@ class WorkerReception(Reception):
         return len(self._broker) + self._handshakes >= self._sockets_max
 
     def has_room(self, remote: str) -> bool:
+        if not self._broker.has_room():
+            return False
         if not self.is_full():
             return True
         self.note_failure("connections_full", remote, f"{self._sockets_max} in an I/O worker")

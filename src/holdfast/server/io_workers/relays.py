@@ -4,6 +4,7 @@ Neither class derives from asyncio's, so both compile to native classes.
 """
 
 import json
+import logging
 from asyncio import AbstractEventLoop, BaseTransport, Transport
 from typing import Final, cast
 
@@ -25,7 +26,8 @@ from holdfast.protocol.relay.frames import (
     count_frame,
     frame,
 )
-from holdfast.server.io_workers.stream import RelayStream
+from holdfast.server.io_workers.messages import BEHIND
+from holdfast.server.io_workers.stream import WORKER_NUMBER, RelayStream
 from holdfast.server.sockets.driver import proved_name
 from holdfast.server.sockets.tcp import CLOSE_TIMEOUT_S
 
@@ -64,12 +66,12 @@ class Relay:
             peer = transport.get_extra_info("peername")
             self.remote = f"{peer[0]}:{peer[1]}" if peer else "?"
         name = proved_name(transport, self._settings.certificate_user)
-        if name is None:
+        if name is None or not self._broker.has_room():
             transport.abort()
             return
         self._number = self._broker.add(self)
         arrival = ClientArrival(self._listener, self.remote, name)
-        self._broker.send(frame(OPENED, self._number, arrival.encode()))
+        self._broker.announce(frame(OPENED, self._number, arrival.encode()))
 
     def data_received(self, data: bytes) -> None:
         self._broker.send_data(self._number, data)
@@ -77,7 +79,7 @@ class Relay:
             self._transport.pause_reading()
 
     def buffer_upgrade(self, size_bytes: int) -> None:
-        self._broker.send(count_frame(UPGRADING, self._number, size_bytes))
+        self._broker.announce(count_frame(UPGRADING, self._number, size_bytes))
 
     def eof_received(self) -> bool:
         return False
@@ -94,7 +96,7 @@ class Relay:
         if self._number < 0:
             return
         self._broker.remove(self._number)
-        self._broker.send(frame(ENDED, self._number))
+        self._broker.announce(frame(ENDED, self._number))
 
     # The broker
 
@@ -134,12 +136,20 @@ class Relay:
 
 
 class BrokerChannel(RelayStream):
-    """The stream to the broker. Its end is the worker's end."""
+    """The stream to the broker. Its end is the worker's end.
+
+    The worker is behind while the broker has confirmed too few of the frames that sockets cause
+    when they come and go: the credit of no connection bounds these. Such a worker closes new
+    sockets and leaves out log lines.
+    """
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         super().__init__(loop)
         self._relays: dict[int, Relay] = {}
-        self._last_number = 0
+        self._last_number = WORKER_NUMBER
+        self._announcing = SendingCredit()
+        self._sockets_refused = 0
+        self._notes_left_out = 0
 
     def __len__(self) -> int:
         return len(self._relays)
@@ -154,7 +164,9 @@ class BrokerChannel(RelayStream):
             relay = self._relays.get(reader.number)
             kind = reader.kind
             if kind == PING:
-                self.send(frame(PONG, 0))
+                self.send(frame(PONG, WORKER_NUMBER))
+            elif kind == CREDIT and reader.number == WORKER_NUMBER:
+                self._confirm(reader.count())
             elif relay is None:
                 # Its socket is closed; the broker does not know yet.
                 continue
@@ -172,7 +184,7 @@ class BrokerChannel(RelayStream):
     def add(self, relay: Relay) -> int:
         """Give a new connection its number."""
         number = (self._last_number + 1) % NUMBERS
-        while number in self._relays:
+        while number in self._relays or number == WORKER_NUMBER:
             number = (number + 1) % NUMBERS
         self._last_number = number
         self._relays[number] = relay
@@ -183,6 +195,39 @@ class BrokerChannel(RelayStream):
 
     def note(self, level: int, event: str, **fields: str) -> None:
         """Put a line into the broker's log. Level 0: only count the event."""
+        if self._announcing.is_exhausted:
+            self._notes_left_out += 1
+            return
         cut = {key: value[:NOTE_CHARACTERS_MAX] for key, value in fields.items()}
-        content = json.dumps({"level": level, "event": event, "fields": cut})
-        self.send(frame(NOTE, 0, content.encode()))
+        self._send_note({"level": level, "event": event, "fields": cut})
+
+    def _send_note(self, note: dict[str, object]) -> None:
+        self.announce(frame(NOTE, WORKER_NUMBER, json.dumps(note).encode()))
+
+    def announce(self, one: bytes) -> None:
+        """Send a frame that the credit of no connection bounds."""
+        self._announcing.spend(len(one))
+        self.send(one)
+
+    def has_room(self) -> bool:
+        """Whether a new socket may be announced. False, while the worker is behind: it is counted,
+        and must be closed."""
+        if self._announcing.is_exhausted:
+            self._sockets_refused += 1
+            return False
+        return True
+
+    def _confirm(self, size: int) -> None:
+        """Count bytes of announcements that the broker has processed."""
+        if self._announcing.restore(size):
+            lines = str(self._notes_left_out)
+            self._send_note(
+                {
+                    "level": logging.WARNING,
+                    "event": BEHIND,
+                    "fields": {"sockets": str(self._sockets_refused), "lines": lines},
+                    "count": self._sockets_refused,
+                }
+            )
+            self._sockets_refused = 0
+            self._notes_left_out = 0

@@ -4,9 +4,12 @@ The class does not derive from asyncio's, so it compiles to a native class.
 """
 
 from asyncio import AbstractEventLoop, BaseTransport, Transport
-from typing import cast
+from typing import Final, cast
 
 from holdfast.protocol.relay.frames import RelayReader, add_data
+
+WORKER_NUMBER: Final = 0
+"""The number in frames that concern the worker, and no connection of it."""
 
 
 class RelayStream:
@@ -51,7 +54,7 @@ class RelayStream:
         return False
 
     def pause_writing(self) -> None:
-        """Do nothing: the credit of each connection bounds what is written."""
+        """Do nothing: the credit of each connection, and of the worker, bounds what is written."""
 
     def resume_writing(self) -> None:
         pass

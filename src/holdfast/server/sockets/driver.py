@@ -35,6 +35,8 @@ def proved_name(transport: BaseTransport, source: str) -> str | None:
     if isinstance(tls, PskObject):
         identity = tls.psk_identity
         return (identity if source != "none" else "") if identity else None
+    if tls is None:
+        return ""
     return user_of(transport.get_extra_info("peercert"), source)
 
 
