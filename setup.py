@@ -171,6 +171,7 @@ HOT = [
     "server/event_loop/cluster_broker.py",
     "server/event_loop/log_reads.py",
     "server/event_loop/note_ring.py",
+    "server/event_loop/replay_turns.py",
     "server/disk/journal_writer.py",
     "server/sockets/loopback_transport.py",
     "server/peers/frames.py",

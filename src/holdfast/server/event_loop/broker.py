@@ -79,7 +79,7 @@ class Broker:
             on_full=self.writer_full,
             on_space=self.writer_has_space,
         )
-        self.reads = LogReads(loop, storage.reader, self.touch, self.fail)
+        self.reads = LogReads(loop, storage.reader, self.touch, self.fail, self.counts)
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.identities = IdentityChecks(node, loop, self.touch)
         self.commands: CommandPort | None = None
@@ -191,6 +191,11 @@ class Broker:
     def writer_has_space(self) -> None:
         """Log that groups wait no longer. Publishes are accepted after the next check of space."""
         logger.warning("journal_goes_on")
+
+    def counts(self) -> tuple[int, int]:
+        """Return the publishes of clients since the start, and the records in the log."""
+        state = self.node.state
+        return state.stats.publish_received, state.journal.sequence
 
     async def drain_journal(self) -> None:
         """Wait until everything appended so far is written."""

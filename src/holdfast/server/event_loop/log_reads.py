@@ -10,8 +10,10 @@ from typing import Final, TypeVar, cast
 
 from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.broker.runtime import Found
+from holdfast.broker.session.session import Session
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.server.disk.journal_writer import LogReadPool
+from holdfast.server.event_loop.replay_turns import TURN_BYTES, ReplayTurns
 from holdfast.server.event_loop.threads import run_in
 from holdfast.storage.files.filesystem import is_scarce
 from holdfast.storage.reading.cursor import LogReader, ReadResult
@@ -27,7 +29,8 @@ T = TypeVar("T")
 
 
 class LogReads:
-    """The `ReplicaReadPort` of a node's turns. Reads are done in the order of their requests."""
+    """The `ReplicaReadPort` of a node's turns. Reads are done in the order of their requests. The
+    large results of replays take turns: see `replay_turns`."""
 
     def __init__(
         self,
@@ -35,8 +38,10 @@ class LogReads:
         reader: LogReader,
         touch: Callable[[], None],
         on_failed: Callable[[str, BaseException], None],
+        counts: Callable[[], tuple[int, int]],
     ) -> None:
-        """`touch`: see `Broker.touch`. `on_failed`: called with an event for the log."""
+        """`touch`: see `Broker.touch`. `on_failed`: called with an event for the log. `counts`: see
+        `Broker.counts`."""
         self._loop = loop
         self._reader = reader
         self._touch = touch
@@ -46,18 +51,69 @@ class LogReads:
         self._waiting: deque[Callable[[], None]] = deque()
         # Of the first result in this iteration; 0.0: there was none.
         self._began_at = 0.0
+        self._counts = counts
+        self._turns = ReplayTurns(monotonic(), counts()[1])
+        # Large results of replays, each of another session, in the order of their turns.
+        self._replays: deque[Callable[[], None]] = deque()
+        self._next_turn: asyncio.TimerHandle | None = None
 
     def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
         """Read the records that `effect` asks for."""
+        handle = partial(done, effect)
+        records_max = effect.records_max
+        bytes_max = effect.bytes_max
+        reader = effect.cursor
+        if isinstance(reader, Session) and reader.has_starts and effect.lane is None:
+            handle = partial(self._await_turn, handle)
+            self._turns.observe(monotonic(), *self._counts())
+            turn_records = self._turns.records(len(self._replays))
+            if turn_records < records_max:
+                records_max = turn_records
+                bytes_max = min(bytes_max, TURN_BYTES)
         work = partial(
             self._reader.read,
             effect.positions,
             effect.limits,
             effect.interests,
-            effect.records_max,
-            effect.bytes_max,
+            records_max,
+            bytes_max,
         )
-        self._submit(work, partial(done, effect))
+        self._submit(work, handle)
+
+    def _await_turn(self, handle: Callable[[ReadResult], None], result: ReadResult) -> None:
+        """Handle the result of a replay's read now, or in its turn."""
+        now = monotonic()
+        if not self._turns.takes_turn(result):
+            handle(result)
+        elif self._replays or self._turns.wait_s(now, 0) > 0.0:
+            self._replays.append(partial(handle, result))
+            self._arm(now)
+        else:
+            self._turns.begin(now)
+            handle(result)
+
+    def _arm(self, now: float) -> None:
+        """Set the timer of the next turn."""
+        if self._next_turn is None:
+            wait_s = self._turns.wait_s(now, len(self._replays) - 1)
+            self._next_turn = self._loop.call_later(wait_s, self._take_turns)
+
+    def _take_turns(self) -> None:
+        """Hand over the first result that waits, or all if they need no turns any more."""
+        self._next_turn = None
+        now = monotonic()
+        self._turns.observe(now, *self._counts())
+        replays = self._replays
+        while replays and self._turns.wait_s(now, len(replays) - 1) == 0.0:
+            self._turns.begin(now)
+            self._take(partial(self._hand_over, replays.popleft()))
+        if replays:
+            self._arm(now)
+
+    def _hand_over(self, handle: Callable[[], None]) -> None:
+        """Handle a result that has waited."""
+        self._touch()
+        handle()
 
     def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
         """Read the records of unfinished deliveries."""
@@ -146,4 +202,6 @@ class LogReads:
 
     def close(self) -> None:
         """Finish the submitted reads and stop the thread."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         self._pool.close()

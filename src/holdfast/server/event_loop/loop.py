@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-SWITCH_INTERVAL_S: Final = 0.0005
+SWITCH_INTERVAL_S: Final = 0.0001
 """The time in seconds after which a thread that computes hands the interpreter to one that waits
 for it. With Python's 5 ms the read of a replay delays a PUBACK three times: as its publish arrives,
 as the writer has synced it, and as the loop learns of that."""
