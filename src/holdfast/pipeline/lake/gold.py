@@ -205,9 +205,9 @@ def _touched(
         values = [row for row in found if None not in row]
         values.sort(key=lambda value: tuple(map(str, value)))
     else:
-        hit, unknown = _units_of_files(grain, files)
-        found = _distinct(engine, table, source, unknown)
-        hit |= {row[0] for row in found if row[0] is not None}
+        # No row of the table is made again in vain, so a first step need not read the times.
+        hit, unknown = _units_of_files(grain, files, 1 if own else IN_LIST_MAX)
+        hit |= {row[0] for row in _distinct(engine, table, source, unknown) if row[0] is not None}
         hit |= set(_own_units(grain, own, spans))
         reached = {value + more for value in hit for more in range(grain.before + 1)}
         first, last = (day * DAY_US // UNIT_US[grain.unit] for day in DAYS)
@@ -234,17 +234,17 @@ def _own_units(grain: Grain, own: Sequence[File], spans: Sequence[Span]) -> Iter
             yield number
 
 
-def _units_of_files(grain: Grain, files: Sequence[File]) -> tuple[set[int], list[File]]:
-    """Return the hours or days of files that lie within one, and the files that span several."""
+def _units_of_files(grain: Grain, files: Sequence[File], most: int) -> tuple[set[int], list[File]]:
+    """Return the hours or days of files that span at most `most`, and the files that span more."""
     unit_us = UNIT_US[grain.unit]
-    known: set[int] = set()
-    unknown = []
+    known, unknown = set[int](), list[File]()
     for file in files:
         times = file.times.get(grain.source_time)
         if times is None:
             continue  # only null times: in no grain
-        if times[0] // unit_us == times[1] // unit_us:
-            known.add(times[0] // unit_us)
+        units = range(times[0] // unit_us, times[1] // unit_us + 1)
+        if len(units) <= most:
+            known.update(units)
         else:
             unknown.append(file)
     return known, unknown
