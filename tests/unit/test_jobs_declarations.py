@@ -254,9 +254,13 @@ def test_grains_that_files_tell() -> None:
     two = file("two", {"event_time": (7 * hour, 8 * hour)})
     before_1970 = file("old", {"event_time": (-1, -1)})
     without = file("null", {"store_time": (0, 0)})
-    known, unknown = _units_of_files(Grain.hours(), [one, two, before_1970, without])
+    files = [one, two, before_1970, without]
+    known, unknown = _units_of_files(Grain.hours(), files, 1)
     assert known == {7, -1}
     assert unknown == [two]
+    known, unknown = _units_of_files(Grain.hours(), files, 2)
+    assert known == {7, 8, -1}
+    assert not unknown
 
 
 def replace_times(file: File) -> File:
