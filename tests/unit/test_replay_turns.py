@@ -9,6 +9,7 @@ from holdfast.server.event_loop.replay_turns import (
     LARGE_RECORDS,
     PAUSE_S,
     TURN_RECORDS,
+    WAITING_MAX,
     WINDOW_S,
     ReplayTurns,
 )
@@ -74,7 +75,7 @@ def test_every_replay_reads_faster_than_records_arrive(rate_per_s: float, waitin
     turns = turns_at(rate_per_s)
     records = turns.records(waiting)
     if turns.wait_s(NOW + 1.0, waiting) == 0.0:
-        assert records == READ_RECORDS_MAX
+        assert records == READ_RECORDS_MAX or waiting >= WAITING_MAX
     else:
         round_s = PAUSE_S * (waiting + 1)
         assert records > GAIN * rate_per_s * round_s - 1
@@ -84,6 +85,13 @@ def test_records_of_other_nodes_count_as_arrivals() -> None:
     turns = ReplayTurns(NOW, 0)
     turns.observe(NOW + 1.0, 100, 40_000)
     assert turns.records(0) == int(GAIN * 40_000 * PAUSE_S)
+
+
+def test_few_results_wait_at_a_time() -> None:
+    turns = turns_at(20.0)
+    assert turns.wait_s(NOW + 1.0, WAITING_MAX - 1) > 0.0
+    assert turns.wait_s(NOW + 1.0, WAITING_MAX) == 0.0
+    assert turns.records(WAITING_MAX) == TURN_RECORDS
 
 
 def test_small_results_take_no_turn() -> None:
