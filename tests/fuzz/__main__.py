@@ -18,6 +18,7 @@ from tests.fuzz.http_doors import AdminDoor, ManagerDoor
 from tests.fuzz.mqtt_doors import MqttDoor, WebSocketDoor
 from tests.fuzz.peer_doors import FederationDoor, PeersDoor
 from tests.fuzz.proxy_door import ProxyDoor
+from tests.fuzz.tls_door import TlsDoor
 from tests.fuzz.topic_door import TopicDoor
 
 DOORS: Final[dict[str, type[Door]]] = {
@@ -25,6 +26,7 @@ DOORS: Final[dict[str, type[Door]]] = {
     for door in (
         MqttDoor,
         WebSocketDoor,
+        TlsDoor,
         ProxyDoor,
         AdminDoor,
         PeersDoor,
