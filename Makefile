@@ -29,8 +29,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* \
   unit/test_documents* unit/test_imports* unit/test_site* unit/test_tidy* \
   unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
-  unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology* \
-  unit/test_websocket_client*
+  unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology*
 
 .PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled test-workers demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
 

@@ -189,6 +189,9 @@ HOT = [
     "server/sockets/transport.py",
     "federation/sidecar/links.py",
     "protocol/websocket/frames.py",
+    "protocol/websocket/stream.py",
+    "server/sockets/websocket.py",
+    "client/transport/websocket.py",
 ]
 
 

@@ -13,11 +13,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 from websockets.protocol import SERVER, Protocol
 
-from holdfast.client.transport import websocket as client_websocket
-from holdfast.client.transport.websocket import websocket_protocol_factory
+from holdfast.client.transport.websocket import (
+    UPGRADE_TIMEOUT_S,
+    websocket_protocol_factory,
+)
 from holdfast.protocol.websocket import stream
+from holdfast.protocol.websocket.errors import WebSocketError
 from holdfast.protocol.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT
-from holdfast.protocol.websocket.stream import ANSWER_S, WebSocketError, WebSocketStream
+from holdfast.protocol.websocket.stream import ANSWER_S, WebSocketStream
 from tests.e2e.websocket_wire import frame
 
 Handler = Callable[[ServerConnection], Awaitable[None]]
@@ -86,10 +89,14 @@ def run(test: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-async def dial(port: int, path: str = "/mqtt", greeting: bytes = b"") -> Inner:
+async def dial(
+    port: int, path: str = "/mqtt", greeting: bytes = b"", timeout_s: float = UPGRADE_TIMEOUT_S
+) -> Inner:
     inner = Inner(greeting)
     await asyncio.get_running_loop().create_connection(
-        lambda: websocket_protocol_factory(inner, "127.0.0.1", port, path), "127.0.0.1", port
+        lambda: websocket_protocol_factory(inner, "127.0.0.1", port, path, timeout_s),
+        "127.0.0.1",
+        port,
     )
     return inner
 
@@ -156,7 +163,7 @@ def test_bytes_go_both_ways() -> None:
         assert transport.get_extra_info("peername")[1] == port
         for data in sent:
             transport.write(data)
-        transport.writelines([b"lines", bytearray(b" "), memoryview(b"joined")])
+        transport.writelines([b"lines", b" ", b"joined"])
         expected = b"hello" + b"".join(sent) + b"lines joined"
         await inner.until(lambda: len(inner.received) == len(expected))
         assert inner.received == expected
@@ -269,14 +276,12 @@ def test_no_subprotocol_is_no_mqtt() -> None:
     run(with_library(never, test, subprotocols=None))
 
 
-def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_websocket, "UPGRADE_TIMEOUT_S", 0.2)
-
+def test_a_server_that_never_answers() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
     async def test(port: int) -> None:
-        inner = await dial(port)
+        inner = await dial(port, timeout_s=0.2)
         await inner.lost.wait()
         assert inner.transport is None
         assert str(inner.error) == "no answer to the WebSocket's request in 0.2 s"

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 from re import fullmatch
-from typing import Final
+from typing import Final, cast
 
 from websockets.client import ClientProtocol
 from websockets.protocol import OPEN
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from holdfast.protocol.websocket.stream import WebSocketError, WebSocketStream
+from holdfast.protocol.websocket.errors import WebSocketError
+from holdfast.protocol.websocket.stream import WebSocketStream
 
 PATH: Final = "/mqtt"
 UPGRADE_TIMEOUT_S: Final = 10.0
@@ -23,26 +24,34 @@ logger = logging.getLogger("holdfast.client.websocket")
 
 
 def websocket_protocol_factory(
-    inner: asyncio.Protocol, host: str, port: int, path: str = PATH
+    inner: asyncio.Protocol,
+    host: str,
+    port: int,
+    path: str = PATH,
+    timeout_s: float = UPGRADE_TIMEOUT_S,
 ) -> asyncio.Protocol:
     """A protocol for loop.create_connection, with or without TLS, that upgrades the connection to a
     WebSocket and then drives `inner` as a socket would.
 
     `path` may have a query; an invalid one raises `ValueError`. `inner.connection_made` is called
     once the WebSocket is open. If it does not open there is only `inner.connection_lost`, with a
-    WebSocketError that has the reason.
+    WebSocketError that has the reason. `timeout_s`: the seconds until the server's reply.
     """
     if not fullmatch(r'/[!"$-~]*', path):
         raise ValueError(
             f"WebSocket path {path!r}: must begin with a slash and be of printable ASCII without"
             " blanks and #; write others as %20 or the like"
         )
-    return _ClientStream(inner, host, port, path)
+    # It has the methods of a protocol, but not the base class.
+    return cast(asyncio.Protocol, _ClientStream(inner, host, port, path, timeout_s))
 
 
 class _ClientStream(WebSocketStream):
-    def __init__(self, inner: asyncio.Protocol, host: str, port: int, path: str) -> None:
+    def __init__(
+        self, inner: asyncio.Protocol, host: str, port: int, path: str, timeout_s: float
+    ) -> None:
         super().__init__(inner, is_client=True)
+        self._timeout_s = timeout_s
         self._host = host
         self._port = port
         self._path = path
@@ -60,7 +69,7 @@ class _ClientStream(WebSocketStream):
         upgrade.send_request(upgrade.connect())
         self.socket.write(b"".join(upgrade.data_to_send()))
         self._upgrade = upgrade
-        self._start_timer(UPGRADE_TIMEOUT_S, self._too_late)
+        self._start_timer(self._timeout_s, self._too_late)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._upgrade is not None and self._error is None:
@@ -89,7 +98,7 @@ class _ClientStream(WebSocketStream):
         self.refuse(WebSocketError(f"{text}: the server does not speak WebSocket"))
 
     def _too_late(self) -> None:
-        text = f"no answer to the WebSocket's request in {UPGRADE_TIMEOUT_S:g} s"
+        text = f"no answer to the WebSocket's request in {self._timeout_s:g} s"
         self._error = WebSocketError(text)
         self.socket.abort()
 

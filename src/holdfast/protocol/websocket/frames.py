@@ -206,6 +206,8 @@ class FrameDecoder:
 def frame(opcode: int, payload: bytes, key: bytes) -> bytes:
     """One complete frame. `key`: four random bytes at the client, none at the server."""
     length = len(payload)
+    if length < 126 and not key:
+        return bytes((0x80 | opcode, length)) + payload
     if length < 126:
         size = length.to_bytes(1, "big")
     elif length < 65_536:

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from websockets.frames import Close
 
+from holdfast.protocol.websocket.errors import WebSocketError
 from holdfast.protocol.websocket.frames import (
     BINARY,
     CLOSE,
@@ -42,12 +43,11 @@ OVER: Final = 3
 would reset the connection and might lose the last bytes sent."""
 
 
-class WebSocketError(ConnectionError):
-    """A refused upgrade or a violation by the peer; the text has the reason."""
-
-
-class WebSocketStream(asyncio.Transport, asyncio.Protocol):
+class WebSocketStream:
     """The base of both sides. A subclass has `read_upgrade`, which calls `opened` when it is done.
+
+    It has the methods of asyncio.Protocol and asyncio.Transport without the base classes, so that
+    it compiles to a native class.
 
     The inner protocol sees an ordinary transport. It notices neither frames nor pings, and it is
     told of the end once, after the socket's. Invariant: after `_state` has left OPEN no byte
@@ -56,7 +56,6 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
     """
 
     def __init__(self, inner: asyncio.Protocol, is_client: bool) -> None:
-        super().__init__()
         self._inner = inner
         self._is_client = is_client
         self._state = OPENING
@@ -119,12 +118,11 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
 
     # asyncio.Transport, for the inner protocol
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, payload: bytes) -> None:
         """Send a binary message. Before the WebSocket is open and after `close` bytes are dropped,
         as a closed socket does."""
         if self._state != OPEN:
             return
-        payload = bytes(data)
         if len(payload) <= FRAME_BYTES_MAX:
             self.socket.write(self._frame(BINARY, payload))
             return
@@ -137,7 +135,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             )
         )
 
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+    def writelines(self, list_of_data: Iterable[bytes]) -> None:
         """Send one message for all data, because each frame has a header and a client's a key."""
         self.write(b"".join(list_of_data))
 
@@ -168,26 +166,14 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
     def resume_reading(self) -> None:
         self.socket.resume_reading()
 
-    def is_reading(self) -> bool:
-        return self.socket.is_reading()
-
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.socket.set_write_buffer_limits(high, low)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self.socket.get_write_buffer_limits()
 
     def get_write_buffer_size(self) -> int:
         return self.socket.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.socket.get_extra_info(name, default)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._inner = cast(asyncio.Protocol, protocol)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._inner
 
     # For the two sides
 
@@ -196,7 +182,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
         connection only now."""
         self._state = OPEN
         if self._is_client:
-            self._inner.connection_made(self)
+            self._inner.connection_made(self)  # type: ignore[arg-type]
         if rest:
             self._feed(rest)
 

@@ -230,9 +230,10 @@ async def accept_on(
 
     def accept(remote: str = "") -> asyncio.BaseProtocol:
         connection = reception.new_connection(remote)
+        # The classes of connections have the methods of a protocol, but not the base class.
         if listener.transport == "websocket":
-            return WebSocketConnection(connection, admission, reception)
-        # TcpConnection has the methods of a protocol, but not the base class.
+            outer = WebSocketConnection(connection, admission, reception)
+            return cast(asyncio.BaseProtocol, outer)
         return cast(asyncio.BaseProtocol, connection)
 
     if needs_accept_loop(listener, context, loop):

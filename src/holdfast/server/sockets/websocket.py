@@ -16,7 +16,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from holdfast.config.listener import LOOPBACK_ORIGINS, Listener
-from holdfast.protocol.websocket.stream import OPENING, WebSocketError, WebSocketStream
+from holdfast.protocol.websocket.errors import WebSocketError
+from holdfast.protocol.websocket.stream import OPENING, WebSocketStream
 from holdfast.server.sockets.reception import ReceivedConnection, Reception
 
 SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
@@ -70,7 +71,7 @@ class WebSocketConnection(WebSocketStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._inner.connection_made(self)
+        self._inner.connection_made(self)  # type: ignore[arg-type]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
