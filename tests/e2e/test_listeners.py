@@ -3,6 +3,7 @@
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,65 @@ def test_a_revoked_certificate(tmp_path: Path) -> None:
         assert status == 409
         assert "no certificate revocation list" in str(body["error"])
         until(lambda: "certificate revoked" in broker.log_text(), "the refusal in the log")
+    finally:
+        assert broker.stop() == 0
+
+
+def _shake_hands_and_send(port: int, context: ssl.SSLContext, first: bytes) -> bytes:
+    """Send the first packet in one write with the last bytes of the handshake. The plain bytes that
+    come back until the end."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), 20) as plain:
+        while not client.cipher() or not outgoing.pending:
+            if outgoing.pending:
+                plain.sendall(outgoing.read())
+                incoming.write(plain.recv(65536))
+            with suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+        client.write(first)
+        plain.sendall(outgoing.read())
+        with suppress(ConnectionResetError):
+            while data := plain.recv(65536):
+                received += data
+    return received
+
+
+@pytest.mark.parametrize("transport", ["tcp", "websocket"])
+def test_a_client_above_a_limit_sends_with_its_handshake(tmp_path: Path, transport: str) -> None:
+    """It is cut when the handshake ends, and its first packet is here by then. Others stay."""
+    authority = Authority(tmp_path)
+    server = authority.issue()
+    port = free_port()
+    table = {
+        "port": port,
+        "certificate": server.certificate,
+        "key": server.key,
+        "transport": transport,
+        "max_connections": 1,
+    }
+    broker = ListenersBroker(tmp_path / "broker", [table])
+    broker.start()
+    try:
+        context = ssl.create_default_context(cafile=authority.ca)
+        upgrade = (
+            b"GET /mqtt HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+        )
+        first = upgrade if transport == "websocket" else connect("late", 4)
+        with (
+            socket.create_connection(("127.0.0.1", port), 20) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as only,
+        ):
+            one = 'holdfast_connections{node="n1"} 1.0'
+            until(lambda: one in broker.admin("/metrics")[1], "the first client")
+            for _ in range(20):
+                _shake_hands_and_send(port, context, first)
+            until(lambda: "listener_full" in broker.log_text(), "a refusal in the log")
+            only.sendall(first)
+            assert only.recv(4)[:1] in (b"\x20", b"H")
     finally:
         assert broker.stop() == 0
 

@@ -26,9 +26,12 @@ class Receiver(asyncio.Protocol):
         self.received = b""
         self.calls: list[str] = []
         self.changed = asyncio.Event()
+        self.aborts: TlsStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._note("made")
+        if self.aborts is not None:
+            self.aborts.abort()
 
     def data_received(self, data: bytes) -> None:
         assert data
@@ -317,6 +320,29 @@ def test_the_socket_ends(run: Runner) -> None:
             client.plain.close()
             await receiver.wait_for("lost")
             assert receiver.received == b"last"
+
+    run(test)
+
+
+def test_nothing_arrives_after_an_abort(run: Runner) -> None:
+    """A client above a limit is cut when its handshake ends. Its first bytes may have come with the
+    last ones of the handshake; the protocol above knows no such connection, and must not fail."""
+
+    async def test(site: Site) -> None:
+        async with site.connect() as (stream, receiver, client):
+            receiver.aborts = stream
+            with pytest.raises(ssl.SSLWantReadError):
+                client.tls.do_handshake()
+            while not client.outgoing.pending or not client.tls.cipher():
+                await client.flush()
+                assert await client.feed()
+                with suppress(ssl.SSLWantReadError):
+                    client.tls.do_handshake()
+            client.tls.write(b"first")
+            await client.flush()
+            await receiver.wait_for("lost")
+            assert receiver.received == b""
+            assert stream.is_closing()
 
     run(test)
 

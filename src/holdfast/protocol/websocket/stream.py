@@ -154,6 +154,7 @@ class WebSocketStream:
 
     def abort(self) -> None:
         """Close the socket at once, without a close frame."""
+        self._state = OVER
         self.socket.abort()
 
     def is_closing(self) -> bool:

@@ -136,7 +136,9 @@ class TlsStream:
             socket.close()
 
     def abort(self) -> None:
-        """Close the socket at once."""
+        """Close the socket at once. Nothing more reaches the inner protocol but the end: its first
+        bytes may be here already when it aborts its new connection."""
+        self._state = OVER
         if self._socket is not None:
             self._socket.abort()
 
