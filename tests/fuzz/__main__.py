@@ -97,11 +97,16 @@ def wrong_with(process: Broker, expected: Sequence[str]) -> list[str]:
         for word in FORBIDDEN
         if word in log
     ]
-    if (
-        isinstance(process, Holdfast)
-        and 'internal_errors_total{node="n1"} 0' not in (process.admin("/metrics")[1])
-    ):
-        problems.append("holdfast_internal_errors_total is not 0")
+    if isinstance(process, Holdfast):
+        try:
+            metrics = process.admin("/metrics")[1]
+        except OSError as error:
+            return [
+                *problems,
+                f"the process is about to end: {error}:\n{process.log_text()[-3000:]}",
+            ]
+        if 'internal_errors_total{node="n1"} 0' not in metrics:
+            problems.append("holdfast_internal_errors_total is not 0")
     return problems
 
 

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from tests.e2e import wire
 from tests.e2e.listeners_broker import ListenersBroker
 from tests.fuzz.doors import CLOSE_S
 from tests.fuzz.mqtt_doors import SETTINGS, MqttDoor, stream
@@ -45,12 +46,13 @@ class TlsClient:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def shake_hands(self, damage_share: float) -> bool:
-        """False: it came to no end."""
+    def shake_hands(self, damage_share: float, *, is_eager: bool) -> bool:
+        """False: it came to no end. `is_eager`: the last flight leaves with the next write."""
         for _ in range(FLIGHTS_MAX):
             try:
                 self._tls.do_handshake()
-                self.flush(damage_share)
+                if not is_eager:
+                    self.flush(damage_share)
                 return True
             except ssl.SSLWantReadError:
                 self.flush(damage_share)
@@ -116,22 +118,29 @@ class TlsDoor(MqttDoor):
             context = ssl.create_default_context(cafile=authority.ca)
             context.minimum_version = context.maximum_version = version
             self._contexts.append(context)
-        self.port = free_port()
-        table = {"port": self.port, "certificate": server.certificate, "key": server.key}
-        self._broker = ListenersBroker(directory, [table], SETTINGS)
+        table = {"certificate": server.certificate, "key": server.key}
+        self.port, self.full_port = free_port(), free_port()
+        tables = [{"port": self.port, **table}]
+        tables.append({"port": self.full_port, "max_connections": 1, **table})
+        self._broker = ListenersBroker(directory, tables, SETTINGS)
         self.processes = [self._broker]
         self._broker.start()
         self.canary_port = self._broker.port
+        self._only = TlsClient(self.full_port, self._contexts[0], random.Random(0))
+        assert self._only.shake_hands(0.0, is_eager=True)
+        self._only.write(wire.connect("only", 4, True, 0))
+        self._only.flush(0.0)
 
     def case(self, rng: random.Random) -> str:
         handshake_damage, record_damage = rng.choice(((0.0, 0.0), (0.0, 0.5), (0.5, 0.0)))
         context = rng.choice(self._contexts)
+        port = self.full_port if rng.random() < 0.1 else self.port
         try:
-            with TlsClient(self.port, context, rng) as client:
+            with TlsClient(port, context, rng) as client:
                 if rng.random() < 0.05:
                     # MQTT without TLS, or anything else.
                     client.send_plain(b"".join(stream(rng)))
-                if not client.shake_hands(handshake_damage):
+                if not client.shake_hands(handshake_damage, is_eager=rng.random() < 0.3):
                     return "no handshake"
                 for piece in stream(rng):
                     client.write(piece)
@@ -147,4 +156,5 @@ class TlsDoor(MqttDoor):
             return "cut"
 
     def end(self) -> None:
+        self._only.__exit__()
         self._broker.kill()
