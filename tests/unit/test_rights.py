@@ -14,6 +14,7 @@ from holdfast.broker.admission.explanation import explain, known_rights
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
+from holdfast.broker.effects import ReadLog
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.rights import replace_rules
 from holdfast.broker.session.message import Message
@@ -78,11 +79,14 @@ class Bench(NodeBench):
         *,
         clean: bool = True,
         expiry_s: int = 0,
+        window: int = 0,
         will: m.Will | None = None,
     ) -> Peer:
         peer = self.peer(version)
         peer.connection.certificate_name = user
         fields: dict[int, object] = {17: expiry_s} if version >= 5 and expiry_s else {}
+        if window:
+            fields[33] = window
         packet = m.Connect(version, clean, 0, client_id or user, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
         return peer
@@ -726,6 +730,232 @@ def test_other_rules_apply_to_subscriptions_that_are_there(shared: bool) -> None
     bench.settle()
     publish_both(bench, source, 4)
     assert payloads(reader) == [b"public 4"]
+
+
+def in_the_outbox(bench: Bench, source: Peer) -> Peer:
+    """The window is full."""
+    reader = bench.login("mallory", window=1)
+    subscribe(reader, "#")
+    source.send(publication("public/x", b"first", 1))
+    return reader
+
+
+def behind_a_read(bench: Bench, source: Peer) -> Peer:
+    """Live messages that came during a read of the log."""
+    reader = bench.login("mallory", window=1)
+    source.send(publication("public/x", b"first", 1))
+    bench.settle()
+    bench.delay_reads = True
+    subscribe_from(reader, "#", 1)
+    return reader
+
+
+def of_a_read(bench: Bench, source: Peer) -> Peer:
+    """Records that were read, and wait for the window."""
+    reader = bench.login("mallory", expiry_s=WEEK_S, window=1)
+    subscribe(reader, "#")
+    reader.lose()
+    source.send(publication("public/x", b"first", 1))
+    publish_both(bench, source, 1)
+    reader = bench.login("mallory", clean=False, expiry_s=WEEK_S, window=1)
+    bench.settle()
+    return reader
+
+
+def in_the_lane(bench: Bench, source: Peer) -> Peer:
+    """Live messages beside a replay."""
+    source.send(publication("past/x", b"first", 1))
+    bench.settle()
+    reader = bench.login("mallory", window=1)
+    subscribe(reader, "secret/#", "public/#")
+    subscribe_from(reader, "past/#", 1)
+    bench.settle()
+    return reader
+
+
+def of_qos0(bench: Bench, source: Peer) -> Peer:
+    """Messages of QoS 0 that the log does not have wait for a replay."""
+    source.send(publication("public/x", b"first", 1), publication("public/x", b"more", 1))
+    bench.settle()
+    reader = bench.login("mallory", window=1)
+    subscribe_from(reader, "#", 1)
+    bench.settle()
+    source.send(publication("secret/x", b"secret 0", 0), publication("public/x", b"public 0", 0))
+    return reader
+
+
+def inflight(bench: Bench, source: Peer) -> Peer:
+    """They were read from the log again, and wait for the window of the new connection."""
+    reader = bench.login("mallory", expiry_s=WEEK_S)
+    subscribe(reader, "#")
+    source.send(publication("public/x", b"first", 1))
+    publish_both(bench, source, 1)
+    reader.lose()
+    reader = bench.login("mallory", clean=False, expiry_s=WEEK_S, window=1)
+    bench.settle()
+    return reader
+
+
+def of_a_group(bench: Bench, source: Peer) -> Peer:
+    reader = bench.login("mallory", window=1)
+    subscribe(reader, "$share/g/#")
+    source.send(publication("public/x", b"first", 1))
+    return reader
+
+
+def returned_to_a_group(bench: Bench, source: Peer) -> Peer:
+    reader = bench.login("mallory", window=1)
+    subscribe(reader, "$share/g/#")
+    source.send(publication("public/x", b"first", 1))
+    other = bench.login("bob")
+    subscribe(other, "$share/g/#")
+    publish_both(bench, source, 1)
+    other.lose()
+    return reader
+
+
+def retained_page(bench: Bench, source: Peer) -> Peer:
+    for name in ("public/first", "secret/x", "public/x"):
+        source.send(publication(name, name.encode().replace(b"/", b" "), 1, retain=True))
+        bench.settle()
+    reader = bench.login("mallory", window=1)
+    subscribe(reader, "#", qos=1)
+    return reader
+
+
+Waits = Callable[[Bench, Peer], Peer]
+WAITS: list[Waits] = [
+    in_the_outbox,
+    behind_a_read,
+    of_a_read,
+    in_the_lane,
+    of_qos0,
+    inflight,
+    of_a_group,
+    returned_to_a_group,
+    retained_page,
+]
+
+
+@pytest.mark.parametrize("narrows", [True, False])
+@pytest.mark.parametrize("waits", WAITS)
+def test_what_waits_is_asked_for_again_when_the_rules_change(waits: Waits, narrows: bool) -> None:
+    """However the messages wait: what the client may not read any more is not sent."""
+    bench = Bench(OPEN_RULES + "user mallory\ntopic history #\n")
+    source = bench.login("alice", "source")
+    reader = waits(bench, source)
+    publish_both(bench, source, 2)
+    bench.advance(0.1)
+    state = bench.node.state
+    if narrows:
+        rules = RULES + "user mallory\ntopic read past/#\ntopic history past/#\n"
+        replace_rules(state, AclFile.parse(rules, "acl"), state.sessions.values())
+        bench.settle()
+    bench.delay_reads = False
+    for effect in bench.delayed:
+        bench._carry_out(effect)
+    found: list[bytes] = []
+    for _ in range(20):
+        found += payloads(reader)
+        bench.settle()
+    secret = [each for each in found if each.startswith(b"secret")]
+    assert bool(secret) != narrows, found
+    assert b"public 2" in found
+    assert not state.sessions["mallory"].inflight
+
+
+def test_frames_of_a_read_wait_between_two_slices() -> None:
+    """The rules change after the packets of the first records are made."""
+    bench = Bench(OPEN_RULES + "user mallory\ntopic history #\n")
+    source = bench.login("alice", "source")
+    for number in range(1, 300):
+        publish_both(bench, source, number)
+    reader = bench.login("mallory")
+    for number in range(9):
+        subscribe(reader, f"secret/{'+' if number % 2 else 'x'}{'/#' * (number > 1)}", qos=0)
+    bench.delay_reads = True
+    subscribe_from(reader, "#", 0)
+    bench.delay_reads = False
+    (effect,) = bench.delayed
+    assert isinstance(effect, ReadLog)
+    bench._carry_out(effect)
+    assert bench.node.state.work
+    assert not reader.publishes()
+    rules = RULES + "user mallory\ntopic history public/#\n"
+    replace_rules(bench.node.state, AclFile.parse(rules, "acl"), bench.node.state.sessions.values())
+    bench.settle()
+    assert {each.split()[0] for each in payloads(reader)} == {b"public"}
+
+
+@pytest.mark.parametrize("narrows", [True, False])
+def test_what_is_aside_in_a_group_is_asked_for_again_when_the_rules_change(narrows: bool) -> None:
+    bench = Bench()
+    alice, mallory = team(bench, "alice", "mallory", expiry_s=WEEK_S)
+    alice.lose()
+    bench.login("bob").send(publication("secret/x", b"secret"))
+    bench.settle()
+    assert payloads(mallory) == []
+    state = bench.node.state
+    rules = "topic readwrite public/#\n" if narrows else OPEN_RULES
+    replace_rules(state, AclFile.parse(rules, "acl"), state.sessions.values())
+    bench.settle()
+    bench.advance(0.1)
+    assert payloads(mallory) == [b"secret"] * (not narrows)
+    assert not state.groups["$share/g/#"].deferred
+    assert state.stats.dropped_unreadable == narrows
+
+
+@pytest.mark.parametrize("narrows", [True, False])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("shared", [True, False])
+def test_packets_that_wait_for_the_disk_are_asked_for_again(
+    shared: bool, qos: int, narrows: bool
+) -> None:
+    """The packet id of a QoS 2 message must be in the log first, and later messages wait behind it.
+    A disk may take long."""
+    bench = Bench(OPEN_RULES + "user mallory\ntopic history #\n")
+    source = bench.login("alice", "source")
+    reader = bench.login("mallory", expiry_s=WEEK_S)
+    subscribe(reader, "public/#")
+    if qos:
+        subscribe(reader, "$share/g/secret/#" if shared else "secret/#")
+    else:
+        subscribe_from(reader, "secret/#", 0)
+    if shared:
+        other = bench.login("bob", expiry_s=WEEK_S)
+        subscribe(other, "$share/g/secret/#")
+        other.lose()
+    bench.auto_commit = False
+    source.send(
+        publication("public/x", b"public", 2, packet_id=1),
+        publication("secret/x", b"secret", max(qos, 1), packet_id=2),
+    )
+    bench.commit()
+    bench.run()
+    assert not reader.publishes()
+    state = bench.node.state
+    if narrows:
+        replace_rules(state, AclFile.parse(RULES, "acl"), state.sessions.values())
+        bench.run()
+    bench.auto_commit = True
+    bench.settle()
+    bench.advance(0.1)
+    found = reader.publishes()
+    assert [each.payload for each in found] == [b"public"] + [b"secret"] * (not narrows)
+    for each in found:
+        kind = m.PUBACK if each.qos == 1 else m.PUBREC
+        if each.qos:
+            reader.send_bytes(encode_ack(kind, each.packet_id, 0, 5))
+    for ack in reader.take(m.Ack):
+        assert isinstance(ack, m.Ack)
+        reader.send_bytes(encode_ack(m.PUBCOMP, ack.packet_id, 0, 5))
+    assert not state.sessions["mallory"].inflight
+    assert state.stats.reads_denied == narrows
+    if shared and qos:
+        other = bench.login("bob", clean=False, expiry_s=WEEK_S)
+        bench.settle()
+        # At QoS 2 it stays with the session that it was given to.
+        assert other.payloads() == [b"secret"] * (narrows and qos == 1)
 
 
 def test_other_rules_reach_a_client_that_is_away() -> None:

@@ -3,6 +3,7 @@ brings one into the log, is listed here with the test that plays that way with a
 not. A new way fails until it is listed, and so shown."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -127,6 +128,57 @@ READ_WAYS: Final = {
     "cluster/qos0_routing.py:Qos0Routing.spread": NODES,
     "cluster/qos0_routing.py:Qos0Routing._deliver_to_groups": NODES,
 }
+WAITS: Final = "test_what_waits_is_asked_for_again_when_the_rules_change"
+SLICES: Final = "test_frames_of_a_read_wait_between_two_slices"
+DISK: Final = "test_packets_that_wait_for_the_disk_are_asked_for_again"
+
+MESSAGES: Final = re.compile(r"\b(Message|Delivery|Inflight|Record)\b")
+"""The types of what waits, as attributes are annotated with them."""
+FRAMES: Final = {"frame", "frames"}
+"""Attributes for packets that are made and not sent yet."""
+WAITING: Final = {
+    "broker/session/cursor.py:Cursor.outbox": WAITS,
+    "broker/session/cursor.py:Cursor.tailed_while_reading": WAITS,
+    "broker/session/cursor.py:LiveLane.queue": WAITS,
+    "broker/session/cursor.py:LiveLane.tailed": WAITS,
+    "broker/session/cursor.py:WaitingQos0.by_partition": WAITS,
+    "broker/session/session.py:Inflight.message": WAITS,
+    "broker/session/session.py:Group.returned": WAITS,
+    "broker/session/session.py:Group.deferred": ASIDE,
+    "broker/delivery/retained.py:Scan.page": WAITS,
+    "broker/delivery/read_results.py:QueueRead.records": SLICES,
+    "broker/delivery/read_results.py:QueueRead.framed": SLICES,
+    "broker/delivery/read_results.py:QueueRead.frames": SLICES,
+    "broker/delivery/read_results.py:QueueRead.deliveries": SLICES,
+    "broker/delivery/transmission.py:SendPromise.frame": DISK,
+    # The receivers are found when they are released.
+    "broker/publish/completion.py:PublishPromise.record": LIVE,
+    "broker/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
+}
+"""Where messages wait for a client, and the test in which its rights change meanwhile."""
+NOT_FOR_A_CLIENT: Final = {
+    # What is in the places above.
+    "broker/session/cursor.py:Delivery.message",
+    # Only where messages are in the log: nothing is sent from there.
+    "broker/session/session.py:Session.inflight",
+    "broker/session/session.py:Session.changes",
+    "broker/session/state.py:CursorState.inflight",
+    # The store, from which pages are made.
+    "broker/recorded_state.py:RecordedState.retained",
+    "broker/delivery/retained.py:Scan.scan",
+    "broker/delivery/retained.py:SessionScans.scan",
+    "broker/publish/completion.py:RetainedPromise.message",
+    # They are published later.
+    "broker/publish/delayed.py:WaitingPromise.record",
+    "broker/publish/delayed_table.py:Delayed.record",
+}
+TAKES: Final = {"pop", "popleft", "popitem", "pop_before", "pop_deferred"}
+"""Methods that take a message from where it waits."""
+SENDS_ON: Final = SENDS | {"send_log_qos0", "_send"}
+"""Functions that send it."""
+ASKS_AGAIN: Final = {"may_read", "ready_member", "_send", "_send_page"}
+"""Functions of which one must then be called: the gate's, or one that calls it."""
+
 OF_OTHERS: Final = {
     # The edge of a federation: what it delivers comes to the broker by `federating.publish`.
     "federation/sidecar/deliveries.py",
@@ -238,6 +290,60 @@ def test_every_way_into_the_log_is_listed() -> None:
     _compare(found, WRITE_WAYS)
 
 
+def waiting_places() -> Iterator[str]:
+    """`module:Class.attribute` of each attribute that is annotated with a type of `MESSAGES`, set
+    from an argument with such an annotation, or one of `FRAMES`."""
+    for layer in (
+        "broker/delivery",
+        "broker/session",
+        "broker/publish",
+        "broker/recorded_state.py",
+    ):
+        path = ROOT / layer
+        for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            module = each.relative_to(ROOT).as_posix()
+            for node in ast.walk(ast.parse(each.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    yield from (f"{module}:{node.name}.{name}" for name in _kept_messages(node))
+
+
+def _kept_messages(node: ast.ClassDef) -> Iterator[str]:
+    for function in node.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        arguments = function.args.args + function.args.kwonlyargs
+        typed = {each.arg: each.annotation for each in arguments if each.annotation is not None}
+        for each in ast.walk(function):
+            annotation: ast.expr | None
+            targets: list[ast.expr]
+            if isinstance(each, ast.AnnAssign):
+                annotation, targets = each.annotation, [each.target]
+            elif isinstance(each, ast.Assign) and isinstance(each.value, ast.Name):
+                annotation, targets = typed.get(each.value.id), each.targets
+            else:
+                continue
+            is_message = annotation is not None and MESSAGES.search(ast.unparse(annotation))
+            for target in targets:
+                if isinstance(target, ast.Attribute) and (is_message or target.attr in FRAMES):
+                    yield target.attr
+
+
+def test_every_place_where_a_message_waits_is_listed() -> None:
+    found = set(waiting_places()) - NOT_FOR_A_CLIENT
+    _compare(found, WAITING)
+
+
+def test_what_is_taken_from_where_it_waits_is_asked_for_again() -> None:
+    taking = {
+        name: called(tree)
+        for name, tree in functions()
+        if name.startswith("broker/delivery/") and called(tree) & TAKES and called(tree) & SENDS_ON
+    }
+    assert len(taking) >= 6
+    for name, calls in taking.items():
+        assert calls & ASKS_AGAIN, f"{name} sends what has waited: ask may_read"
+
+
 def _compare(found: set[str], listed: dict[str, str]) -> None:
     new = found - set(listed)
     assert not new, f"{sorted(new)}: show in tests/unit that rights are asked on this way, list it"
@@ -247,5 +353,5 @@ def _compare(found: set[str], listed: dict[str, str]) -> None:
 
 def test_the_tests_that_are_named_are_there() -> None:
     source = "".join(path.read_text() for path in TESTS.glob("test_rights*.py"))
-    for name in {*READ_WAYS.values(), *WRITE_WAYS.values()}:
+    for name in {*READ_WAYS.values(), *WRITE_WAYS.values(), *WAITING.values()}:
         assert f"def {name}(" in source, name

@@ -45,6 +45,8 @@ IDENTITY_ENDS: Final = 9
 REPLAY: Final = 10
 DELAYED: Final = 11
 TOPIC_RIGHTS: Final = 12
+WITHHELD: Final = 13
+RIGHTS_CHANGED: Final = 14
 
 
 class Timer:

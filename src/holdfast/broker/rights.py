@@ -7,7 +7,8 @@ module touches an access control list (`tests/unit/test_rights_gate.py` lists al
 Invariants
 - A client is sent no PUBLISH whose topic it may not read by the rules of its connection, however
   the message comes to it: live, from the log, inflight from an earlier connection, retained,
-  through a shared group, or from another node or member.
+  through a shared group, or from another node or member. What waits is checked again when it is
+  sent, by the rules of that moment.
 - No record of a client's message is appended whose topic the client may not write. A will is
   checked at CONNECT and again when it is published: a process with other rules may have started
   since.
@@ -21,6 +22,7 @@ from typing import Final
 
 from holdfast.broker.admission.client_rights import Rights
 from holdfast.broker.admission.proof import Proof
+from holdfast.broker.recorded_state import RIGHTS_CHANGED
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
@@ -262,6 +264,7 @@ class RulesChange(Work):
             self.sessions = []
             if self.usernames is None:
                 state.change_routes()
+            state.arm(state.now, RIGHTS_CHANGED, None)
             if self.done is not None:
                 self.done()
         return end - start

@@ -15,8 +15,10 @@ from holdfast.broker.connections.close import (
 )
 from holdfast.broker.connections.connect import handle_identity_end
 from holdfast.broker.connections.keep_alive import check_keep_alive
+from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import continue_reading
 from holdfast.broker.delivery.replay_pace import next_reader
+from holdfast.broker.delivery.subscriptions import DeferredReview
 from holdfast.broker.publish.delayed import every_partition, publish_due
 from holdfast.broker.recorded_state import (
     CONNECT_TIMEOUT,
@@ -25,11 +27,13 @@ from holdfast.broker.recorded_state import (
     KEEP_ALIVE,
     PROGRESS,
     REPLAY,
+    RIGHTS_CHANGED,
     SESSION_EXPIRY,
     SYS,
     THROTTLE,
     TOPIC_RIGHTS,
     WILL_DUE,
+    WITHHELD,
     WORK,
     Timer,
 )
@@ -65,6 +69,8 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
         session = next_reader(state)
         if session is not None:
             continue_reading(state, session)
+    elif kind == RIGHTS_CHANGED:
+        state.start_work(DeferredReview(state))
     elif kind == SYS:
         sys_topics.publish()
         state.arm(state.now + state.config.sys_interval_s, SYS, None)
@@ -87,3 +93,7 @@ def _fire_for_connection(state: NodeState, kind: int, connection: Connection) ->
         handle_identity_end(state, connection)
     elif kind == TOPIC_RIGHTS:
         handle_topic_expiry(state, connection)
+    elif kind == WITHHELD and connection.state == OPEN:
+        session = connection.session
+        assert isinstance(session, Session)
+        proceed(state, session)

@@ -20,6 +20,7 @@ from holdfast.broker.delivery.transmission import (
     send_qos0,
 )
 from holdfast.broker.effects import ReadLog
+from holdfast.broker.rights import may_read
 from holdfast.broker.routing import subscriptions_of
 from holdfast.broker.session.cursor import Delivery, LiveLane, WaitingQos0
 from holdfast.broker.session.message import Message
@@ -141,7 +142,9 @@ def is_backed_up(session: Session) -> bool:
 def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
     """Send a message, and note that the replay has to pass its record."""
     message = delivery.message
-    if message.is_expired(state.wall_us):
+    if not may_read(session, message.topic):
+        state.stats.reads_denied += 1
+    elif message.is_expired(state.wall_us):
         state.stats.dropped_expired += 1
     elif delivery.qos == 0:
         send_log_qos0(state, session, message, delivery.retain, delivery.additions)
@@ -247,7 +250,9 @@ def send_waiting(state: NodeState, session: Session) -> bool:
         if delivery is None:
             return True
         message = delivery.message
-        if message.is_expired(state.wall_us):
+        if not may_read(session, message.topic):
+            state.stats.reads_denied += 1
+        elif message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
         else:
             send_log_qos0(state, session, message, delivery.retain, delivery.additions)

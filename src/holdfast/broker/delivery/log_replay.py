@@ -214,7 +214,6 @@ def handle_fetched(
     reader.resuming = False
     connection = reader.connection
     assert connection is not None
-    by_tag: dict[int, list[Group]] = {}
     for packet_id, record in found:
         entry = reader.inflight.get(packet_id)
         if entry is None or entry.state == RECEIVED:
@@ -227,9 +226,6 @@ def handle_fetched(
             # Retention deleted the record, so the delivery cannot be completed.
             state.stats.dropped_lost += 1
             _abandon_message(state, connection, reader, packet_id, entry)
-        elif not may_read(reader, entry.message.topic):
-            state.stats.reads_denied += 1
-            _return_to_group(state, connection, reader, packet_id, entry, by_tag)
     send_unsent(state, reader)
 
 
@@ -309,6 +305,7 @@ def send_unsent(state: NodeState, session: Session) -> None:
     connection = session.connection
     if unsent is None or connection is None or session.resuming:
         return
+    by_tag: dict[int, list[Group]] = {}
     while unsent and session.window_is_open():
         if connection.out_bytes > state.config.outbox_bytes:
             return
@@ -322,6 +319,10 @@ def send_unsent(state: NodeState, session: Session) -> None:
             _fetch_unsent(state, session, connection, unsent)
             return
         unsent.popleft()
+        if not may_read(session, message.topic):
+            state.stats.reads_denied += 1
+            _return_to_group(state, connection, session, packet_id, entry, by_tag)
+            continue
         entry.message = None
         if not _resend(
             state, session, connection, packet_id, entry.qos, entry.is_retained, message

@@ -1,8 +1,13 @@
-"""The outbox of a session: deliveries that wait for the window or the socket."""
+"""The outbox of a session: deliveries that wait for the window or the socket.
+
+Whatever waits for a client is checked against its rights again when it is sent: the rights may have
+changed meanwhile.
+"""
 
 from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane, send_waiting
 from holdfast.broker.delivery.replay_start import END_TOPIC
 from holdfast.broker.delivery.transmission import can_send, send_inflight, send_log_qos0
+from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import NO_EXPIRY, Message
 from holdfast.broker.session.session import Session
@@ -22,7 +27,9 @@ def pump(state: NodeState, session: Session) -> None:
             return
         delivery = session.pop()
         message = delivery.message
-        if message.is_expired(state.wall_us):
+        if not may_read(session, message.topic):
+            state.stats.reads_denied += 1
+        elif message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
         elif delivery.qos == 0:
             send_log_qos0(state, session, message, delivery.retain, delivery.additions)

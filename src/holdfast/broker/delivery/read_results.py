@@ -161,8 +161,9 @@ class QueueRead(Work):
             return 0
         if not session.reading:
             return 0
-        # Between two steps rights and subscriptions may change.
+        # Between two steps rights and subscriptions may change. The outbox asks for rights again.
         self.topics.clear()
+        self._unframe()
         done = 0
         while self.next < len(self.records):
             if done >= steps:
@@ -291,11 +292,18 @@ class QueueRead(Work):
             state.stats.publish_sent += len(frames)
             connection.send(b"".join(frames), state.dirty)
             return
+        self._unframe()
+
+    def _unframe(self) -> None:
+        """Make deliveries of the frames, because they have to wait."""
+        if not self.frames:
+            return
         waiting: list[Delivery] = []
-        for number, record in enumerate(self.framed):
+        for frame, record in zip(self.frames, self.framed, strict=True):
             # [MQTT-3.3.1-12] The lowest bit of a PUBLISH is RETAIN.
-            retain = frames[number][0] & 1 == 1
-            waiting.append(Delivery(message_of(record), 0, retain, None))
+            waiting.append(Delivery(message_of(record), 0, frame[0] & 1 == 1, None))
+        self.frames = []
+        self.framed = []
         self.deliveries = waiting + self.deliveries
 
 

@@ -10,7 +10,7 @@ from holdfast.broker.session.session import (
     Session,
     Subscription,
 )
-from holdfast.broker.state import NodeState
+from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.topics.names import is_shared
 
 
@@ -110,3 +110,24 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
     for group in idle:
         # No member is connected: the memory is freed, and the log keeps the records.
         group.fall_behind(state.delivered)
+
+
+class DeferredReview(Work):
+    """The job that asks again, after rights have changed, about the messages that groups keep for
+    members that may read them. A step is one group, or one member of it."""
+
+    def __init__(self, state: NodeState) -> None:
+        super().__init__()
+        self.groups = [group for group in state.groups.values() if group.deferred]
+
+    def step(self, state: NodeState, steps: int) -> int:
+        done = 0
+        while self.groups and done < steps:
+            group = self.groups.pop()
+            drop_deferred(state, group)
+            members = group.connected[: group.ready]
+            for member in members:
+                feed_group(state, group, member)
+            done += 1 + len(members)
+        self.has_more = bool(self.groups)
+        return done

@@ -1,9 +1,12 @@
 """Sending one message to one session: its PUBLISH packet, and the inflight entry of QoS 1 and 2."""
 
+from collections import deque
 from typing import Final
 
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import WITHHELD
 from holdfast.broker.recovery.state_records import log_changes, note_progress
+from holdfast.broker.rights import may_read
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
@@ -129,21 +132,54 @@ class SendPromise(Promise):
     Its packet id must be in the log first, or a crash could send the message again under another
     id. Later ones wait too, so that a topic's order is the same for every receiver. At QoS 0 this
     holds for subscriptions that read the log.
+
+    The rights of the client may have changed meanwhile. A message that it may not read any more is
+    then treated like one that is inflight from an earlier connection (`log_replay.send_unsent`).
     """
 
-    def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        frame: bytes,
+        topic: bytes,
+        packet_id: int = 0,
+    ) -> None:
+        """`packet_id` 0: QoS 0."""
         super().__init__(connection)
         self.session = session
         self.frame = frame
+        self.topic = topic
+        self.packet_id = packet_id
         session.promised_sends += 1
 
     def release(self, state: NodeState) -> None:
-        self.session.promised_sends -= 1
+        session = self.session
+        session.promised_sends -= 1
         connection = self.connection
         assert connection is not None
-        if connection.state == OPEN:
+        if connection.state != OPEN:
+            return
+        if may_read(session, self.topic):
             state.stats.publish_sent += 1
             connection.send(self.frame, state.dirty)
+        elif self.packet_id:
+            self._withhold(state, connection)
+        else:
+            state.stats.reads_denied += 1
+
+    def _withhold(self, state: NodeState, connection: Connection) -> None:
+        session = self.session
+        entry = session.inflight.get(self.packet_id)
+        if entry is None:
+            return
+        if entry.qos == 1:
+            # Its group gives it to another member.
+            entry.group = None
+        if session.unsent is None:
+            session.unsent = deque()
+        session.unsent.append(self.packet_id)
+        state.arm(state.now, WITHHELD, connection)
 
 
 def send_log_qos0(
@@ -171,7 +207,7 @@ def send_log_qos0(
         state.stats.dropped_too_large += 1
         return
     if waits:
-        state.promise(SendPromise(connection, session, frame))
+        state.promise(SendPromise(connection, session, frame, message.topic))
         return
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
@@ -227,10 +263,11 @@ def send_inflight(
         # Otherwise the group's position stays below the record until it is finished. After a crash
         # the group assigns the record again.
         if qos == 2:
-            log_changes(state, session, SendPromise(connection, session, frame))
+            promise = SendPromise(connection, session, frame, message.topic, packet_id)
+            log_changes(state, session, promise)
             return True
         if session.promised_sends:
-            state.promise(SendPromise(connection, session, frame))
+            state.promise(SendPromise(connection, session, frame, message.topic, packet_id))
             return True
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
