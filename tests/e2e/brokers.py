@@ -36,13 +36,17 @@ def _accepts(port: int) -> bool:
 def toml(tables: dict[str, dict[str, Any]]) -> str:
     """Enough TOML for settings: JSON's scalars and lists are TOML's."""
     lines = []
-    if IO_WORKERS:
-        # Here, so that settings for a reload have them, too.
-        tables = {"server": {"io_workers": IO_WORKERS}, **tables}
     for name, table in tables.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     return "\n".join(lines) + "\n"
+
+
+def broker_toml(tables: dict[str, dict[str, Any]]) -> str:
+    """The settings of a broker, with IO_WORKERS: also those for a reload have them."""
+    if IO_WORKERS:
+        tables = {"server": {"io_workers": IO_WORKERS}, **tables}
+    return toml(tables)
 
 
 class Broker:
@@ -140,7 +144,7 @@ class Holdfast(Broker):
 
     def command(self) -> list[str]:
         configuration = self.directory / "holdfast.toml"
-        configuration.write_text(toml(self.settings))
+        configuration.write_text(broker_toml(self.settings))
         return [
             *[sys.executable, "-m", "holdfast.cli.main", "serve", "-c", str(configuration)],
             *["--bind", "127.0.0.1", "-p", str(self.port), "--data", str(self.data)],

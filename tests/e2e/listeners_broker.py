@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.brokers import Holdfast, toml
+from tests.e2e.brokers import Holdfast, broker_toml
 
 PUB = shutil.which("mosquitto_pub")
 RUN_S = 20
@@ -36,7 +36,7 @@ class ListenersBroker(Holdfast):
             "node": {"data": str(self.data), **self.settings.get("node", {})},
             "admin": {"port": self.admin_port},
         }
-        text = toml(tables)
+        text = broker_toml(tables)
         for table in [{"port": self.port}, *self.listeners]:
             text += "[[listeners]]\n"
             text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,8 +154,16 @@ def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:
     )
 
 
-def test_drain_and_remove(cluster: ClusterProcesses) -> None:
-    """The last one: afterwards there are two nodes."""
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+    """Of three nodes that no other test uses: the order of tests is not fixed."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as started:
+        started.wait_healthy()
+        yield started
+
+
+def test_drain_and_remove(own_cluster: ClusterProcesses) -> None:
+    cluster = own_cluster
     refused = ask(cluster, "n1", "remove", "n3")
     assert refused.returncode == 2
     assert "drain it first" in refused.stderr

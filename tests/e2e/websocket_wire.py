@@ -15,7 +15,7 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import CLIENT, Protocol
 
 from tests.e2e import wire
-from tests.e2e.brokers import Holdfast, toml
+from tests.e2e.brokers import Holdfast, broker_toml
 from tests.support.ports import free_port
 
 CONTINUATION: Final = 0
@@ -49,7 +49,7 @@ class WebSocketHoldfast(Holdfast):
         second = {"transport": "websocket", "port": self.websocket_port, **self.listener}
         lines = [f"{key} = {json.dumps(value)}" for key, value in second.items()]
         (self.directory / "holdfast.toml").write_text(
-            "\n".join([toml(self.settings), "[[listeners]]", "[[listeners]]", *lines, ""])
+            "\n".join([broker_toml(self.settings), "[[listeners]]", "[[listeners]]", *lines, ""])
         )
         return command
 
