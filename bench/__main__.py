@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "admin_lists": (),
     "console": (),
     "io_workers": ("--quick",),
+    "io_workers_full": ("--quick",),
     "worst_packet": ("--rounds", "2"),
     "spark": (),
     "log_client": (),

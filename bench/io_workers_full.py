@@ -1,0 +1,122 @@
+"""The CPU of the broker's process and of its I/O worker, a message, at full speed.
+
+    python -m bench.io_workers_full [--quick] [--json PATH]
+
+The traffic is that of the scenarios of `python -m bench` with the same names: each message in a
+write of its own, as fast as the scenario's bounds allow. A broker without workers and one with one
+worker run in alternating rounds, and the generator takes its share of the same cores. The figures
+are medians over the rounds, with the lowest and the highest. `bench.io_workers` measures the same
+at fixed rates.
+"""
+
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench import brokers, process
+from bench.comparison import Settings, generate_undisturbed
+from bench.measurement import Measurement
+from bench.options import new_parser, write_json
+from bench.scenarios import by_name
+
+QOS_0, QOS_1, TLS = "qos0-100to100", "qos1-50to50-single", "tls-qos0-100to100"
+WORKERS: Final = (0, 1)
+OPEN_FILES: Final = 2000
+GOALS: Final = (
+    ("broker's process, QoS 0, µs", QOS_0, "core_us", "", 2.5),
+    ("all processes, QoS 0, µs", QOS_0, "cpu_us", "", 12.0),
+    ("broker's process, QoS 1, µs", QOS_1, "core_us", "", 7.0),
+    ("broker's process with TLS, over that without", TLS, "core_us", QOS_0, 1.05),
+)
+"""What with one worker must be at most the last value: a figure of a scenario, over the same of
+another one."""
+
+
+@dataclass
+class Rounds:
+    """The rounds of one scenario with one number of workers."""
+
+    scenario: str
+    workers: int
+    measurements: list[Measurement] = field(default_factory=list)
+
+    def figures(self, name: str) -> list[float]:
+        return [getattr(each, name) for each in self.measurements]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.figures(name))
+
+    def line(self) -> str:
+        columns = [f"{self.scenario:18} {self.workers:7} {self.median('rate'):12,.0f}"]
+        for name in ("core_us", "others_us", "cpu_us"):
+            found = self.figures(name)
+            columns.append(f"{self.median(name):6.2f} ({min(found):.2f}..{max(found):.2f})")
+        return "  ".join(columns)
+
+
+def measure(name: str, settings: Settings) -> list[Rounds]:
+    """All rounds of a scenario."""
+    scenario = by_name(name)
+    found = [Rounds(name, workers) for workers in WORKERS]
+    running = []
+    try:
+        for each in found:
+            feature = f"io-workers-{each.workers}" if each.workers else ""
+            running.append(
+                brokers.start_holdfast(
+                    settings.directory,
+                    scenario.durability,
+                    transport=scenario.transport,
+                    feature=feature,
+                )
+            )
+        for _ in range(settings.rounds):
+            for each, broker in zip(found, running, strict=True):
+                each.measurements.append(generate_undisturbed(scenario, broker, settings))
+    finally:
+        for broker in running:
+            broker.stop()
+    return found
+
+
+def print_goals(found: dict[tuple[str, int], Rounds]) -> None:
+    print("\ngoal with one worker                             measured  at most")
+    for text, name, figure, over, most in GOALS:
+        value = found[name, 1].median(figure)
+        if over:
+            value /= found[over, 1].median(figure)
+        result = "reached" if value <= most else "missed"
+        print(f"{text:48} {value:8.2f} {most:8.2f}  {result}", flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = new_parser("bench.io_workers_full", __doc__, "--quick").parse_args(argv)
+    process.raise_open_files_limit(OPEN_FILES)
+    found: dict[tuple[str, int], Rounds] = {}
+    print(
+        "scenario           workers   messages/s  broker, µs           workers, µs          sum, µs"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        settings = Settings(
+            directory=Path(directory),
+            rounds=2 if options.quick else 5,
+            warm_up_s=0.3 if options.quick else 0.5,
+            measure_s=1.0 if options.quick else 2.0,
+            python=sys.executable,
+            reference=None,
+            candidate="holdfast",
+        )
+        for name in (QOS_0, QOS_1, TLS):
+            for each in measure(name, settings):
+                found[name, each.workers] = each
+                print(each.line(), flush=True)
+    print_goals(found)
+    write_json(options.json, [asdict(each) for each in found.values()])
+    return 1 if any(m.missing for each in found.values() for m in each.measurements) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
