@@ -225,6 +225,32 @@ def test_a_session_of_a_browser(secured: Secured) -> None:
     assert ask(port, "GET", "/api/v1/log", headers=sent).status == 401
 
 
+def test_a_stream_ends_with_its_credentials(secured: Secured) -> None:
+    port = secured.broker.admin_port
+    events, trace = "/api/v1/events", "/api/v1/trace/live?topic=%23"
+    for path in (events, trace):
+        made = secured.ask("POST", "/api/v1/tokens", "admin", {"role": "reader"}).json
+        stream = open_stream(port, path, {"Authorization": f"Bearer {made['token']}"})
+        assert secured.ask("DELETE", f"/api/v1/tokens/{made['id']}", "admin").status == 200
+        secret = {"topic": "stream/x", "payload": "after the removal", "qos": 1}
+        assert secured.ask("POST", "/api/v1/publish", "operator", secret).status == 200
+        assert b"after the removal" not in stream.read(), path
+    sent = {"Cookie": login(port, "ada", PASSWORD).headers["set-cookie"].partition(";")[0]}
+    stream = open_stream(port, events, sent)
+    assert ask(port, "DELETE", "/api/v1/login", headers=sent).status == 200
+    stream.read()
+
+
+def open_stream(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """A stream whose first line was received. Its reads fail after WAIT_S without data."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    connection.request("GET", path, headers=headers)
+    stream = connection.getresponse()
+    assert stream.status == 200
+    assert stream.readline()
+    return stream
+
+
 def test_another_password_ends_the_sessions(secured: Secured) -> None:
     port = secured.broker.admin_port
     user = {"name": "eve", "role": "viewer", "password": PASSWORD}
@@ -275,6 +301,16 @@ def test_the_audit_has_every_change_and_no_secret(secured: Secured) -> None:
     raw = b"".join(each.read_bytes() for each in secured.broker.segments())
     assert b'"for the audit"' in raw
     assert made["token"].split("_", 2)[2].encode() not in raw
+
+
+def test_the_audit_names_who_logs_in_and_what_a_reload_applies(secured: Secured) -> None:
+    port = secured.broker.admin_port
+    sent = {"Cookie": login(port, "ada", PASSWORD).headers["set-cookie"].partition(";")[0]}
+    assert ask(port, "POST", "/api/v1/reload", headers=sent).status == 200
+    assert ask(port, "DELETE", "/api/v1/login", headers=sent).status == 200
+    entries = secured.ask("GET", "/api/v1/audit?limit=3", "admin").json["entries"]
+    assert [each["who"] for each in entries] == ["user ada"] * 3
+    assert entries[1]["after"] == {"applied": [], "needs_restart": [], "disconnected": 0}
 
 
 def test_the_audit_outlives_a_restart(tmp_path: Path) -> None:
@@ -396,3 +432,66 @@ def test_garbage_in_credentials_gets_401(secured: Secured) -> None:
                     status = connection.makefile("rb").readline().split()
                     assert status[1:2] in ([b"401"], [b"400"]), (text, path, name)
     assert secured.ask("GET", "/api/v1/log", "reader").status == 200
+
+
+def test_the_address_of_a_client_is_not_its_own_claim(tmp_path: Path) -> None:
+    broker = Holdfast(tmp_path)
+    broker.start()
+    port = broker.admin_port
+    forwarded = {"X-Forwarded-For": "127.0.0.1"}
+    # A proxy on this machine would open the port to the world, before there is a user.
+    assert ask(port, "GET", "/api/v1/log", headers=forwarded).status == 403
+    body = {"ranges": [[0, 0, 100]]}
+    assert ask(port, "POST", "/api/v1/log/read", "", body, headers=forwarded).status == 403
+    assert ask(port, "GET", "/healthz", headers=forwarded).status == 200
+    token = made_token(broker.data, "admin")
+    wait_for(lambda: ask(port, "GET", "/api/v1/log").status == 401, "not noticed")
+    claimed = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https"}
+    assert ask(port, "POST", "/api/v1/reload", token, headers=claimed).status == 200
+    newest = ask(port, "GET", "/api/v1/audit?limit=1", token).json["entries"][0]
+    assert newest["remote"] == "127.0.0.1"
+    broker.kill()
+
+
+def test_the_address_of_a_client_behind_a_known_proxy(tmp_path: Path) -> None:
+    broker = Holdfast(tmp_path, settings={"admin": {"proxies": ["127.0.0.0/8"]}})
+    broker.start()
+    port = broker.admin_port
+    claimed = {"X-Forwarded-For": "198.51.100.1, 203.0.113.9"}
+    assert ask(port, "GET", "/api/v1/log", headers=claimed).status == 403
+    token = made_token(broker.data, "admin")
+    wait_for(lambda: ask(port, "GET", "/api/v1/log").status == 401, "not noticed")
+    assert ask(port, "POST", "/api/v1/reload", token, headers=claimed).status == 200
+    newest = ask(port, "GET", "/api/v1/audit?limit=1", token).json["entries"][0]
+    # The last address is the one that the proxy itself has seen.
+    assert newest["remote"] == "203.0.113.9"
+    broker.kill()
+
+
+def test_slow_bodies_of_strangers_do_not_keep_others_away(secured: Secured) -> None:
+    port = secured.broker.admin_port
+    head = (
+        b"POST /api/v1/login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 100\r\n\r\n{"
+    )
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    try:
+        for connection in slow:
+            connection.sendall(head)
+        assert [ask(port, "GET", "/readyz").status for _ in range(3)] == [200] * 3
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_bytes_that_are_no_request_get_one_json_line(secured: Secured) -> None:
+    port = secured.broker.admin_port
+    for sent in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET /" + b"x" * 70_000):
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
+            connection.sendall(sent + b"\r\n\r\n")
+            received = connection.recv(4096)
+        assert received.startswith(b"HTTP/1.1 400")
+        assert b"\r\ncontent-type: application/json\r\n" in received
+        assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    wait_for(lambda: "http_invalid remote=" in secured.broker.log_text(), "no line")
+    assert "Invalid HTTP request" not in secured.broker.log_text()

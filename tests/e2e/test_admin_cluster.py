@@ -48,6 +48,13 @@ def test_the_audit_of_all_nodes(tmp_path: Path) -> None:
             assert times == sorted(times, reverse=True)
             assert len(set(times)) == 12
             assert {each["error"] != "" for each in found} == {True}
+        assert ask(nodes[0].admin_port, "POST", "/cluster/drain?node=n2", token).status == 200
+        drained = ask(nodes[1].admin_port, "GET", "/api/v1/audit?limit=1", token).json["entries"][0]
+        phases = [
+            {node["node"]: node["state"] for node in drained[when]} for when in ("before", "after")
+        ]
+        assert [each["n2"] for each in phases] == ["up", "draining"]
+        assert ask(nodes[0].admin_port, "POST", "/cluster/undrain?node=n2", token).status == 200
         gone = nodes[-1]
         cluster.kill9(gone.node_id)
         wait_for(

@@ -28,6 +28,8 @@ class Documented:
 
     def __init__(self, directory: Path) -> None:
         self.broker = Holdfast(directory)
+        self.kind = ""
+        """The content type of the last reply."""
         self.tokens = {role: made_token(self.broker.data, role) for role in ROLES}
         self.broker.start()
         with wire.Wire(self.broker.port) as client:
@@ -47,6 +49,7 @@ class Documented:
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
             kind = reply.headers.get("content-type", "")
+            self.kind = kind.partition(";")[0]
             return reply.status, b"" if kind.startswith("text/event-stream") else reply.read()
         finally:
             connection.close()
@@ -208,6 +211,7 @@ def test_the_right_scope_is_served(port: Documented) -> None:
         assert status not in (403, 405, 500), (method, where, text)
         assert status != 401 or operation["x-scope"] == "open", where
         assert str(status) in operation["responses"], (method, where, status, text)
+        assert port.kind in operation["responses"][str(status)]["content"], (method, where)
         if status == 200 and operation["parameters"] == [] and method == "GET":
             kind = operation["responses"]["200"]["content"]
             if "application/json" in kind:

@@ -13,5 +13,8 @@ class OpenGate:
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
         return Caller("local", Scope.ADMIN, remote_of(request))
 
+    def still_admits(self, request: Request, endpoint: Endpoint) -> bool:
+        return True
+
     async def record(self, call: Call, status: int, error: str) -> None:
         """Do nothing."""

@@ -178,3 +178,26 @@ def test_the_document_has_what_is_declared() -> None:
         "$ref": "#/components/schemas/Change"
     }
     assert {"400", "401", "403", "409", "413"} <= changed["responses"].keys()
+
+
+def test_a_wrong_method_learns_all_methods_of_the_path() -> None:
+    async def nothing(call: Call) -> None:
+        return None
+
+    several = application(
+        [
+            Endpoint("GET", "/z/{name}", Scope.VIEWER, "read", nothing, parameters=(NAME,)),
+            Endpoint("DELETE", "/z/{name}", Scope.ADMIN, "remove", nothing, parameters=(NAME,)),
+        ],
+        OpenGate(),
+        "test",
+    )
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(several)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request("POST", "/z/a")
+
+    response = asyncio.run(run())
+    assert response.status_code == 405
+    assert response.headers["allow"] == "DELETE, GET, HEAD"

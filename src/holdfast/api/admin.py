@@ -92,7 +92,8 @@ class AdminRoutes:
             Endpoint("GET", "/readyz", Scope.HEALTH, "whether the node serves clients",
                      self.readyz, dict, refusals=(503,), any_parameter=True),
             Endpoint("GET", "/metrics", Scope.METRICS, "the metrics for Prometheus", self.metrics,
-                     str, media_type="application/openmetrics-text", any_parameter=True),
+                     str, media_type="application/openmetrics-text",
+                     other_media_types=("text/plain",), any_parameter=True),
             Endpoint("POST", "/api/v1/reload", Scope.OPERATOR,
                      "apply the settings and files as they are now", self.reload, Reloaded,
                      refusals=(409,)),
@@ -145,7 +146,8 @@ class AdminRoutes:
     async def reload(self, call: Call) -> Reloaded:
         """Apply the configuration and the files as they are now."""
         try:
-            return await self._server.reload()
+            call.after = done = await self._server.reload()
+            return done
         except ReloadError as error:
             raise ApiRefusal(409, str(error)) from None
 
@@ -181,7 +183,7 @@ class AdminServer:
             console_routes(lambda: server.config.listeners) if server.config.admin.console else []
         )
         guard = Guard(routes.application(self._gate, pages), known, pages=PREFIX)
-        self._server = HttpServer(guard, connections, 1)
+        self._server = HttpServer(guard, connections, 1, proxies=server.config.admin.proxies)
         self._door = TlsDoor(self._socket, self._server.new_protocol, lambda: self.context)
         self._serving: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []

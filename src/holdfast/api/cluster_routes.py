@@ -75,21 +75,23 @@ class ClusterRoutes:
         return self._cluster.status()
 
     async def _init(self, call: Call) -> object:
-        return await _change(self._cluster.init())
+        return await self._change(call, self._cluster.init())
 
     async def _rebalance(self, call: Call) -> object:
-        return await _change(self._cluster.rebalance())
+        return await self._change(call, self._cluster.rebalance())
 
     async def _of_node(self, action: str, call: Call) -> object:
         if action == UNSAFE and not call[ACCEPT_LOSS]:
             text = "acknowledged messages that the node does not have are lost: accept_loss=true"
             raise bad_request(text)
-        return await _change(OF_NODE[action](self._cluster, call[NODE]))
+        return await self._change(call, OF_NODE[action](self._cluster, call[NODE]))
 
-
-async def _change(carried_out: Awaitable[object]) -> object:
-    """The result of a change. A refusal of the cluster becomes `ApiRefusal` (409)."""
-    try:
-        return await carried_out
-    except ClusterError as error:
-        raise ApiRefusal(409, str(error)) from None
+    async def _change(self, call: Call, carried_out: Awaitable[object]) -> object:
+        """The result of a change. A refusal of the cluster becomes `ApiRefusal` (409)."""
+        call.before = self._cluster.status()["nodes"]
+        try:
+            result = await carried_out
+        except ClusterError as error:
+            raise ApiRefusal(409, str(error)) from None
+        call.after = self._cluster.status()["nodes"]
+        return result

@@ -2,17 +2,33 @@
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
+from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Match, Route
 
-from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Values, bad_request
+from holdfast.api.endpoints import (
+    EVENT_STREAM,
+    ApiRefusal,
+    Call,
+    Caller,
+    Endpoint,
+    Values,
+    bad_request,
+)
 from holdfast.api.openapi import document
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
@@ -27,6 +43,9 @@ class AccessGate(Protocol):
 
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
         """Return the caller, who has the scope of the endpoint. Raises `ApiRefusal` (401, 403)."""
+
+    def still_admits(self, request: Request, endpoint: Endpoint) -> bool:
+        """Whether the credentials of a request in progress are still valid, with the scope."""
 
     async def record(self, call: Call, status: int, error: str) -> None:
         """Record the result of a change. `error` is empty if the change was carried out."""
@@ -80,7 +99,12 @@ def _responder(endpoint: Endpoint, gate: AccessGate) -> Callable[[Request], Awai
             return refused(error.status, str(error), error.headers)
         call = Call(request, endpoint, caller, values, body)
         if not endpoint.is_change:
-            return (await _carry_out(call))[0]
+            response = (await _carry_out(call))[0]
+            if isinstance(response, StreamingResponse) and endpoint.media_type == EVENT_STREAM:
+                events = response.body_iterator
+                assert isinstance(events, AsyncGenerator)
+                response.body_iterator = _while_admitted(events, call, gate)
+            return response
         status, text = 500, "internal error"
         try:
             response, text = await _carry_out(call)
@@ -90,6 +114,18 @@ def _responder(endpoint: Endpoint, gate: AccessGate) -> Callable[[Request], Awai
         return response
 
     return respond
+
+
+async def _while_admitted(
+    events: AsyncGenerator[bytes, None], call: Call, gate: AccessGate
+) -> AsyncIterator[bytes]:
+    """The events of a stream until the credentials end. Counter-example with a check at the start
+    only: the holder of a removed token reads payloads for as long as the stream lasts."""
+    async with aclosing(events):
+        async for event in events:
+            if not gate.still_admits(call.request, call.endpoint):
+                return
+            yield event
 
 
 async def _carry_out(call: Call) -> tuple[Response, str]:
@@ -114,8 +150,17 @@ def refused(status: int, text: str, headers: Mapping[str, str] | None = None) ->
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = f"there is no {request.method} {shown(request.url.path)}: see {OPENAPI_PATH}"
-    headers = error.headers if isinstance(error, HTTPException) else None
+    headers = {"Allow": allowed} if status == 405 and (allowed := _methods_of(request)) else None
     return refused(status, text, headers)
+
+
+def _methods_of(request: Request) -> str:
+    """The methods of all routes with the path of a request. Starlette names those of the first."""
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    found = [
+        each.methods or () for each in routes if each.matches(request.scope)[0] is not Match.NONE
+    ]
+    return ", ".join(sorted({method for methods in found for method in methods}))
 
 
 def parameters_of(request: Request, endpoint: Endpoint) -> Values:

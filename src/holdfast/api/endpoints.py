@@ -34,6 +34,8 @@ WHOLE_MAX: Final = 1 << 62
 TEXT_CHARACTERS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 262_144
 """The most bytes of a request's body, unless its endpoint says otherwise."""
+EVENT_STREAM: Final = "text/event-stream"
+"""The content type of a stream. It ends with the credentials of its request."""
 
 
 class ApiRefusal(Exception):

@@ -27,7 +27,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, Protocol, runtime_checkable
 
-from holdfast.api.access.gate import CredentialGate, session_secret
+from holdfast.api.access.gate import CredentialGate, shown_credentials
 from holdfast.api.endpoints import ApiRefusal
 from holdfast.api.log_plan import (
     PATH,
@@ -152,8 +152,7 @@ class RequestChecks:
         text = page_refusal(origins, sites, own) or self._hosts.refusal(hosts)
         if text:
             raise ApiRefusal(403, text)
-        cookie = session_secret(headers.get("Cookie", ""))
-        self._gate.decide_now(headers.get("Authorization", ""), cookie, remote, Scope.READER)
+        self._gate.decide_now(shown_credentials(headers.get, remote), Scope.READER)
 
 
 class Budget:

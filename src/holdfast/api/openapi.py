@@ -82,9 +82,18 @@ def _operation(each: Endpoint, reply: Any) -> Any:
         "operationId": f"{each.method} {each.path}".lower(),
         "parameters": [_parameter(parameter) for parameter in each.parameters],
         "x-scope": each.scope.name.lower(),
-        "security": [] if each.scope is Scope.OPEN else [{"bearer": []}, {"session": []}],
+        "security": _security(each.scope),
         "responses": responses,
     }
+
+
+def _security(scope: Scope) -> Any:
+    """The credentials that a scope needs. The empty ones of health and metrics depend on
+    `admin.open`."""
+    if scope is Scope.OPEN:
+        return []
+    none: list[Any] = [{}] if scope in (Scope.HEALTH, Scope.METRICS) else []
+    return [*none, {"bearer": []}, {"session": []}]
 
 
 def _parameter(parameter: Parameter[Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.addresses import address_problem, is_loopback, overlap, split_address
 from holdfast.config.check_cluster import cluster_problems
 from holdfast.config.check_federation import federation_contradictions
-from holdfast.config.check_listener import listener_problems, listener_warnings
+from holdfast.config.check_listener import is_network, listener_problems, listener_warnings
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Admin, Config
 from holdfast.config.sections.check_identity import identity_problems
@@ -117,6 +117,10 @@ def _admin_problems(admin: Admin) -> Iterator[Problem]:
         yield "admin.key", f" = {shown(admin.key)}: needs a certificate beside it"
     if admin.certificate and not admin.key:
         yield "admin.certificate", f" = {shown(admin.certificate)}: needs a key beside it"
+    for index, name in enumerate(admin.proxies):
+        if not is_network(name):
+            text = "must be an address or a network, as 10.0.0.0/8"
+            yield f"admin.proxies[{index}]", f" = {shown(name)}: {text}"
 
 
 def _filter_problem(filter: str) -> str:

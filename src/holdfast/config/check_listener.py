@@ -99,11 +99,17 @@ def _address_problems(listener: Listener) -> Iterator[Problem]:
         if (name == "unix") != bool(path):
             must = '"unix"' if path else "an address or a network, as 10.0.0.1 or 10.0.0.0/8"
             yield key, f" = {shown(name)}: must be {must}"
-        elif not path:
-            try:
-                ip_network(name, strict=False)
-            except ValueError:
-                yield key, f" = {shown(name)}: must be an address or a network, as 10.0.0.0/8"
+        elif not path and not is_network(name):
+            yield key, f" = {shown(name)}: must be an address or a network, as 10.0.0.0/8"
+
+
+def is_network(name: str) -> bool:
+    """Whether the text is an address or a network."""
+    try:
+        ip_network(name, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _authentication_problems(listener: Listener, config: Config) -> Iterator[Problem]:

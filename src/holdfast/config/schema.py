@@ -126,6 +126,9 @@ class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The names by which the admin port may be addressed, besides IP addresses, localhost, this
     machine's name and the advertised ones; "*": any. The check refuses a web page whose own name
     changes to this machine's address."""
+    proxies: list[str] = field(default_factory=list)
+    """The addresses and networks of HTTP proxies in front. The address and the scheme of a request
+    from one are those of its headers X-Forwarded-For and X-Forwarded-Proto."""
     open: list[Literal["health", "metrics"]] = field(default_factory=lambda: ["health"])
     """The routes that anybody who reaches the port may read without credentials."""
     console: bool = True

@@ -8,6 +8,7 @@ scopes in `admin.open`. With users or tokens every request needs credentials, wh
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Final
@@ -31,7 +32,32 @@ NOT_SET_UP: Final = (
     " there with `holdfast access token create --data DIR --role admin`"
 )
 COOKIE_BYTES_MAX: Final = 8192
+FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+"""The headers by which a proxy announces itself."""
 OpenScopes = Callable[[], frozenset[Scope]]
+
+
+@dataclass(frozen=True)
+class ShownCredentials:
+    """The headers of a request by which its author is identified, and the address."""
+
+    authorization: str
+    cookie: str
+    """The secret in the session cookie, or ""."""
+    remote: str
+    is_forwarded: bool
+    """Whether a proxy has sent the request. Its own address then proves nothing about the author:
+    a proxy on this machine has a loopback address for everybody."""
+
+
+def shown_credentials(header: Callable[[str], str | None], remote: str) -> ShownCredentials:
+    """The credentials of a request. `header` returns the value of a header, or None."""
+    return ShownCredentials(
+        header("Authorization") or "",
+        session_secret(header("Cookie") or ""),
+        remote,
+        any(header(name) is not None for name in FORWARDED),
+    )
 
 
 class CredentialGate(AccessGate):
@@ -46,44 +72,48 @@ class CredentialGate(AccessGate):
         self._audit = audit
 
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
-        authorization = request.headers.get("authorization", "")
-        cookie = cookie_of(request)
-        remote = remote_of(request)
-        arguments = (authorization, cookie, remote, endpoint.scope)
+        shown = _shown_by(request)
         try:
-            return self.decide(*arguments)
+            return self.decide(shown, endpoint.scope)
         except ApiRefusal as error:
-            if error.status != 401 or not (authorization or cookie):
+            if error.status != 401 or not (shown.authorization or shown.cookie):
                 raise
         # The token may be newer than the last look at the file.
-        return await asyncio.to_thread(self.decide_now, *arguments)
+        return await asyncio.to_thread(self.decide_now, shown, endpoint.scope)
 
-    def decide_now(self, authorization: str, cookie: str, remote: str, scope: Scope) -> Caller:
+    def still_admits(self, request: Request, endpoint: Endpoint) -> bool:
+        try:
+            self.decide(_shown_by(request), endpoint.scope, is_use=False)
+        except ApiRefusal:
+            return False
+        return True
+
+    def decide_now(self, shown: ShownCredentials, scope: Scope) -> Caller:
         """`decide`, after another look at the file for unknown credentials. It may block."""
         try:
-            return self.decide(authorization, cookie, remote, scope)
+            return self.decide(shown, scope)
         except ApiRefusal as error:
             if error.status != 401 or not self.credentials.may_look():
                 raise
         self.credentials.refresh()
-        return self.decide(authorization, cookie, remote, scope)
+        return self.decide(shown, scope)
 
-    def decide(self, authorization: str, cookie: str, remote: str, scope: Scope) -> Caller:
+    def decide(self, shown: ShownCredentials, scope: Scope, *, is_use: bool = True) -> Caller:
         """The caller with these credentials. Raises `ApiRefusal` (401, 403)."""
         if scope is Scope.OPEN or scope in self._open_scopes():
-            return Caller("anybody", scope, remote)
+            return Caller("anybody", scope, shown.remote)
         if not self.credentials.is_set_up:
-            if not is_loopback_address(remote):
+            if shown.is_forwarded or not is_loopback_address(shown.remote):
                 raise ApiRefusal(403, NOT_SET_UP)
-            return Caller("local", Scope.ADMIN, remote)
+            return Caller("local", Scope.ADMIN, shown.remote)
         try:
-            identity = self.credentials.identify(authorization, cookie)
+            identity = self.credentials.identify(shown.authorization, shown.cookie, is_use=is_use)
         except Unauthenticated as error:
             raise ApiRefusal(401, str(error), {"WWW-Authenticate": "Bearer"}) from None
         if identity.scope < scope:
             role = identity.scope.role
             raise ApiRefusal(403, f"this needs the role {scope.role}, {identity.name} has {role}")
-        return Caller(identity.name, identity.scope, remote)
+        return Caller(identity.name, identity.scope, shown.remote)
 
     async def record(self, call: Call, status: int, error: str) -> None:
         # Failed logins would let strangers fill the log; they have a line of their own.
@@ -111,6 +141,10 @@ class CredentialGate(AccessGate):
     def _look(self) -> None:
         self.credentials.refresh()
         self.credentials.save_uses()
+
+
+def _shown_by(request: Request) -> ShownCredentials:
+    return shown_credentials(request.headers.get, remote_of(request))
 
 
 def cookie_of(request: Request) -> str:

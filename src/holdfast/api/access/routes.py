@@ -13,7 +13,15 @@ from starlette.responses import Response
 
 from holdfast.api.access.audit import AuditAnswer, AuditEntry, AuditLog, AuditQuestion
 from holdfast.api.access.gate import CredentialGate, cookie_of
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.endpoints import (
+    ApiRefusal,
+    Call,
+    Caller,
+    Endpoint,
+    Text,
+    Whole,
+    bad_request,
+)
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.views.pages import AbsentNode, BadCursor, decode_place, encode_place
 from holdfast.security.access import changes
@@ -31,7 +39,10 @@ HASHES_MAX: Final = 8
 """The most passwords that are hashed or wait for it. One thread hashes them, with 19 MiB."""
 AUDIT_LINES_MAX: Final = 500
 
-RoleName = Annotated[str, Meta(description="viewer, reader, operator or admin")]
+RoleName = Annotated[
+    str,
+    Meta(description="viewer, reader, operator or admin", extra_json_schema={"enum": list(ROLES)}),
+]
 Password = Annotated[str, Meta(max_length=changes.PASSWORD_BYTES_MAX)]
 
 
@@ -55,7 +66,7 @@ class NewUser(Struct, forbid_unknown_fields=True):
 class UserChange(Struct, forbid_unknown_fields=True):
     """The new role or password of a user; empty: no change."""
 
-    role: RoleName = ""
+    role: Annotated[str, Meta(extra_json_schema={"enum": [*ROLES, ""]})] = ""
     password: Password = ""
 
 
@@ -184,7 +195,6 @@ class AccessRoutes:
         if user is None:
             raise ApiRefusal(401, "user or password is wrong")
         secret = credentials.begin_session(login.user, hashed)
-        call.after = {"user": login.user}
         return self._logged_in(WhoView(f"user {login.user}", user.role), secret, call)
 
     async def _login_by_token(self, login: Login, call: Call) -> Response:
@@ -204,10 +214,10 @@ class AccessRoutes:
         except Unauthenticated as error:
             logger.warning("login_failed token='' remote=%r", remote)
             raise ApiRefusal(401, str(error)) from None
-        call.after = {"token": owner.name}
         return self._logged_in(WhoView(owner.name, owner.scope.role), secret, call)
 
     def _logged_in(self, who: WhoView, secret: str, call: Call) -> Response:
+        call.caller = Caller(who.name, Scope.OPEN, call.caller.remote)
         # A login of a browser that has a session replaces it.
         self._credentials.sessions.end(cookie_of(call.request))
         response = Response(msgspec.json.encode(who), media_type="application/json")
@@ -218,7 +228,7 @@ class AccessRoutes:
         secret = cookie_of(call.request)
         session = self._credentials.session_of(secret)
         if session is not None:
-            call.before = {"owner": session.owner}
+            call.caller = Caller(session.owner, Scope.OPEN, call.caller.remote)
         self._credentials.sessions.end(secret)
         response = Response(b"{}", media_type="application/json")
         _set_cookie(response, "", 0, call)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import StreamingResponse
 
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint
+from holdfast.api.endpoints import EVENT_STREAM, ApiRefusal, Call, Endpoint
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import ChangeWatch, EventBatch
@@ -40,7 +40,6 @@ STREAM_S: Final = 3600.0
 IDLE_S: Final = 15.0
 """The time in seconds without events after which a comment is sent, so that proxies do not end the
 stream."""
-EVENT_STREAM: Final = "text/event-stream"
 
 
 class EventQuestion(Struct):

@@ -12,10 +12,18 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import StreamingResponse
 
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.endpoints import (
+    EVENT_STREAM,
+    ApiRefusal,
+    Call,
+    Endpoint,
+    Text,
+    Whole,
+    bad_request,
+)
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.routes.event_feed import EVENT_STREAM, sse_event, sse_response
+from holdfast.api.routes.event_feed import sse_event, sse_response
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.records import LogRecord, log_record, read_window
 from holdfast.api.views.slices import ITEMS

@@ -82,14 +82,14 @@ class AdminCredentials:
         """The seconds since 1970 of the last use of `user NAME` or `token ID`; 0: never."""
         return self._uses.get(name, 0)
 
-    def identify(self, authorization: str, cookie: str) -> CredentialOwner:
+    def identify(self, authorization: str, cookie: str, *, is_use: bool = True) -> CredentialOwner:
         """The owner of the `Authorization` header or, without one, of the session cookie. Raises
-        `Unauthenticated`."""
+        `Unauthenticated`. `is_use`: whether this is a request, from which idle sessions count."""
         if authorization:
             return self._by_token(authorization)
         if not cookie:
             raise Unauthenticated("send a token (Authorization: Bearer TOKEN), or log in")
-        session = self.sessions.find(cookie, time.monotonic())
+        session = self.sessions.find(cookie, time.monotonic(), is_use=is_use)
         role = "" if session is None else self._role_of(session)
         if session is None or not role:
             self.sessions.end(cookie)

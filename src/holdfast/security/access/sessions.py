@@ -48,15 +48,16 @@ class BrowserSessions:
         self._sessions[_key(secret)] = BrowserSession(owner, secret_hash, now_s, now_s)
         return secret
 
-    def find(self, secret: str, now_s: float) -> BrowserSession | None:
-        """The session of a cookie, or None. The session counts as used."""
+    def find(self, secret: str, now_s: float, *, is_use: bool = True) -> BrowserSession | None:
+        """The session of a cookie, or None. The session counts as used, if `is_use`."""
         session = self._sessions.get(_key(secret))
         if session is None:
             return None
         if _has_ended(session, now_s):
             self.end(secret)
             return None
-        session.used_s = now_s
+        if is_use:
+            session.used_s = now_s
         return session
 
     def end(self, secret: str) -> None:

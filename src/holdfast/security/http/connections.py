@@ -8,6 +8,8 @@ import asyncio
 import logging
 from typing import Any, Final
 
+import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger("holdfast")
@@ -26,6 +28,8 @@ BUSY: Final = (
 )
 """The response to a connection without room."""
 
+INVALID: Final = "this is no HTTP request, or its first line and headers have more than 64 KiB"
+
 
 class ConnectionBounds:
     """The connections of one port, the oldest first."""
@@ -39,10 +43,13 @@ class ConnectionBounds:
         return len(self._connections)
 
     def enter(self, connection: "BoundedConnection") -> bool:
-        """Add a connection. The oldest one without a request is closed if there is no room. False:
-        all of them have one."""
+        """Add a connection. The oldest one without a complete request is closed if there is no
+        room. False: all of them have one.
+
+        Counter-example without the bodies: strangers who send the body of a login byte by byte
+        keep everybody else away for BODY_S."""
         if len(self._connections) >= self.connections_max:
-            oldest = next((one for one in self._connections if not one.is_busy), None)
+            oldest = next((one for one in self._connections if one.is_incomplete), None)
             if oldest is None:
                 logger.warning("http_connections_full connections=%d", self.connections_max)
                 return False
@@ -90,11 +97,32 @@ class BoundedConnection(H11Protocol):
         """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the client has yet to send a request, or the rest of one."""
+        return not self.is_busy or self.cycle.more_body
+
     def handle_events(self) -> None:
         was_busy = self.is_busy
         super().handle_events()
         if self.is_busy and not was_busy:
             self._since = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no request, or a head above h11's 64 KiB."""
+        logger.info("http_invalid remote=%r", self.client)
+        body = msgspec.json.encode({"error": INVALID})
+        head = h11.Response(
+            status_code=400,
+            headers=[
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ],
+        )
+        events = (head, h11.Data(data=body), h11.EndOfMessage())
+        self.transport.write(b"".join(self.conn.send(each) or b"" for each in events))
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()

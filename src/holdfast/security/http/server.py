@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,19 +15,29 @@ class HttpServer(uvicorn.Server):
     """A uvicorn server that leaves signals, logging and WebSockets to the process."""
 
     def __init__(
-        self, application: ASGIApp, http: Any, shutdown_s: int, tls: ssl.SSLContext | None = None
+        self,
+        application: ASGIApp,
+        http: Any,
+        shutdown_s: int,
+        tls: ssl.SSLContext | None = None,
+        proxies: Sequence[str] = (),
     ) -> None:
         """`http`: the protocol class, see `bounded`. `shutdown_s`: the seconds that responses in
-        progress have at the end."""
+        progress have at the end. `proxies`: the addresses and networks whose `X-Forwarded-For` and
+        `X-Forwarded-Proto` count. By uvicorn's own default every process of this machine could
+        choose its address in the audit, and have a throttle of logins for each."""
         config = uvicorn.Config(
             application,
             http=http,
             log_config=None,
-            log_level="warning",
+            # Its only warnings are about single requests, without an address.
+            log_level="error",
             access_log=False,
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=shutdown_s,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
         )
         config.load()
         config.ssl = tls
