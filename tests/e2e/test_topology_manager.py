@@ -212,6 +212,16 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert ask("leave", "0") == "member 0 removed\n"
         refused = command("leave", "0", environment=environment)
         assert (refused.returncode, "no member 0" in refused.stderr) == (1, True)
+        file = tmp_path / "operator.token"
+        file.write_text(environment["HOLDFAST_TOPOLOGY__TOKEN"] + "\n")
+        assert (
+            json.loads(
+                command("nodes", "--json", "--token-file", str(file), "--url", manager.url).stdout
+            )
+            == []
+        )
+        named = {"HOLDFAST_TOKEN": file.read_text().strip()}
+        assert command("nodes", "--url", manager.url, environment=named).returncode == 0
         nobody = command("nodes", "--token", "wrong", environment=environment)
         assert (nobody.returncode, "token is not known" in nobody.stderr) == (1, True)
     finally:

@@ -102,6 +102,11 @@ def test_wrong_changes_change_nothing(tmp_path: Path) -> None:
             changes.hash_admin_password(password)
 
 
+def test_a_password_that_no_login_can_send_is_refused() -> None:
+    with pytest.raises(AccessError, match="UTF-8"):
+        changes.hash_admin_password("\udcff\udcfe12345678")
+
+
 def test_expired_tokens_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "TOKENS_MAX", 3)
     data = AccessData()

@@ -66,6 +66,13 @@ def test_a_key_is_explained(configuration: Path, capsys: pytest.CaptureFixture[s
     assert "0x97" in out
     assert main(["config", "explain", "listeners[1].port", "-c", str(configuration)]) == 0
     assert capsys.readouterr().out.startswith("listeners[1].port = 1885")
+    for key in ("listeners[1].port", "listeners.1.port"):
+        assert main(["config", "explain", key, "-c", str(configuration)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("listeners[1].port = 1885")
+        assert "HOLDFAST_LISTENERS__1__PORT" in out
+    assert main(["config", "explain", "listeners", "-c", str(configuration)]) == 0
+    assert "listeners[1].port = 1885" in capsys.readouterr().out
     assert main(["config", "explain", "limits.sesions"]) == 2
     assert "did you mean limits.sessions?" in capsys.readouterr().err
 
@@ -257,3 +264,59 @@ def test_a_group_that_is_missing_is_named(
     path.write_text(f"plugin dynamic_security.so\nplugin_opt_config_file {users}\n")
     assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 1
     assert "anonymousGroup: there is no group 'guests'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "url"),
+    [
+        ("security.http.url", "https://user:hunter2@example.org/x"),
+        ("security.jwt.jwks", "http://user:hunter2@example.org/x"),
+        ("security.jwt.jwks", "ftp://user:hunter2@example.org/x"),
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, url: str
+) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text(f'{key} = "{url}"\n')
+    for command in ("check", "show"):
+        assert main(["config", command, "-c", str(path)]) == 2
+        captured = capsys.readouterr()
+        assert key in captured.err
+        assert "***@example.org" in captured.err
+        assert "hunter2" not in captured.out + captured.err
+
+
+def test_what_an_import_cannot_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"port 1883\n\xff")
+    lost = tmp_path / "mosquitto.conf"
+    lost.write_text(f"include_dir {tmp_path}/conf.d\n")
+    for path, text in (
+        (tmp_path / "none", f"{tmp_path / 'none'}: No such file or directory"),
+        (tmp_path, f"{tmp_path}: Is a directory"),
+        (binary, f"{binary}: not UTF-8 at byte 11"),
+        (lost, f"{lost}:1: there is no directory {tmp_path}/conf.d"),
+    ):
+        assert main(["config", "import", str(path)]) == 1
+        assert capsys.readouterr().err == f"holdfast: {text}\n"
+
+
+def test_an_import_lists_what_holdfast_does_differently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(
+        "queue_qos0_messages true\nallow_zero_length_clientid false\npersistence false\n"
+        "memory_limit 1000000\nuser mosquitto\npid_file /run/mosquitto.pid\n"
+    )
+    assert main(["config", "import", str(path)]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.split(":")[2] for note in notes] == ["1", "2", "3", "4", "5", "6"]
+    path.write_text(
+        "queue_qos0_messages false\nallow_zero_length_clientid true\npersistence true\n"
+    )
+    assert main(["config", "import", str(path)]) == 0
+    assert capsys.readouterr().err == ""

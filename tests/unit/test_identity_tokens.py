@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from holdfast.security.acl import READ, WRITE
@@ -102,6 +102,12 @@ def test_the_public_key_is_no_secret() -> None:
     forged = signed + b"." + base64.urlsafe_b64encode(digest).rstrip(b"=")
     asked = source(RSA, SECRET, algorithms=("RS256", "HS256"))
     assert "signature" in refused(ask(asked, forged))
+
+
+def test_a_good_signature_of_something_else_is_refused() -> None:
+    signed = jws.serialize_compact({"alg": "ES256", "kid": "ec"}, b"[1]", EC).encode()
+    text = refused(ask(source(EC), signed))
+    assert text == "the token's signature, header or claims cannot be used"
 
 
 def test_an_algorithm_must_be_allowed() -> None:

@@ -130,7 +130,9 @@ def run_import(args: argparse.Namespace) -> int:
             print(made.toml())
         else:
             _write(made, args.out)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return _fail(EXIT_FAILED, f"{error.filename}: {error.strerror}")
+    except ValueError as error:
         return _fail(EXIT_FAILED, str(error))
     for note in made.notes:
         print(f"holdfast: {note}", file=sys.stderr)

@@ -143,8 +143,11 @@ def warnings(config: Config) -> list[str]:
             " machine may take part in the cluster"
         )
     if config.admin.enabled and not is_loopback(config.admin.bind):
+        clear = (
+            "" if config.admin.certificate else ", and travels unencrypted without a certificate"
+        )
         found.append(
             f"admin.bind = {shown(config.admin.bind)}: other machines need a token of"
-            " `holdfast access`, which the port reads from node.data"
+            f" `holdfast access`, which the port reads from node.data{clear}"
         )
     return found

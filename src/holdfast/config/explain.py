@@ -2,6 +2,7 @@
 
 import ast
 import inspect as python_inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -76,7 +77,9 @@ def explain(
     key: str, path: Path | None, environ: Mapping[str, str], overrides: Overrides
 ) -> Explanation:
     """One key. Raises `NoSuchKey` and `ConfigError`."""
-    plain = ".".join(part.partition("[")[0] for part in key.split("."))
+    # listeners.1.port, as in the variables of the environment, is listeners[1].port.
+    key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)
+    plain = _without_index(key)
     kind = inspect.type_info(Config)
     known = list(all_keys(kind))
     if plain not in known:
@@ -85,13 +88,15 @@ def explain(
         raise NoSuchKey(f"{key}: there is no such key; {hint}")
     parts = plain.split(".")
     if parts[0] == "listeners" and len(parts) > 1:
-        parts.insert(1, "0")
+        index = re.search(r"\[(\d+)\]", key)
+        parts.insert(1, index[1] if index else "0")
     found = find_type(kind, parts)
     assert found is not None
     settings = [
         each
         for each in settings_of(path, environ, overrides)
-        if key in (each.key, _without_index(each.key)) or each.key.startswith(f"{plain}.")
+        if key in (each.key, _without_index(each.key))
+        or each.key.startswith((f"{plain}.", f"{plain}["))
     ]
     text, default = _documented(plain)
     variable = PREFIX + "__".join(parts).upper()

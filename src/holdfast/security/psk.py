@@ -151,7 +151,7 @@ def psk_context(
     try:
         context.set_ciphers(ciphers or CIPHERS)
     except ssl.SSLError:
-        raise TlsError(f"OpenSSL knows no cipher in {ciphers!r}") from None
+        raise TlsError(f"tls_ciphers = {ciphers!r}: OpenSSL knows none of them") from None
     context.set_psk_server_callback(context.ring.find_key, hint or None)  # type: ignore[attr-defined]
     return context
 

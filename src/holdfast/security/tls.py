@@ -13,8 +13,9 @@ _ALERTS: Final = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take our certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "our certificate has been revoked",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
 }
-"""The peer's alerts in plain words, by OpenSSL's names."""
+"""The peer's answers in plain words, by OpenSSL's names."""
 TLS_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -67,7 +68,7 @@ def server_context(
         try:
             context.set_ciphers(ciphers)
         except ssl.SSLError:
-            raise TlsError(f"OpenSSL knows no cipher in {ciphers!r}") from None
+            raise TlsError(f"tls_ciphers = {ciphers!r}: OpenSSL knows none of them") from None
     return context
 
 

@@ -18,6 +18,7 @@ import sys
 from typing import Any, Final
 
 from holdfast.cli.federation.manager_http import ManagerError, ManagerPort
+from holdfast.client.admin_access import VARIABLE, AdminAccessError, load_access
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
@@ -61,7 +62,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name, text in _COMMANDS.items():
         each = commands.add_parser(name, help=text)
         each.add_argument("--url", help=f"of the manager (default ${URL_VARIABLE}, {DEFAULT_URL})")
-        each.add_argument("--token", help=f"of the operator (default ${TOKEN_VARIABLE})")
+        each.add_argument(
+            "--token-file",
+            metavar="FILE",
+            default="",
+            help=f"file of the operator's token (default: ${TOKEN_VARIABLE}, or ${VARIABLE})",
+        )
+        each.add_argument(
+            "--token", help="the token itself, which other users of this machine can then see"
+        )
         each.add_argument("--ca", metavar="FILE", help="PEM file of who signed its certificate")
         each.add_argument("--cert", metavar="FILE", help="PEM file to show; --key goes with it")
         each.add_argument("--key", metavar="FILE", help="PEM file of its key")
@@ -91,13 +100,14 @@ def run(args: argparse.Namespace) -> int:
     if args.manager_command == "serve":
         return _serve(args)
     url = args.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    token = args.token or os.environ.get(TOKEN_VARIABLE) or ""
     command = {
         "nodes": _nodes, "links": _links, "join-token": _join_token, "dot": _dot, "leave": _leave,
     }[args.manager_command]  # fmt: skip
     try:
+        token = args.token or (not args.token_file and os.environ.get(TOKEN_VARIABLE))
+        token = token or load_access(args.token_file, "", is_https=False).token
         command(ManagerPort(url, token, args.ca, args.cert, args.key), args)
-    except ManagerError as error:
+    except (ManagerError, AdminAccessError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED
     return 0

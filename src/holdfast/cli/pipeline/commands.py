@@ -166,6 +166,7 @@ def write_package(args: argparse.Namespace) -> int:
 
 def infer_rules(args: argparse.Namespace) -> int:
     """Write rules that fit the last messages of a log, without Spark."""
+    from holdfast.cli.pipeline.options import access_options
     from holdfast.pipeline.lake.files.settings import source_options
     from holdfast.pipeline.lake.runner import check_source
     from holdfast.pipeline.lake.table import RECORDS
@@ -175,6 +176,7 @@ def infer_rules(args: argparse.Namespace) -> int:
 
     output: Path = args.output
     source = source_options(args.source) if args.source else open_lake(args).source()
+    source |= access_options(args)
     check_source([RECORDS], source)
     messages = newest_messages(parse(source), args.messages)
     topics = len({topic for topic, _ in messages})

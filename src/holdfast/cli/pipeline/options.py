@@ -53,13 +53,13 @@ def add_session(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_access(parser: argparse.ArgumentParser) -> None:
-    """Add the options of admin ports with access and TLS."""
+def add_access(parser: argparse.ArgumentParser, *, is_remembered: bool = True) -> None:
+    """Add the options of admin ports with access and TLS. `is_remembered`: the lake keeps them."""
+    more = "; its path is remembered by the lake" if is_remembered else ""
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="file of a token of the role reader (default: the variable HOLDFAST_TOKEN); its path"
-        " is remembered by the lake",
+        help=f"file of a token of the role reader (default: the variable HOLDFAST_TOKEN){more}",
     )
     parser.add_argument(
         "--ca-file", metavar="FILE", help="PEM file of the signers of https:// admin ports"
@@ -125,6 +125,7 @@ def add_inference(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many of the last messages are read (default 20000)",
     )
+    add_access(parser, is_remembered=False)
     add_output(parser, RULES, "FILE", "where to write the rules")
 
 

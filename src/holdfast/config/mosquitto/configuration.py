@@ -43,31 +43,38 @@ IGNORED: Final = frozenset(
         "log_facility",
         "log_timestamp",
         "log_timestamp_format",
-        "memory_limit",
-        "persistence",
         "persistence_file",
-        "pid_file",
         "set_tcp_nodelay",
         "socket_domain",
         "upgrade_outgoing_qos",
-        "user",
-        "allow_zero_length_clientid",
         "websockets_log_level",
-        "queue_qos0_messages",
         "check_retain_source",
     ]
 )
 """The keys that need no counterpart."""
+DEFAULTS: Final = {
+    "allow_zero_length_clientid": "true",
+    "memory_limit": "0",
+    "persistence": "true",
+    "queue_qos0_messages": "false",
+}
+"""The keys that need no counterpart with this value."""
 NOTES: Final = {
+    "allow_zero_length_clientid": "a client without an id receives one",
     "auto_id_prefix": "Holdfast chooses its own prefix for client ids that are empty",
     "ciphers_tls1.3": "the ciphers of TLS 1.3 are fixed",
     "clientid_prefixes": "restrict clients by users and the ACL file",
     "enable_proxy_protocol": "name the addresses of the proxies in proxies of the listener",
     "dhparamfile": "TLS 1.2 uses elliptic curves only",
     "log_dest": "the log goes to standard error",
+    "memory_limit": "each part of the memory has a limit of its own; see docs/limits.md",
     "max_queued_bytes": "the log keeps messages of sessions; see log.retention.session_bytes",
     "max_queued_messages": "the log keeps messages of sessions; see log.retention.session_bytes",
+    "persistence": "the log is always on disk",
+    "pid_file": "the service manager knows the process; no file is written",
     "persistence_location": "the data is in node.data; mosquitto.db is not imported",
+    "queue_qos0_messages": "name the topics whose QoS 0 messages are kept in log.qos0",
+    "user": "start the broker as that user",
     "use_subject_as_username": "the user is the common name of the certificate",
     "use_username_as_clientid": "a session belongs to its user",
 }
@@ -144,7 +151,11 @@ class _Reader:
         self._for_all: list[str] = []
 
     def read(self, path: Path) -> None:
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
+        for number, line in enumerate(text.splitlines(), 1):
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
@@ -211,6 +222,8 @@ class _Reader:
         self._made.listeners.append(self._listener)
 
     def _include(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise ValueError(f"{self._where}: there is no directory {directory}")
         for path in sorted(directory.glob("*.conf")):
             self._included += 1
             if self._included > INCLUDES_MAX:
@@ -290,7 +303,7 @@ class _Reader:
                 self._made.tables.setdefault("logging", {})["level"] = LEVELS[value]
         elif key == "per_listener_settings":
             self._is_per_listener = self._truth(value)
-        elif key not in IGNORED:
+        elif key not in IGNORED and DEFAULTS.get(key) != value:
             self._note(f"{key}: {NOTES.get(key, 'there is no counterpart')}")
 
     def _note(self, text: str) -> None:

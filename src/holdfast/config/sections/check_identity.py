@@ -1,5 +1,6 @@
 """The problems of the settings of identity that their types do not show."""
 
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -14,10 +15,10 @@ def identity_problems(security: Security) -> Iterator[Problem]:
     for key, url in (("jwt.jwks", security.jwt.jwks), *http):
         text = url_problem(url)
         if text:
-            yield f"security.{key}", f" = {shown(url)}: {text}"
+            yield f"security.{key}", f" = {shown(_without_password(url))}: {text}"
     for key, url in http:
         if url and not url.startswith(("http:", "https:")):
-            yield f"security.{key}", f" = {shown(url)}: must begin with https://"
+            yield f"security.{key}", f" = {shown(_without_password(url))}: must begin with https://"
     if security.jwt.jwks and not security.jwt.algorithms:
         yield "security.jwt.algorithms", " = []: must allow at least one algorithm"
 
@@ -29,8 +30,9 @@ def has_sources(security: Security) -> bool:
 
 def url_problem(url: str) -> str:
     """The reason why secrets or keys must not travel to this URL, or "". A path is no URL."""
-    if not url.startswith(("http:", "https:")):
-        return ""
+    scheme, found, _ = url.partition("://")
+    if scheme not in ("http", "https") and not url.startswith(("http:", "https:")):
+        return "must begin with https://" if found and scheme.isalpha() else ""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
@@ -38,6 +40,17 @@ def url_problem(url: str) -> str:
         return f"not a URL: {error}"
     if not host:
         return "not a URL: it has no host"
+    if parts.username is not None or parts.password is not None:
+        return "a user and a password in a URL are not sent, and would be shown with the settings"
     if parts.scheme == "http" and not is_loopback(host):
         return "must begin with https:// (http:// only for this machine)"
     return ""
+
+
+def _without_password(url: str) -> str:
+    """The URL with asterisks in place of what is before its host."""
+    before, found, rest = url.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if not found or "@" not in authority:
+        return url
+    return f"{before}://***{rest[authority.rindex('@') :]}"

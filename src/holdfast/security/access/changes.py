@@ -38,11 +38,15 @@ def hash_admin_password(password: str) -> str:
     for a password that is too short or too long."""
     from argon2 import PasswordHasher
 
-    size_bytes = len(password.encode("utf-8", "surrogateescape"))
-    if not PASSWORD_BYTES_MIN <= size_bytes <= PASSWORD_BYTES_MAX:
+    try:
+        given = password.encode()
+    except UnicodeEncodeError:
+        # No login can send it, because JSON is UTF-8.
+        raise AccessError("a password is UTF-8 text") from None
+    if not PASSWORD_BYTES_MIN <= len(given) <= PASSWORD_BYTES_MAX:
         raise AccessError(f"a password has {PASSWORD_BYTES_MIN} to {PASSWORD_BYTES_MAX} bytes")
     hasher = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
-    return hasher.hash(password.encode("utf-8", "surrogateescape"))
+    return hasher.hash(given)
 
 
 def add_user(name: str, role: str, hashed: str, now_s: int) -> Callable[[AccessData], Made]:

@@ -63,13 +63,16 @@ def verify(token: bytes, key: "Key", algorithm: str) -> Claims:
     sign with HS256 and the text of the public key as the secret.
     """
     from joserfc import jwt
+    from joserfc.errors import BadSignatureError
 
     try:
         return jwt.decode(token, key, algorithms=[algorithm]).claims
+    except BadSignatureError:
+        raise TokenError("the token's signature does not fit its key") from None
     except Exception:  # noqa: BLE001
         # The library raises its own errors, and ValueError or TypeError for odd input. All mean
         # that nothing is proved, and their texts may contain parts of the token.
-        raise TokenError("the token's signature does not fit its key") from None
+        raise TokenError("the token's signature, header or claims cannot be used") from None
 
 
 class TokenSource:
