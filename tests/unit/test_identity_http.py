@@ -1,5 +1,6 @@
 """The replies of an HTTP service for identity: what each means, and garbage."""
 
+import asyncio
 import json
 from contextlib import suppress
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.security.identity.http_check import encode_request, parse_reply
+from holdfast.security.identity.http_service import HttpService
 from holdfast.security.identity.identity import (
     NOT_AUTHORIZED,
     Answer,
@@ -70,6 +72,7 @@ def test_a_refused_client() -> None:
         (200, b'{"result": "allow", "publish": ["a/#/b"]}'),
         (200, b'{"result": "allow", "lasts_s": -1}'),
         (200, b'{"result": "allow", "lasts_s": 1e300}'),
+        (200, b'{"result": "allow", "username": "a\\u0000"}'),
     ],
 )
 def test_odd_replies_never_accept(status: int, body: bytes) -> None:
@@ -91,3 +94,39 @@ def test_garbage_accepts_nobody(status: int, body: object) -> None:
     with suppress(ValueError, RecursionError):
         answer = parse_reply(data, status, REQUEST, 1000.0)
         assert answer is None or isinstance(answer, LoginRefusal)
+
+
+def test_a_surplus_reply_answers_no_other_question() -> None:
+    """A service replies twice to the first question. Without a check the second client receives
+    that surplus reply."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                question = await reader.readexactly(length)
+                allow = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nallow"
+                deny = allow.replace(b"allow", b"denys")
+                writer.write(allow + allow if question == b"first" else deny)
+        writer.close()
+
+    async def run() -> list[bytes]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        service = HttpService({}, 5.0, 1)
+        await service.start()
+        try:
+            # The others wait for the one connection while the first question is under way.
+            asked = [service.post(url, each) for each in (b"first", b"second", b"third")]
+            return [body for _, body in await asyncio.gather(*asked)]
+        finally:
+            await service.close()
+            server.close()
+
+    assert asyncio.run(run()) == [b"allow", b"denys", b"denys"]
+    # The connection of the good replies is kept.
+    assert connections == 2

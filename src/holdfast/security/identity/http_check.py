@@ -160,6 +160,8 @@ def parse_reply(body: bytes, status: int, request: LoginRequest, now: float) -> 
         text = reply.reason[:200] or "the authentication service refuses the client"
         return LoginRefusal(NOT_AUTHORIZED, text)
     username = request.username if reply.username is None else reply.username or None
+    if username is not None and "\0" in username:
+        raise ValueError("the reply: username must be a text without NUL")
     expires_s = 0.0
     if reply.lasts_s is not None:
         if not math.isfinite(reply.lasts_s) or not 0 < reply.lasts_s < 1e10:

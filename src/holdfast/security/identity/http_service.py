@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import httpx
@@ -23,6 +23,8 @@ class HttpService:
         self._headers = headers
         self.timeout_s = timeout_s
         self._connections = connections
+        # httpx never queues a request, so that each one passes `_drop_surplus` before it begins.
+        self._free = asyncio.Semaphore(connections)
         self._client: httpx.AsyncClient | None = None
         self._broken: tuple[type[Exception], ...] = ()
         """The errors of a connection that ended before its reply."""
@@ -56,16 +58,18 @@ class HttpService:
         async with asyncio.timeout(self.timeout_s):
             # The first clients come while the library is loaded.
             await self._is_started.wait()
-            try:
-                return await self._exchange(url, content)
-            except self._broken as error:
-                # The service may have closed a pooled connection as the request was sent. A second
-                # question does no harm.
-                logger.debug("http_check_repeated url=%r error=%r", url, str(error))
-                return await self._exchange(url, content)
+            async with self._free:
+                try:
+                    return await self._exchange(url, content)
+                except self._broken as error:
+                    # The service may have closed a pooled connection as the request was sent. A
+                    # second question does no harm.
+                    logger.debug("http_check_repeated url=%r error=%r", url, str(error))
+                    return await self._exchange(url, content)
 
     async def _exchange(self, url: str, content: bytes) -> tuple[int, bytes]:
         assert self._client is not None
+        await self._drop_surplus()
         async with self._client.stream(
             "POST", url, content=content, headers=self._headers
         ) as response:
@@ -75,6 +79,15 @@ class HttpService:
                 if len(body) > REPLY_BYTES_MAX:
                     raise ValueError(f"a reply of more than {REPLY_BYTES_MAX} bytes")
             return response.status_code, bytes(body)
+
+    async def _drop_surplus(self) -> None:
+        """Close the idle connections on which more than the reply has come. httpcore would take it
+        for the reply to the next question: the "allow" of one client would admit another."""
+        transport: Any = self._client
+        for connection in transport._transport._pool.connections:
+            inner = connection._connection  # None: it could not be connected.
+            if inner is not None and connection.is_idle() and inner._h11_state.trailing_data[0]:
+                await connection.aclose()
 
     def note(self, url: str, error: Exception) -> None:
         """Log a failure, at most every `FAILURE_LINE_S`."""
