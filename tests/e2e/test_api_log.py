@@ -12,8 +12,11 @@ from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.test_admin_access import ask
-from tests.e2e.wire import MESSAGE_EXPIRY, PUBLISH, Wire
+from tests.e2e.wire import MAXIMUM_PACKET_SIZE, MESSAGE_EXPIRY, PUBLISH, Wire
 from tests.support.api_client import Api, Refused
+
+NO_LOCAL = 4
+"""The bit of a filter's options byte."""
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +206,59 @@ def test_a_trace_shows_what_became_of_a_message_for_each_session(
         api.get("trace", partition=1)
     with pytest.raises(Refused, match="404"):
         api.get("trace", partition=first["partition"], offset=1 << 40)
+
+
+def test_a_session_that_is_past_a_message_need_not_have_received_it(
+    start_holdfast: StartHoldfast,
+) -> None:
+    """No Local, Maximum Packet Size, a later subscription, a shared group, an operator's move."""
+    broker = start_holdfast({})
+    api = Api(broker.admin_port)
+
+    def durable(client_id: str, filter: str, options: int = 1, *, most: int = 0) -> Wire:
+        client = Wire(broker.port)
+        client.connect(client_id, expiry_s=1000, props=[(MAXIMUM_PACKET_SIZE, most)] * (most > 0))
+        client.subscribe((filter, options))
+        return client
+
+    own = durable("own", "in/1", 1 | NO_LOCAL)
+    small = durable("small", "in/#", most=100)
+    member = durable("member", "$share/g/in/#")
+    durable("moved", "in/#").socket.close()
+    until(lambda: not api.get("session", client="moved")["session"]["connected"], "it is away")
+    own.publish("in/1", b"x" * 200, qos=1, retain=True)
+    member.message()
+    late = durable("late", "in/#")
+    late.message()
+    api.post("session/move", {"to": "end"}, client="moved")
+
+    def why(client: str) -> tuple[str, str]:
+        answer = api.get("trace/why", client=client, topic="in/1")
+        return answer["status"], answer["sentence"]
+
+    until(lambda: why("small")[0] == "too_large", "its cursor has passed the message")
+    assert "the client takes at most 100" in why("small")[1]
+    assert why("own")[0] == "not_subscribed"
+    assert "No Local" in why("own")[1]
+    assert why("moved")[0] == "moved"
+    assert why("member")[0] == "shared"
+    assert "a member of the shared group g" in why("member")[1]
+    assert why("late")[0] == "not_subscribed"
+    assert "the message is retained, so it may have been sent it then" in why("late")[1]
+    assert statuses(api.get("trace", topic="in/1")) == {
+        "own": "not_subscribed",
+        "small": "too_large",
+        "moved": "moved",
+        "late": "not_subscribed",
+    }
+    api.post("session/move", {"to": "start"}, client="moved")
+    assert why("moved")[0] == "waiting"
+    with Wire(broker.port) as again:
+        again.connect("moved", clean=False, expiry_s=1000)
+        again.message()
+        until(lambda: why("moved")[0] == "delivered", "it has received the message")
+    for client in (own, small, member, late):
+        client.socket.close()
 
 
 def test_any_node_of_a_cluster_traces_a_message(cluster: ClusterProcesses) -> None:

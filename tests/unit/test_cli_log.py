@@ -1,6 +1,7 @@
 """`holdfast log` on real directories: what it shows, and that it finds every kind of damage."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from holdfast.broker.session.session import Inflight
 from holdfast.broker.session.state import encode_cursor
 from holdfast.cli.main import main
+from holdfast.cli.resources.command import time_us
 from holdfast.storage.batch import Batch
 from holdfast.storage.record import (
     CURSOR,
@@ -500,3 +502,29 @@ def test_tail_keeps_the_order_inside_a_batch(journal: Journal, capsys: Capture) 
     journal.append(1, [record("t", b"%d" % number) for number in range(5)])
     assert run("tail", journal.directory, "-n", "3") == 0
     assert [line[-1] for line in lines(capsys)] == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted_us"),
+    [
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000_000),
+        ("2026-01-31T13:00:00+01:00", 1_769_860_800_000_000),
+        ("1969-12-31T23:59:59Z", -1),
+        ("0001-01-01T00:00:00Z", -1),
+        ("earliest", -1),
+        ("-15", -1),
+        ("1769860800", -1),
+        ("", -1),
+    ],
+)
+def test_the_time_of_a_command(text: str, wanted_us: int) -> None:
+    if wanted_us < 0:
+        with pytest.raises(ValueError, match="is no time like"):
+            time_us(text)
+    else:
+        assert time_us(text) == wanted_us
+
+
+def test_a_time_before_now() -> None:
+    now_us = time.time_ns() // 1000
+    assert 0 <= now_us - 900_000_000 - time_us("-15m") + 60_000_000 <= 120_000_000

@@ -88,7 +88,6 @@ def test_the_newest_records_before_a_message_are_read_when_the_bound_is_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The budget ends in the first step backwards. The subscription is the last record in it."""
-    monkeypatch.setattr(trace_routes, "BEFORE_BYTES_MAX", SEARCH_BYTES)
     monkeypatch.setattr(history, "PIECE_BYTES", 2 * MESSAGE_BYTES)
     monkeypatch.setattr(history, "READ_BYTES", 2 * MESSAGE_BYTES)
     log = LargeLog()
@@ -101,6 +100,6 @@ def test_the_newest_records_before_a_message_are_read_when_the_bound_is_reached(
     broker = SimpleNamespace(reader=log, node=SimpleNamespace(state=state), reads=reads)
     node = SimpleNamespace(readable_broker=broker, committed=lambda: [MESSAGES])
     routes = trace_routes.TraceRoutes(cast(OwnNode, node))
-    found = asyncio.run(routes._history("c", record("t", b"")))
+    found = asyncio.run(routes._history("c", record("t", b""), SEARCH_BYTES))
     assert found.filters == {"t": (1, 7)}
     assert log.read_bytes < SEARCH_BYTES + 6 * MESSAGE_BYTES

@@ -9,8 +9,7 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.history import (
-    AFTER_BYTES_MAX,
-    BEFORE_BYTES_MAX,
+    HISTORY_BYTES_MAX,
     SessionHistory,
     pieces_before,
     records_of,
@@ -19,10 +18,12 @@ from holdfast.api.views.records import LogRecord, log_record
 from holdfast.api.views.trace import (
     GroupTrace,
     MessageTrace,
+    SessionTrace,
     TracedMessage,
     TraceScan,
     TraceStep,
     matching_groups,
+    member_trace,
     session_trace,
 )
 from holdfast.api.views.trace_reasons import Asked, Reason, reason_of
@@ -45,6 +46,11 @@ NEAR_S: Final = 60
 """The time in seconds around `time_us` in which a message of a topic is looked for."""
 NEAR_READS_MAX: Final = 32
 """The most reads of the log that look for it. Each reads at most 16 MiB."""
+CHECKED_MAX: Final = 20
+"""The most sessions of a trace that are past the message and are looked up in the log, because a
+session that subscribed later is past it, too."""
+CHECKED_BYTES_MAX: Final = 2 << 20
+"""The most bytes that this reads before the message, and behind it, for each of them."""
 RELEASE_BYTES_MAX: Final = 4 << 20
 """The most bytes behind a QoS 2 message in which its PUBREL is looked for."""
 
@@ -157,15 +163,31 @@ class TraceRoutes:
             "whether the publisher received the acknowledgement",
             "deliveries at QoS 0, and those to sessions that end with their connection",
             "sessions that have unsubscribed from the topic or ended since",
+            "whether an earlier connection of a session took packets of this size",
         ]
+        passed = [each for each in scan.sessions if each.status == "delivered"]
+        for each in passed[:CHECKED_MAX]:
+            await self._check(each, record, message)
+            scan.counts["delivered"] -= 1
+            scan.counts[each.status] += 1
+        if scan.counts["delivered"] > CHECKED_MAX:
+            unknown.append(f"which sessions beyond {CHECKED_MAX} subscribed after the message")
         return MessageTrace(
             log_record(record, 4096),
             [*self._publishing(record), await self._acknowledged(record), _lake()],
             scan.sessions,
             self._groups(record, message.topic),
-            dict(scan.counts),
+            dict(+scan.counts),
             unknown,
         )
+
+    async def _check(self, found: SessionTrace, record: Record, message: TracedMessage) -> None:
+        """Look up whether a session that is past a message was sent it."""
+        history = await self._history(found.client, record, CHECKED_BYTES_MAX)
+        asked = Asked(found.client, message.topic, record.timestamp_us)
+        reason = reason_of(asked, message, history, found, is_known_now=True, is_here=True)
+        if reason.status != "no_message" and reason.status != found.status:
+            found.status, found.text = reason.status, reason.sentence
 
     def _publishing(self, record: Record) -> list[TraceStep]:
         publisher = record.client_id.decode("utf-8", "replace")
@@ -260,20 +282,25 @@ class TraceRoutes:
             if node.state.sessions.get(client) is session:
                 positions = session.resume_positions(node.state.delivered)
             now = session_trace(node.state, session, message, positions)
-        history = await self._history(client, record)
+            if now is None:
+                now = member_trace(session, message)
+        history = await self._history(client, record, HISTORY_BYTES_MAX)
         durable = session is not None and session.expiry_s > 0
         reason: Reason = reason_of(
             asked, message, history, now, is_known_now=durable, is_here=session is not None
         )
         return Why(reason.sentence, reason.status, log_record(record, 200), reason.unknown)
 
-    async def _history(self, client: str, record: Record) -> SessionHistory:
-        """Read what the log has of a session around a record."""
+    async def _history(self, client: str, record: Record, bytes_max: int) -> SessionHistory:
+        """Read what the log has of a session around a record, at most `bytes_max` on each side."""
         broker = self._node.readable_broker
         state, reader, key = broker.node.state, broker.reader, client.encode()
         home = partition_of(key, state.config.partitions)
         history = SessionHistory(
-            record.topic.decode("utf-8", "replace"), record.partition, record.offset
+            record.topic.decode("utf-8", "replace"),
+            record.partition,
+            record.offset,
+            key == record.client_id,
         )
         middle = await broker.reads.in_thread(
             partial(reader.offset_for_time, home, record.timestamp_us)
@@ -282,7 +309,7 @@ class TraceRoutes:
         pieces: list[list[Record]] = []
         at = begun = min(middle, end)
         async for piece in pieces_before(
-            broker.reads.in_thread, reader, key, home, begun, BEFORE_BYTES_MAX
+            broker.reads.in_thread, reader, key, home, begun, bytes_max
         ):
             pieces.append(piece.records)
             at = piece.start
@@ -290,7 +317,7 @@ class TraceRoutes:
         history.has_begun = at <= 0
         for each in chain.from_iterable(reversed(pieces)):
             history.before(each)
-        start, left = begun, AFTER_BYTES_MAX
+        start, left = begun, bytes_max
         while start < end and left > 0:
             work = partial(records_of, reader, key, home, start, end)
             found, start, size_bytes = await broker.reads.in_thread(work)

@@ -17,19 +17,19 @@ from holdfast.broker.recovery.session_records import (
     EndRecord,
     OpenRecord,
     SubscribeRecord,
+    SubscriptionRow,
     UnsubscribeRecord,
     decode_record,
 )
 from holdfast.broker.session.state import decode_cursor
-from holdfast.protocol.topics.names import is_shared, matches
+from holdfast.protocol.topics.names import is_shared, matches, split_shared
 from holdfast.storage.batch import Batch
 from holdfast.storage.reading.cursor import LogReader
 from holdfast.storage.record import CURSOR, SESSION, Record
 
-BEFORE_BYTES_MAX: Final = 32 << 20
-"""The most bytes of the session's partition that are read before the time in question."""
-AFTER_BYTES_MAX: Final = 32 << 20
-"""The most bytes that are read behind it."""
+HISTORY_BYTES_MAX: Final = 32 << 20
+"""The most bytes of the session's partition that are read before the time in question, and the most
+that are read behind it."""
 READ_BYTES: Final = 1 << 20
 PIECE_BYTES: Final = 1 << 20
 """The bytes of one piece above which it is read again with fewer records."""
@@ -52,6 +52,8 @@ class SessionHistory:
     partition: int
     offset: int
     """The place of the message in question."""
+    is_own: bool = False
+    """Whether the client published the message itself."""
 
     is_open: bool | None = None
     """Whether a client was connected at the time; None: unknown."""
@@ -59,12 +61,18 @@ class SessionHistory:
     """When the session last subscribed before the time; 0: unknown."""
     filters: dict[str, tuple[int, int]] = field(default_factory=dict)
     """The matching filters that were subscribed to before the time, with QoS and time."""
+    shared: set[str] = field(default_factory=set)
+    """The matching filters of shared groups that were subscribed to before the time."""
+    no_local: set[str] = field(default_factory=set)
+    """The matching filters with No Local, of the message's own publisher."""
     has_begun: bool = False
     """Whether the records show the session from its beginning."""
     later: list[tuple[int, str, str]] = field(default_factory=list)
     """Changes behind the time: microseconds, kind and filter."""
     passed_us: int = 0
     """When the session's position passed the message; 0: not seen."""
+    moved_us: int = 0
+    """When an operator moved the session past the message; 0: nobody did."""
     acknowledged_us: int = 0
     """When a record showed the message as no longer inflight."""
     inflight_us: int = 0
@@ -80,22 +88,43 @@ class SessionHistory:
         if isinstance(change, OpenRecord):
             self.is_open = True
             if change.clean:
-                self.filters.clear()
-                self.has_begun = True
+                self._begin()
         elif isinstance(change, CloseRecord):
             self.is_open = False
         elif isinstance(change, EndRecord):
             self.is_open = False
-            self.filters.clear()
-            self.has_begun = True
+            self._begin()
         elif isinstance(change, SubscribeRecord):
             for row in change.subscriptions:
-                if self._matches(row[0]):
-                    self.filters[row[0]] = (row[1], record.timestamp_us)
-                    self.subscribed_us = record.timestamp_us
+                self._subscribe(row, record.timestamp_us)
         elif isinstance(change, UnsubscribeRecord):
             for filter in change.filters:
-                self.filters.pop(filter, None)
+                self._unsubscribe(filter)
+
+    def _begin(self) -> None:
+        """The session has no subscriptions here."""
+        self.filters.clear()
+        self.shared.clear()
+        self.no_local.clear()
+        self.has_begun = True
+
+    def _unsubscribe(self, filter: str) -> None:
+        self.filters.pop(filter, None)
+        self.shared.discard(filter)
+        self.no_local.discard(filter)
+
+    def _subscribe(self, row: SubscriptionRow, at_us: int) -> None:
+        filter = row[0]
+        self._unsubscribe(filter)
+        if is_shared(filter):
+            if matches(split_shared(filter)[1], self.topic):
+                self.shared.add(filter)
+        elif self._matches(filter):
+            if self.is_own and row[2]:
+                self.no_local.add(filter)
+                return
+            self.filters[filter] = (row[1], at_us)
+            self.subscribed_us = at_us
 
     def behind(self, record: Record) -> None:
         """Apply a record behind the message, oldest first."""
@@ -127,14 +156,22 @@ class SessionHistory:
         except struct.error:
             return
         for partition, offset in cursor.positions:
-            if partition == self.partition and offset > self.offset and not self.passed_us:
-                self.passed_us = record.timestamp_us
+            if partition == self.partition:
+                self._pass(offset > self.offset, cursor.is_move, record.timestamp_us)
         place = (self.partition, self.offset)
         for _, entry in cursor.inflight:
             if entry is not None and (entry.partition, entry.offset) == place:
                 self.inflight_us = self.inflight_us or record.timestamp_us
         if place in cursor.done and not self.acknowledged_us:
             self.acknowledged_us = record.timestamp_us
+
+    def _pass(self, is_above: bool, is_move: bool, at_us: int) -> None:
+        if self.passed_us:
+            return
+        if is_move:
+            self.moved_us = at_us if is_above else 0
+        elif is_above and not self.moved_us:
+            self.passed_us = at_us
 
     def _matches(self, filter: str) -> bool:
         return not is_shared(filter) and matches(filter, self.topic)

@@ -122,7 +122,8 @@ def _cursor_text(payload: bytes) -> str:
         f"packet={number}:" + ("free" if entry is None else f"{entry.partition}/{entry.offset}")
         for number, entry in cursor.inflight
     ]
-    return " ".join([*parts, *(f"finished={place[0]}/{place[1]}" for place in cursor.done)])
+    parts += [f"finished={place[0]}/{place[1]}" for place in cursor.done]
+    return " ".join([*parts, "moved"] if cursor.is_move else parts)
 
 
 def encode_positions(positions: list[int]) -> str:

@@ -17,15 +17,28 @@ from holdfast.api.views.records import LogRecord
 from holdfast.api.views.sessions import is_hidden
 from holdfast.api.views.slices import ITEMS
 from holdfast.broker.rights import may_read_later
+from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import NO_EXPIRY, stored_message
 from holdfast.broker.session.session import RECEIVED, Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
-from holdfast.storage.record import Record
+from holdfast.storage.record import FLAG_QOS_MASK, Record
 
 Status = Literal[
-    "delivered", "sent", "waiting", "expired", "not_permitted", "not_subscribed", "qos0", "unknown"
+    "delivered",
+    "sent",
+    "waiting",
+    "expired",
+    "too_large",
+    "moved",
+    "ended",
+    "shared",
+    "not_permitted",
+    "not_subscribed",
+    "qos0",
+    "unknown",
 ]
+NO_LOCAL: Final = "it published the message itself, and subscribes with No Local"
 SESSIONS_MAX: Final = 1000
 """The most sessions that one trace lists."""
 
@@ -84,6 +97,14 @@ class TracedMessage:
         if expiry_s != NO_EXPIRY:
             self.expires_us = record.timestamp_us + expiry_s * 1_000_000
 
+    def packet_bytes(self, connection: Connection, qos: int) -> int:
+        """The size of the PUBLISH for a client, without subscription identifiers and aliases."""
+        record = self.record
+        frame = stored_message(record, record.partition, record.offset).frame(
+            connection.version, qos, False, 1
+        )
+        return len(frame) - len(connection.mount)
+
 
 def session_trace(
     state: NodeState, session: Session, message: TracedMessage, positions: list[int] | None
@@ -93,13 +114,19 @@ def session_trace(
     `positions`: the first offsets that the session has not been sent; None: unknown.
     """
     record = message.record
-    chosen = [
+    matching = [
         each
         for filter, each in session.subscriptions.items()
         if not is_shared(filter) and matches(filter, message.topic)
     ]
-    if not chosen:
+    if not matching:
         return None
+    is_own = session.key == record.client_id
+    chosen = [each for each in matching if not (is_own and each.no_local)]
+    if not chosen:
+        found = SessionTrace(session.client_id, "not_subscribed", NO_LOCAL, matching[0].filter)
+        found.node = session.owner
+        return found
     best = max(chosen, key=lambda each: each.qos)
     found = SessionTrace(session.client_id, "unknown", "", best.filter, session.owner)
     partition, offset = record.partition, record.offset
@@ -115,7 +142,21 @@ def session_trace(
     elif offset >= positions[partition] and not _is_done(session, partition, offset):
         _waiting(state, session, message, found)
     else:
-        _passed(session, partition, offset, found)
+        _passed(session, message, best.qos, found)
+    return found
+
+
+def member_trace(session: Session, message: TracedMessage) -> SessionTrace | None:
+    """What is known of a message for a member of shared groups, or None if no group matches."""
+    groups = [
+        filter
+        for filter in session.subscriptions
+        if is_shared(filter) and matches(split_shared(filter)[1], message.topic)
+    ]
+    if not groups:
+        return None
+    found = SessionTrace(session.client_id, "shared", "", groups[0], session.owner)
+    _find_inflight(session, message.record.partition, message.record.offset, found)
     return found
 
 
@@ -131,7 +172,23 @@ def _waiting(
             found.text += ", whose client is away"
 
 
-def _passed(session: Session, partition: int, offset: int, found: SessionTrace) -> None:
+def _passed(session: Session, message: TracedMessage, qos: int, found: SessionTrace) -> None:
+    record = message.record
+    if _find_inflight(session, record.partition, record.offset, found):
+        return
+    connection = session.connection
+    if connection is not None:
+        size = message.packet_bytes(connection, min(qos, record.flags & FLAG_QOS_MASK))
+        if size > connection.packet_bytes_max:
+            most = connection.packet_bytes_max
+            found.status = "too_large"
+            found.text = f"its packet has {size} bytes, and the client takes at most {most}"
+            return
+    found.status = "delivered"
+    found.text = "the session has passed it, and it is not inflight"
+
+
+def _find_inflight(session: Session, partition: int, offset: int, found: SessionTrace) -> bool:
     for packet_id, entry in session.inflight.items():
         if (entry.partition, entry.offset) == (partition, offset):
             found.status = "sent"
@@ -139,9 +196,8 @@ def _passed(session: Session, partition: int, offset: int, found: SessionTrace) 
             if entry.state == RECEIVED:
                 found.status = "delivered"
                 found.text = "the client has received it (PUBREC), and PUBCOMP is missing"
-            return
-    found.status = "delivered"
-    found.text = "the session has passed it, and it is not inflight"
+            return True
+    return False
 
 
 def _is_done(session: Session, partition: int, offset: int) -> bool:

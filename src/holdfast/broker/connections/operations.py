@@ -7,7 +7,7 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import log_cursor, publish_state
 from holdfast.broker.session.connection import CLOSED
 from holdfast.broker.session.session import Session
-from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.session.state import MOVED, encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
@@ -63,7 +63,8 @@ def move_session(
         session.outbox_bytes = 0
         session.tailing = False
         session.logged_positions = list(positions)
+        session.changes = {**(session.changes or {}), **MOVED}
         log_cursor(state, session, places, promise)
         return
-    payload = encode_cursor(places, {}, [])
+    payload = encode_cursor(places, MOVED, [])
     publish_state(state, log_record.CURSOR, session.key, payload, epoch, promise)

@@ -13,6 +13,9 @@ operation: 0 the packet id is free, 3 the offset is finished though no logged po
 it (the packet id is 0; in a group's record a member has the message), otherwise the Inflight state.
 Every field sets one key to a value, so replaying records that a snapshot already contains changes
 nothing.
+
+An entry that frees packet id 0, which no message has, says that an operator has moved the session:
+its new positions do not prove that it was sent what is below them.
 """
 
 import struct
@@ -32,6 +35,9 @@ DONE: Final = 3
 
 RETAINED: Final = 1
 
+MOVED: Final[dict[int, Inflight | None]] = {0: None}
+"""The changes of packet ids in the record of a move."""
+
 
 class CursorState:
     """The content of one CURSOR record."""
@@ -43,6 +49,8 @@ class CursorState:
         self.inflight: list[tuple[int, Inflight | None]] = []
         # (partition, offset)
         self.done: list[tuple[int, int]] = []
+        # Whether an operator has set the positions.
+        self.is_move = False
 
 
 def encode_cursor(
@@ -88,7 +96,9 @@ def decode_cursor(payload: bytes, partitions: int = 1 << 32) -> CursorState:
     for _ in range(entry_count):
         packet_id, state, qos, source, partition, offset = _ENTRY.unpack_from(payload, at)
         at += _ENTRY.size
-        if state == FREE:
+        if state == FREE and packet_id == 0:
+            cursor.is_move = True
+        elif state == FREE:
             cursor.inflight.append((packet_id, None))
         elif partition >= partitions:
             raise ValueError(f"a cursor with a record of partition {partition}")

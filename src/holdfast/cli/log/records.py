@@ -240,7 +240,7 @@ def _cursor_text(payload: bytes) -> str | None:
         for packet_id, entry in cursor.inflight
     ]
     parts += [f"finished={partition}/{offset}" for partition, offset in cursor.done]
-    return " ".join(parts)
+    return " ".join([*parts, "moved"] if cursor.is_move else parts)
 
 
 def _printable(value: bytes) -> str:

@@ -25,7 +25,8 @@ def add_parsers(commands: Any) -> None:
     for each in (trace, why):
         each.add_argument("--at", metavar="TIME",
                           help="the message of the topic nearest to this time, as"
-                          " 2026-01-31T12:00:00Z (default: now)")  # fmt: skip
+                          " 2026-01-31T12:00:00Z, local without the Z, or --at=-15m"
+                          " (default: now)")  # fmt: skip
         each.add_argument("--json", action="store_true", help="print JSON")
         each.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN,
                           help=f"admin port of any node (default {DEFAULT_ADMIN})")  # fmt: skip

@@ -31,6 +31,7 @@ from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_optio
 from holdfast.cli.resources.bans import add_ban_parsers, ban_request, banned_name
 from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
 from holdfast.client.admin_connection import AdminError
+from holdfast.client.log.position import resolve_place
 
 EXIT_ERROR: Final = 2
 PAGE: Final = 500
@@ -302,11 +303,18 @@ def _restore(port: AdminPort, args: argparse.Namespace) -> object:
 
 
 def time_us(text: str) -> int:
-    """A time in ISO 8601, which is local without a zone. Raises `ValueError`."""
+    """A time in ISO 8601, which is local without a zone, or a span before now. Raises
+    `ValueError`."""
     try:
-        return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1_000_000)
-    except ValueError:
-        raise ValueError(f"{text!r} is no time like 2026-01-31T12:00:00Z") from None
+        if text.startswith("-"):
+            found_us = resolve_place("time", text)
+        else:
+            found_us = int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1_000_000)
+    except (ValueError, OverflowError):
+        found_us = -1
+    if not isinstance(found_us, int) or found_us < 0:
+        raise ValueError(f"{text!r} is no time like 2026-01-31T12:00:00Z or -15m")
+    return found_us
 
 
 _ACTIONS: Final[dict[str, Callable[[AdminPort, argparse.Namespace], object]]] = {

@@ -14,7 +14,7 @@ export const path = "trace";
 export const title = own.title;
 export const scope = "reader";
 
-const KINDS = /** @type {Record<string, "good" | "warn" | "bad">} */ ({ delivered: "good", finished: "good", sent: "warn", waiting: "warn", expired: "bad", not_permitted: "bad", not_subscribed: "bad", no_message: "bad", ended: "bad" });
+const KINDS = /** @type {Record<string, "good" | "warn" | "bad">} */ ({ delivered: "good", finished: "good", sent: "warn", waiting: "warn", expired: "bad", too_large: "bad", moved: "bad", shared: "warn", not_permitted: "bad", not_subscribed: "bad", no_message: "bad", ended: "bad" });
 const status = (/** @type {string} */ name) => html`<${Badge} kind=${KINDS[name] || ""}>${name.replaceAll("_", " ")}<//>`;
 
 export function component() {
