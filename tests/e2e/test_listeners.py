@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
 from tests.e2e.listeners_broker import PUB, REFUSED, ListenersBroker, mosquitto_pub
 from tests.e2e.test_reload import Client, passwords_of, post_reload, until
 from tests.e2e.wire import connect
@@ -170,6 +171,11 @@ def test_a_revoked_certificate(tmp_path: Path) -> None:
         for each in (good, bad):
             files = ["--cert", each.certificate, "--key", each.key]
             assert (mosquitto_pub(*ca, *files).returncode == 0) is (each is good)
+        authority.revoke(bad, hours=-1)
+        status, body = post_reload(broker)
+        assert (status, "a revocation list ended at" in str(body["error"])) == (409, True)
+        files = ["--cert", good.certificate, "--key", good.key]
+        assert mosquitto_pub(*ca, *files).returncode == 0
         Path(authority.revoke()).write_text("damaged")
         status, body = post_reload(broker)
         assert status == 409
@@ -177,6 +183,31 @@ def test_a_revoked_certificate(tmp_path: Path) -> None:
         until(lambda: "certificate revoked" in broker.log_text(), "the refusal in the log")
     finally:
         assert broker.stop() == 0
+
+
+def test_a_start_with_a_revocation_list_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The broker serves its other listeners, and reloads what else has changed."""
+    authority = Authority(tmp_path)
+    server = authority.issue()
+    table = {
+        "port": free_port(),
+        "certificate": server.certificate,
+        "key": server.key,
+        "client_ca": authority.ca,
+        "crl": authority.revoke(hours=-1),
+    }
+    broker = ListenersBroker(tmp_path / "broker", [table])
+    broker.start()
+    try:
+        assert broker.log_text().count("WARNING revocation_list_expired") == 1
+        assert Client(broker.port).reason == 0
+        assert post_reload(broker)[0] == 200
+    finally:
+        assert broker.stop() == 0
+    assert main(["config", "check", "-c", str(broker.directory / "holdfast.toml")]) == 2
+    assert "a revocation list ended at" in capsys.readouterr().err
 
 
 def _shake_hands_and_send(port: int, context: ssl.SSLContext, first: bytes) -> bytes:

@@ -156,6 +156,26 @@ def test_connections_without_a_header_are_closed(behind: Behind, data: bytes, te
     assert Client(behind.broker.port).reason == 0
 
 
+def test_a_health_check_that_sends_nothing_has_no_line(behind: Behind) -> None:
+    """A garbled connection after it shows that the broker has seen both."""
+
+    def failures() -> int:
+        text = behind.broker.log_text()
+        return text.count("proxy_header_failed") + text.count("tls_handshake_failed")
+
+    header = header_of("10.3.0.9", 900)
+    for port, before in ((behind.plain, b""), (behind.tls, b""), (behind.tls, header)):
+        known = failures()
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as check:
+            check.sendall(before)
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as client:
+            client.sendall(before + b"garbage")
+            with suppress(ConnectionResetError):
+                assert client.recv(100)[:1] in (b"", b"\x15")
+        until(lambda known=known: failures() > known, "a line")
+        assert failures() == known + 1
+
+
 def test_only_the_configured_proxies_are_believed(behind: Behind) -> None:
     assert exchange(behind.closed, header_of("10.3.0.1", 1), connect("c", 4)) == b""
     behind.log_has("proxy_header_failed", "127.0.0.1", "is not in proxies")

@@ -32,27 +32,27 @@ class Authority:
         issued.private_key_pem.write_to_path(made.key)
         return made
 
-    def revoke(self, *certificates: Certificate) -> str:
-        """The path of a revocation list with these certificates."""
+    def revoke(self, *certificates: Certificate, hours: float = 24) -> str:
+        """The path of a revocation list with these certificates that ends in so many hours."""
         serials = [
             x509.load_pem_x509_certificate(Path(each.certificate).read_bytes()).serial_number
             for each in certificates
         ]
         path = self._directory / f"{self._name}.crl"
-        path.write_bytes(revocation_list(self._authority, serials))
+        path.write_bytes(revocation_list(self._authority, serials, hours))
         return str(path)
 
 
-def revocation_list(authority: trustme.CA, serials: list[int]) -> bytes:
-    """A revocation list in PEM, valid for a day."""
+def revocation_list(authority: trustme.CA, serials: list[int], hours: float = 24) -> bytes:
+    """A revocation list in PEM, valid for a day or so many hours."""
     key = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(issuer.subject)
-        .last_update(now - datetime.timedelta(hours=1))
-        .next_update(now + datetime.timedelta(days=1))
+        .last_update(now - datetime.timedelta(hours=48))
+        .next_update(now + datetime.timedelta(hours=hours))
     )
     for serial in serials:
         revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)

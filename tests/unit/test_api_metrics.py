@@ -4,6 +4,7 @@ import asyncio
 import platform
 import re
 import ssl
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.census import SLOWEST, SessionCensus
 from holdfast.config.schema import Admin, Cluster, Config, Listener
 from holdfast.security.certificate_times import valid_until
+from tests.support.certificates import revocation_list
 from tests.support.fake_cluster import FakeServer
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights import publication, subscribe
@@ -178,10 +180,11 @@ def test_dates_are_those_of_every_door(tmp_path: Path) -> None:
     soon = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
     issued = authority.issue_cert("localhost", not_after=soon)
     issued.cert_chain_pems[0].write_to_path(str(tmp_path / "server.pem"))
+    (tmp_path / "crl.pem").write_bytes(revocation_list(authority, [], hours=1))
     config = Config(
         listeners=[
             Listener(bind="0.0.0.0", port=8883, certificate=str(tmp_path / "server.pem"), key="k",
-                     client_ca=str(tmp_path / "ca.pem")),
+                     client_ca=str(tmp_path / "ca.pem"), crl=str(tmp_path / "crl.pem")),
             Listener(port=1),
         ],
         cluster=Cluster(peer_bind="127.0.0.1", certificate=str(tmp_path / "nowhere.pem")),
@@ -190,7 +193,9 @@ def test_dates_are_those_of_every_door(tmp_path: Path) -> None:
     dates = {(each.door, each.file): each.valid_until for each in dates_of(config)}
     assert dates[("0.0.0.0:8883", "certificate")] == soon.timestamp()
     assert dates[("admin", "certificate")] == soon.timestamp()
+    assert abs(dates[("0.0.0.0:8883", "crl")] - time.time() - 3600) < 60
     assert set(dates) == {
+        ("0.0.0.0:8883", "crl"),
         ("0.0.0.0:8883", "certificate"),
         ("0.0.0.0:8883", "ca"),
         ("admin", "certificate"),

@@ -26,6 +26,7 @@ def binary(command: int = 0x21, family: int = 0x11, addresses: bytes = b"", rest
 
 IPV4 = bytes((10, 0, 0, 7, 10, 0, 0, 1)) + struct.pack(">HH", 4321, 1883)
 IPV6 = bytes(15) + b"\x01" + bytes(15) + b"\x02" + struct.pack(">HH", 4321, 1883)
+MAPPED = bytes(10) + b"\xff\xff" + IPV4[:4] + bytes(16) + struct.pack(">HH", 4321, 1883)
 
 GOOD = {
     b"PROXY TCP4 10.0.0.7 10.0.0.1 4321 1883\r\n": "10.0.0.7:4321",
@@ -36,6 +37,8 @@ GOOD = {
     binary(addresses=IPV4): "10.0.0.7:4321",
     binary(addresses=IPV4, rest=500): "10.0.0.7:4321",
     binary(family=0x21, addresses=IPV6): "::1:4321",
+    b"PROXY TCP6 ::ffff:10.0.0.7 ::ffff:10.0.0.1 4321 1883\r\n": "10.0.0.7:4321",
+    binary(family=0x21, addresses=MAPPED): "10.0.0.7:4321",
     binary(family=0x00): "",
     binary(family=0x31, rest=216): "",
     binary(command=0x20, family=0x00): "",

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from holdfast.api.process import ServedProcess
 from holdfast.broker.session.census import SessionCensus
 from holdfast.config.schema import Config
-from holdfast.security.certificate_times import valid_until
+from holdfast.security.certificate_times import lists_valid_until, valid_until
 
 CENSUS_S: Final = 5.0
 """The shortest time in seconds between two censuses."""
@@ -27,7 +27,7 @@ class CertificateDate(NamedTuple):
     door: str
     """The listener's address, `admin`, `peers` or `federation`."""
     file: str
-    """`certificate` or `ca`."""
+    """`certificate`, `ca` or `crl`."""
     valid_until: float
     """Seconds since 1970."""
 
@@ -80,7 +80,10 @@ def dates_of(config: Config) -> list[CertificateDate]:
     A file that cannot be read has none: the start or the reload has reported it.
     """
     files = [
-        (f"{each.bind}:{each.port}", {"certificate": each.certificate, "ca": each.client_ca})
+        (
+            f"{each.bind}:{each.port}",
+            {"certificate": each.certificate, "ca": each.client_ca, "crl": each.crl},
+        )
         for each in config.listeners
     ]
     if config.admin.certificate:
@@ -95,7 +98,8 @@ def dates_of(config: Config) -> list[CertificateDate]:
         for file, name in names.items():
             if name:
                 try:
-                    at = valid_until(Path(name).read_bytes())
+                    read = lists_valid_until if file == "crl" else valid_until
+                    at = read(Path(name).read_bytes())
                 except (OSError, ValueError):
                     continue
                 dates.append(CertificateDate(door, file, at))

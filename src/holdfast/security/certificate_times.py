@@ -1,17 +1,21 @@
-"""The end of validity of certificates in PEM files, without a library for certificates.
+"""The end of validity of certificates and revocation lists in PEM files, read without a library.
 
 Python's `ssl` reads the dates of a peer's certificate only. The path to them in a certificate is
 short (RFC 5280, section 4.1): Certificate, TBSCertificate, then after the optional version the
-serial number, the algorithm and the issuer: Validity, with two times.
+serial number, the algorithm and the issuer: Validity, with two times. The times of a revocation
+list (section 5.1) are in its TBSCertList itself: thisUpdate, and nextUpdate if it has an end.
 """
 
 import ssl
+from base64 import b64decode
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import inf
 from re import DOTALL, findall
 from typing import Final
 
 _PEM: Final = rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"
+_PEM_LIST: Final = rb"-----BEGIN X509 CRL-----(.*?)-----END X509 CRL-----"
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
 _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
@@ -28,6 +32,25 @@ def valid_until(pem: bytes) -> float:
     if not found:
         raise ValueError("no certificate in PEM format")
     return min(_valid_until(ssl.PEM_cert_to_DER_cert(each.decode("ascii"))) for each in found)
+
+
+def lists_valid_until(pem: bytes) -> float:
+    """Return the earliest end of validity of the revocation lists in a file, in seconds since 1970,
+    or infinity if none has an end.
+
+    Raises `ValueError` for a file without a list that can be read.
+    """
+    found = findall(_PEM_LIST, pem, DOTALL)
+    if not found:
+        raise ValueError("no revocation list in PEM format")
+    return min(_list_valid_until(b64decode(each)) for each in found)
+
+
+def _list_valid_until(der: bytes) -> float:
+    (_, signed), *_ = _elements(der)
+    (_, body), *_ = _elements(signed)
+    times = [each for each in _elements(body) if each[0] in (_UTC_TIME, _GENERALIZED_TIME)]
+    return _seconds(*times[1]) if len(times) > 1 else inf
 
 
 def _valid_until(der: bytes) -> float:

@@ -1,5 +1,6 @@
 """TLS contexts for listeners and for dialling, with errors that name the file."""
 
+import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ _ALERTS: Final = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
 }
 """The peer's answers in plain words, by OpenSSL's names."""
+_OPENSSL_TEXT: Final = re.compile(r"\[[^\]]*\] (.*) \(_ssl\.c:[0-9]+\)", re.DOTALL)
 TLS_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -98,6 +100,13 @@ def explained(error: OSError) -> str:
     error's own text."""
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     return _ALERTS.get(reason or "", str(error))
+
+
+def handshake_error(error: Exception) -> str:
+    """OpenSSL's reason for a failed handshake, without the place in its source."""
+    text = str(error)
+    found = _OPENSSL_TEXT.fullmatch(text)
+    return text if found is None else found[1]
 
 
 def _check_readable(kind: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.security_files import (
     SecurityFileError,
     admin_context,
+    expired_list,
     load_listener,
     load_security,
 )
@@ -26,7 +27,8 @@ def file_problems(config: Config) -> list[str]:
         found.append(str(error))
     for listener in config.listeners:
         try:
-            load_listener(listener)
+            if text := expired_list(listener, load_listener(listener)):
+                found.append(text)
         except SecurityFileError as error:
             found.append(str(error))
         folder = Path(listener.socket).parent

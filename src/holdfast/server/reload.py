@@ -38,8 +38,10 @@ from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
     admin_context,
+    expired_list,
     load_listener,
     load_security,
+    warn_if_expired,
 )
 from holdfast.server.sockets.listener_files import ListenerFiles
 from holdfast.server.sockets.listeners import OpenListener, reserve
@@ -173,13 +175,24 @@ def prepare(
                 bound.append(one)
             else:
                 left.remove(one)
+                text = expired_list(settings, files)
+                if text and not expired_list(one.settings, one.files):
+                    raise SecurityFileError(text)
+            warn_if_expired(settings, files)
             found.append((one, settings, files))
     except (SecurityFileError, OSError) as error:
         for one in bound:
             one.close()
-        raise ReloadError(str(error)) from error
+        raise ReloadError(_text(error)) from error
     needs_restart = [key for key in changed if not _is_reloadable(key)]
     return Preparation(config, applied, needs_restart, security, found, admin)
+
+
+def _text(error: Exception) -> str:
+    # Errors of ports have the address in their text, and those of files in `filename`.
+    if isinstance(error, OSError) and error.filename is None and error.strerror:
+        return error.strerror
+    return str(error)
 
 
 def apply_limits(state: NodeState, config: NodeConfig) -> None:

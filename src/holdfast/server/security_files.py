@@ -3,7 +3,11 @@
 import logging
 import ssl
 import stat
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +18,7 @@ from holdfast.config.schema import Admin, Config
 from holdfast.config.sections.check_identity import has_sources
 from holdfast.hooks import Hooks
 from holdfast.security.acl import AclError, AclFile, RuleSource
+from holdfast.security.certificate_times import lists_valid_until
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.file import DynamicSecurityFile
 from holdfast.security.dynamic.users import DynamicUsers
@@ -98,6 +103,9 @@ def load_security(config: Config) -> SecurityFiles:
         hooks = tuple(load_hooks(config.hooks))
         if hooks:
             sources = (*sources, HookSource(hooks, config.hooks.timeout_s))
+        for path in (security.password_file, security.scram_file, security.dynamic_security_file):
+            if path:
+                warn_if_readable(path)
     except (
         PasswordError,
         AclError,
@@ -107,9 +115,6 @@ def load_security(config: Config) -> SecurityFiles:
         OSError,
     ) as error:
         raise SecurityFileError(str(error)) from error
-    for path in (security.password_file, security.scram_file, security.dynamic_security_file):
-        if path:
-            warn_if_readable(path)
     if acl is not None and acl.names_users() and not authenticates_users(config):
         logger.warning(
             "unproved_users acl_file=%r text='clients cannot prove user names, so the rules of"
@@ -152,9 +157,43 @@ def load_listener(listener: Listener) -> ListenerFiles:
         elif listener.certificate:
             context = _tls_context(listener)
         acl = AclFile.load(listener.acl_file) if listener.acl_file else None
-        return ListenerFiles(context, identities, _passwords(listener.password_file), acl)
+        passwords, until = _passwords(listener.password_file), _revoked_until(listener.crl)
+        return ListenerFiles(context, identities, passwords, acl, until)
     except (TlsError, PasswordError, AclError, OSError) as error:
         raise SecurityFileError(str(error)) from error
+
+
+def load_listeners(listeners: Sequence[Listener]) -> list[ListenerFiles]:
+    """Load the files of all listeners for a start, with a warning for each list that has ended.
+    Raises `SecurityFileError`."""
+    files = [load_listener(listener) for listener in listeners]
+    for listener, one in zip(listeners, files, strict=True):
+        warn_if_expired(listener, one)
+    return files
+
+
+def _revoked_until(crl: str) -> float:
+    if not crl:
+        return inf
+    try:
+        return lists_valid_until(Path(crl).read_bytes())
+    except ValueError:
+        # OpenSSL has read the lists, and decides about them.
+        return inf
+
+
+def expired_list(listener: Listener, files: ListenerFiles) -> str:
+    """The problem of a revocation list that has ended, or ""."""
+    if files.revoked_until > time.time():
+        return ""
+    ended = datetime.fromtimestamp(files.revoked_until, UTC).isoformat()
+    return f"{listener.crl}: a revocation list ended at {ended}: no client of its CA can connect"
+
+
+def warn_if_expired(listener: Listener, files: ListenerFiles) -> None:
+    """Log a warning if a revocation list has ended."""
+    if text := expired_list(listener, files):
+        logger.warning("revocation_list_expired listener=%r error=%r", listener.name, text)
 
 
 def _passwords(path: str) -> PasswordFile | None:

@@ -37,7 +37,7 @@ from holdfast.server.reload import (
 from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
-    load_listener,
+    load_listeners,
     load_security,
 )
 from holdfast.server.service_manager import ServiceManager
@@ -100,7 +100,7 @@ class Server:
         config = self.config
         try:
             self._security = load_security(config)
-            files = [load_listener(listener) for listener in config.listeners]
+            files = load_listeners(config.listeners)
         except SecurityFileError as error:
             raise StartError(str(error)) from error
         try:

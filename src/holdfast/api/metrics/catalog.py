@@ -140,7 +140,7 @@ LABELLED_GAUGES: Final = {
     "certificate_expiry_timestamp_seconds": Declared(
         GAUGE,
         ("node", "door", "file"),
-        "End of validity of a certificate file, seconds since 1970: its first certificate to end.",
+        "End of a file's first certificate or revocation list to end, seconds since 1970.",
     ),
     "not_ready": Declared(GAUGE, ("node", "reason"), "1 for each reason why a node is not ready."),
     "maintenance_failing": Declared(

@@ -42,6 +42,11 @@ class ProxyHeader:
         self._data = b""
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a part of it has been taken."""
+        return bool(self._data)
+
+    @property
     def wanted_bytes(self) -> int:
         """The most bytes that the header may still have, as far as is known."""
         have = len(self._data)
@@ -124,6 +129,8 @@ class ProxyHeader:
             raise ProxyError(f"the protocol is TCP4, TCP6 or UNKNOWN, found {words[1]!r}")
         if len(words) != 6:
             raise ProxyError(f"a header of version 1 has 6 words, found {len(words)}")
+        if "%" in words[2]:
+            raise ProxyError(f"an address in a header has no zone, found {words[2]!r}")
         try:
             address = kinds[words[1]](words[2])
             kinds[words[1]](words[3])
@@ -144,7 +151,8 @@ class ProxyHeader:
             self.is_complete = True
 
     def _finish(self, address: IPv4Address | IPv6Address, port: int) -> None:
-        self.client = f"{address}:{port}"
+        # A proxy on an IPv6 socket sees clients of IPv4 under mapped addresses.
+        self.client = f"{getattr(address, 'ipv4_mapped', None) or address}:{port}"
         self.is_complete = True
 
 

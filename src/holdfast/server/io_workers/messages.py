@@ -32,7 +32,7 @@ class WorkerNote(msgspec.Struct, frozen=True):
 
     level: int
     event: str
-    fields: dict[str, str]
+    fields: dict[str, str | int]
     count: Annotated[int, msgspec.Meta(ge=0)] = 1
 
 

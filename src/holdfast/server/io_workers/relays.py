@@ -220,13 +220,13 @@ class BrokerChannel(RelayStream):
     def _confirm(self, size: int) -> None:
         """Count bytes of announcements that the broker has processed."""
         if self._announcing.restore(size):
-            lines = str(self._notes_left_out)
+            refused, lines = self._sockets_refused, self._notes_left_out
             self._send_note(
                 {
                     "level": logging.WARNING,
                     "event": BEHIND,
-                    "fields": {"sockets": str(self._sockets_refused), "lines": lines},
-                    "count": self._sockets_refused,
+                    "fields": {"sockets": refused, "lines": lines},
+                    "count": refused,
                 }
             )
             self._sockets_refused = 0

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Final, cast
 
 from holdfast.protocol.proxy.header import ProxyError
+from holdfast.security.tls import handshake_error
 from holdfast.server.event_loop.failures import watched
-from holdfast.server.sockets.proxy import Proxies, read_proxy_header, remote_of
+from holdfast.server.sockets.proxy import Proxies, SilentPeer, read_proxy_header, remote_of
 from holdfast.server.sockets.reception import Reception
 from holdfast.server.sockets.tls_stream import TlsStream
 
@@ -108,7 +109,7 @@ class AcceptLoop:
                 )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError, and so is a connection reset.
-            self._fail("tls_handshake_failed", remote, str(error))
+            self._fail("tls_handshake_failed", remote, handshake_error(error))
         finally:
             self._reception.end_handshake()
 
@@ -125,6 +126,9 @@ class AcceptLoop:
         try:
             await reception.loop.connect_accepted_socket(lambda: protocol, accepted)
             await stream.handshake
+        except ConnectionResetError:
+            if not stream.is_silent:
+                raise
         except asyncio.CancelledError:
             stream.abort()
             raise
@@ -136,7 +140,8 @@ class AcceptLoop:
             if remote not in proxies:
                 raise ProxyError("the address is not in proxies of the listener")
             timeout_s = self._reception.connect_timeout_s
-            client = await read_proxy_header(accepted, timeout_s) or remote
+            with suppress(SilentPeer):
+                client = await read_proxy_header(accepted, timeout_s) or remote
         except (ProxyError, OSError) as error:
             self._fail("proxy_header_failed", remote, str(error))
         finally:

@@ -2,6 +2,7 @@
 
 import ssl
 from dataclasses import dataclass
+from math import inf
 
 from holdfast.security.acl import RuleSource
 from holdfast.security.passwords import PasswordFile
@@ -19,3 +20,6 @@ class ListenerFiles:
     """The only users of this listener with a password; None: those of the broker."""
     acl: RuleSource | None = None
     """The rights of this listener's clients; None: those of the broker."""
+    revoked_until: float = inf
+    """The end of the first revocation list to end, in seconds since 1970. OpenSSL refuses all
+    clients of its CA from then on."""

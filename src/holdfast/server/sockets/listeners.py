@@ -70,13 +70,13 @@ def reserve(listener: Listener) -> list[socket.socket]:
     if listener.socket:
         return [reserve_unix(Path(listener.socket), int(listener.socket_mode, 8))]
     sockets: list[socket.socket] = []
-    found = socket.getaddrinfo(
-        listener.bind.strip("[]"),
-        listener.port,
-        type=socket.SOCK_STREAM,
-        flags=socket.AI_PASSIVE,
-    )
     try:
+        found = socket.getaddrinfo(
+            listener.bind.strip("[]"),
+            listener.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )
         for family, kind, protocol, _, address in found:
             one = socket.socket(family, kind, protocol)
             sockets.append(one)
@@ -105,7 +105,7 @@ class OpenListener:
         self, settings: Listener, files: ListenerFiles, sockets: list[socket.socket]
     ) -> None:
         self.settings = settings
-        self._files = files
+        self.files = files
         self._sockets = sockets
         # The file of a Unix socket, which another process may replace.
         self._file = identity(Path(settings.socket)) if settings.socket else (0, 0)
@@ -146,11 +146,11 @@ class OpenListener:
 
     async def open(self, broker: Broker) -> None:
         """Accept connections, with TLS if there is a context. Raises `OSError`."""
-        self.apply_rules(self.settings, self._files)
+        self.apply_rules(self.settings, self.files)
         self._servers = await _listen(
             broker,
             self.settings,
-            self._files.context,
+            self.files.context,
             [one.dup() for one in self._sockets],
             self._count,
         )
@@ -163,7 +163,7 @@ class OpenListener:
         if settings.socket:
             set_mode(Path(settings.socket), int(settings.socket_mode, 8))
         self.settings = settings
-        self._files = files
+        self.files = files
         if broker is not None:
             before = self._servers
             await self.open(broker)

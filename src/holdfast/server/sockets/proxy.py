@@ -13,6 +13,11 @@ from holdfast.protocol.proxy.header import ProxyError, ProxyHeader
 UNIX: Final = "unix"
 """The name of all peers of a Unix socket."""
 
+
+class SilentPeer(Exception):
+    """A connection that ends before its first byte: a port scan, or a health check."""
+
+
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -50,13 +55,18 @@ def remote_of(accepted: socket.socket, address: object) -> str:
 async def read_proxy_header(accepted: socket.socket, timeout_s: float) -> str:
     """The client's host:port, or "" if the proxy passes none on. Takes nothing behind the header.
 
-    Raises `ProxyError`, also after `timeout_s`, and `OSError`.
+    Raises `ProxyError`, also after `timeout_s`, `SilentPeer` and `OSError`.
     """
     header = ProxyHeader()
     try:
         async with asyncio.timeout(timeout_s):
             while not header.is_complete:
-                offered = await _peek(accepted, header.wanted_bytes)
+                try:
+                    offered = await _peek(accepted, header.wanted_bytes)
+                except ConnectionResetError:
+                    offered = b""
+                if not offered and not header.has_begun:
+                    raise SilentPeer
                 if not offered:
                     raise ProxyError("the connection ended within the header")
                 accepted.recv(header.take(offered))

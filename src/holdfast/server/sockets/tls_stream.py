@@ -57,6 +57,8 @@ class TlsStream:
         self._is_congested = False
         self._socket: Transport | None = None
         self._timer: TimerHandle | None = None
+        self.is_silent = True
+        """Whether the peer has sent nothing yet."""
         self.handshake: Future[None] = loop.create_future()
         """The end of the handshake. Raises `OSError` when it has failed."""
 
@@ -73,6 +75,7 @@ class TlsStream:
         if self._state == OPEN:
             self._read(len(data))
         elif self._state == SHAKING:
+            self.is_silent = False
             self._shake_hands()
         else:
             self._discard()
