@@ -1,5 +1,7 @@
 """`holdfast top`: rates from two replies, the screen, and the sampling of topics behind it."""
 
+import sys
+
 import msgspec
 import pytest
 
@@ -10,6 +12,7 @@ from holdfast.api.views.top import TopDurations, TopReply, TopSession, TopTopic
 from holdfast.broker.publish.topic_samples import SAMPLES_MAX, SAMPLES_WANTED, TopicSamples
 from holdfast.cli.main import main
 from holdfast.cli.top import TopView, screen, with_rates
+from holdfast.client.admin_connection import AdminError
 
 BOUNDS = ["0.001", "0.01", "+Inf"]
 
@@ -71,6 +74,53 @@ def test_the_screen_is_safe_and_short() -> None:
     assert "up 01:01:40" in lines[0]
     assert max(len(line) for line in lines) < 160
     assert msgspec.json.decode(msgspec.json.encode(view), type=TopView) == view
+
+
+def test_the_numbers_fit_into_80_columns() -> None:
+    slow = TopSession("c" * 70, "alice", "192.168.100.200:50000", False, True, 5_000_000, 3, 0)
+    topic = TopTopic("plant/" + "t" * 90, 1234.0, 5e6, 0.5)
+    view = with_rates(reply(), reply(time_s=101.0, slow_sessions=[slow], topics=[topic]))
+    lines = list(screen(view, 80))
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("plant/ttt")
+    assert lines[-1].endswith("...        1.2k     5.0M  0.5")
+    narrow = list(screen(view, 20))
+    assert narrow[-1].split()[1:] == ["1.2k", "5.0M", "0.5"]
+
+
+class Replies:
+    """An admin port that fails between its replies, and then ends the command."""
+
+    def __init__(self, *replies: TopReply | AdminError) -> None:
+        self._replies = list(replies)
+
+    def ask(self, port: object, lines: int) -> TopReply:
+        if not self._replies:
+            raise KeyboardInterrupt
+        found = self._replies.pop(0)
+        if isinstance(found, AdminError):
+            raise found
+        return found
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_node_that_starts_again(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal stays, and shows why nothing comes; a pipe ends."""
+    gone = AdminError("nothing listens there")
+    replies = Replies(reply(), reply(time_s=101.0), gone, reply(time_s=3.0, uptime_s=2.0))
+    monkeypatch.setattr("holdfast.cli.top._ask", replies.ask)
+    monkeypatch.setattr("holdfast.cli.top.time.sleep", lambda pause_s: None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    assert main(["top"]) == (0 if is_terminal else 1)
+    shown = capsys.readouterr()
+    if is_terminal:
+        assert shown.out.index("nothing listens there\n\ntrying again") < shown.out.index(
+            "00:00:02"
+        )
+    else:
+        assert shown.err == "holdfast: nothing listens there\n"
 
 
 def test_what_is_missing_is_said() -> None:

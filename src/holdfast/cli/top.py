@@ -1,9 +1,12 @@
 """`holdfast top`: the rates, slow sessions and busy topics of a node, updated in place.
 
+On a terminal it waits for a node that stops replying, for example because it starts again.
+
 Exit codes: 0 success; 1 the node does not reply, or serves no clients; 2 wrong usage.
 """
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -22,6 +25,8 @@ from holdfast.client.admin_connection import AdminError
 EXIT_FAILED: Final = 1
 FIRST_S: Final = 1.0
 """The time in seconds between the two requests of the first rates."""
+COLUMNS: Final = 120
+"""The width where the output is no terminal."""
 TOPIC_CHARACTERS_MAX: Final = 60
 HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"
 NUMBERS: Final = ("messages/s", "bytes/s", "+-", "backlog", "inflight", "dropped")
@@ -73,19 +78,31 @@ def _show(port: AdminPort, args: argparse.Namespace) -> None:
     in_place = sys.stdout.isatty() and not args.json and not args.once
     while True:
         time.sleep(pause_s)
-        now = _ask(port, args.lines)
+        pause_s = args.interval
+        try:
+            now = _ask(port, args.lines)
+        except AdminError as error:
+            if not in_place:
+                raise
+            _draw([f"{error}", "", "trying again"], shutil.get_terminal_size())
+            continue
         shown = with_rates(before, now)
         if args.json:
             print(msgspec.json.encode(shown).decode(), flush=True)
+        elif in_place:
+            size = shutil.get_terminal_size()
+            _draw(list(screen(shown, size.columns)), size)
         else:
-            lines = list(screen(shown))
-            if in_place:
-                size = shutil.get_terminal_size()
-                lines = [cut(line, size.columns - 4) for line in lines[: size.lines - 1]]
-            print((HOME_AND_CLEAR if in_place else "") + "\n".join(lines), flush=True)
+            print("\n".join(screen(shown)), flush=True)
         if args.once:
             return
-        before, pause_s = now, args.interval
+        before = now
+
+
+def _draw(lines: list[str], size: os.terminal_size) -> None:
+    """Replace the content of the terminal."""
+    fitting = [_clip(line, size.columns) for line in lines[: size.lines - 1]]
+    print(HOME_AND_CLEAR + "\n".join(fitting), flush=True)
 
 
 def _ask(port: AdminPort, lines: int) -> TopReply:
@@ -150,8 +167,8 @@ def _quantile(before: TopDurations | None, now: TopDurations, share: float) -> f
     return None
 
 
-def screen(shown: TopView) -> Iterator[str]:
-    """Yield the lines for a person."""
+def screen(shown: TopView, columns: int = COLUMNS) -> Iterator[str]:
+    """Yield the lines for a person. Names are cut so that the numbers fit into `columns`."""
     now, rates = shown.now, shown.rates
     yield (
         f"{now.node}  up {_time(now.uptime_s)}  connections {now.connections}"
@@ -164,8 +181,8 @@ def screen(shown: TopView) -> Iterator[str]:
         f"  connects {_short(rates['connections_opened'])}/s"
         f" refused {_short(rates['connections_refused'])}/s"
     )
-    yield "  ".join(
-        f"{name} p50 {_bound(each.p50)} p99 {_bound(each.p99)}"
+    yield "p50/p99 in ms:  " + "  ".join(
+        f"{name} {_bound(each.p50)}/{_bound(each.p99)}"
         for name, each in (
             ("acknowledge", shown.acknowledge_s),
             ("deliver", shown.deliver_s),
@@ -184,7 +201,7 @@ def screen(shown: TopView) -> Iterator[str]:
         }
         for each in now.slow_sessions
     ]
-    yield from table(rows, NUMBERS) if rows else ("no slow sessions",)
+    yield from table(_fitting(rows, columns), NUMBERS) if rows else ("no slow sessions",)
     yield ""
     topics = [
         {
@@ -195,7 +212,24 @@ def screen(shown: TopView) -> Iterator[str]:
         }
         for each in now.topics
     ]
-    yield from table(topics, NUMBERS) if topics else (now.topics_problem or "no publishes",)
+    yield from (
+        table(_fitting(topics, columns), NUMBERS)
+        if topics
+        else (now.topics_problem or "no publishes",)
+    )
+
+
+def _fitting(rows: list[dict[str, str]], columns: int) -> list[dict[str, str]]:
+    """Return the rows with the names in their first column cut to the space beside the others."""
+    first, *others = rows[0]
+    used = sum(2 + max(len(name), *(len(row[name]) for row in rows)) for name in others)
+    most = max(len(first), columns - used)
+    return [{**row, first: _clip(row[first], most)} for row in rows]
+
+
+def _clip(text: str, most: int) -> str:
+    """Return the text with at most so many characters."""
+    return text if len(text) <= most else f"{text[: max(0, most - 3)]}..."[:most]
 
 
 def _name(text: str) -> str:
@@ -211,7 +245,7 @@ def _short(value: float) -> str:
 
 
 def _bound(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:g} ms"
+    return "-" if seconds is None else f"{seconds * 1000:g}"
 
 
 def _time(seconds: float) -> str:
