@@ -56,8 +56,12 @@ class Leader:
         self.appended.append(record)
         self.promises.append(promise)
 
-    def ask(self, client_id: str = "c", node: str = "n2") -> None:
+    def ask(self, client_id: str = "c", node: str = "n2", *, releases: bool = True) -> None:
+        """`releases`: the node has released the session that it had for the client."""
         self.requests += 1
+        owner = self.homes.owners.owner(client_id)
+        if releases and owner is not None and owner.node == node:
+            self.homes.closed(node, client_id, owner.epoch)
         self.homes.open(node, OpenFrame(self.requests, client_id, True, 0, None))
 
     def commit(self) -> None:
@@ -214,7 +218,7 @@ def test_a_leader_that_is_followed_gives_no_epoch_of_its_successor() -> None:
     second.commit()
     (reserved,) = second.given()
     first.homes.reports.receive("n2", [0], {"c": reserved}, [])
-    first.ask("c", "n2")
+    first.ask("c", "n2", releases=False)
     for _ in range(3):
         first.wait(PATIENCE_S)
     assert len(first.given()) == 1
@@ -236,12 +240,12 @@ def test_a_leader_without_a_majority_gives_nothing_unreserved() -> None:
     """Another node may lead, which does so. Counter-example: both give the same epoch."""
     leader = Leader([])
     leader.ask("c")
-    for _ in range(3):
+    for number in range(3):
         due = leader.homes.timer()
         assert due is not None
         assert due > leader.state.now
         leader.wait(PATIENCE_S)
-        leader.ask("d")
+        leader.ask(f"d{number}")
     assert leader.given() == []
     leader.context.reaches_majority = lambda now: True
     leader.wait(PATIENCE_S)

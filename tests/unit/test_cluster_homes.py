@@ -14,10 +14,12 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
 from holdfast.cluster.frames import OpenFrame
+from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.metadata.model import NodePhase as StateOfNode
+from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
+from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
@@ -35,8 +37,8 @@ class Bench:
         self.context = ClusterContext("n1", journal)
         self.context.connected.add("n2")
         self.context.leading[0] = 2
-        reads = MetadataReads(lambda now: NOTHING)
-        barriers = Barriers(self.state, self.context, reads)
+        self.reads = MetadataReads(lambda now: 1)
+        barriers = Barriers(self.state, self.context, self.reads)
         self.images = ReplicatedState(RecordedState(config, journal))
         self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
         self.homes.start_leading(0)
@@ -59,7 +61,14 @@ class Bench:
 
     def ask(self, request: int, client_id: str, node: str = "n2") -> None:
         self.homes.open(node, OpenFrame(request, client_id, True, 0, None))
+        self.agree()
         self.release()
+
+    def agree(self) -> None:
+        """The metadata is read: a majority still has this leader."""
+        self.reads.advance(self.state.now)
+        self.reads.proposal_done(1, RequestRefused(CHANGES_NOTHING), self.state.now)
+        self.homes.releases.advance()
 
     def release(self) -> None:
         """What was appended is committed."""
@@ -105,8 +114,11 @@ def test_a_node_that_is_down_and_lives_lets_go_of_a_session_without_a_record() -
     assert bench.closes() == ["n2"]
     bench.homes.closed("n2", "a", 1 << 60)
     bench.ask(3, "a", "n3")
+    assert bench.closes() == ["n2", "n3"]
+    owner = bench.homes.owners.owner("a")
+    assert owner is not None
+    bench.homes.closed("n3", "a", owner.epoch)
     assert bench.opened() == 3
-    assert bench.closes() == ["n2"]
 
 
 def test_of_two_nodes_that_have_a_session_one_lets_go_though_their_epochs_are_equal() -> None:

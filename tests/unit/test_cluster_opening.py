@@ -10,11 +10,19 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.snapshot_entries import session_entry
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Session
+from holdfast.broker.session.session import Session, new_subscription
 from holdfast.broker.state import NodeState
+from holdfast.broker.topic_rights.kept_subscriptions import checksum_of
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.frames import OpenedFrame, OpenFrame
+from holdfast.cluster.frames import (
+    CLOSE,
+    CloseFrame,
+    OpenedFrame,
+    OpenFrame,
+    decode_frame,
+    encode_frame,
+)
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -42,6 +50,7 @@ class AskedHomes(SessionCoordinator):
         super().__init__(state, context, images, barriers)
         self.asked: list[int] = []
         self.told_closed: list[int] = []
+        self.told_kept: list[list[str]] = []
 
     def open(self, node: str, frame: OpenFrame) -> None:
         number = frame.request
@@ -50,6 +59,9 @@ class AskedHomes(SessionCoordinator):
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
         self.told_closed.append(epoch)
+
+    def kept(self, node: str, client_id: str, filters: list[str]) -> None:
+        self.told_kept.append(filters)
 
 
 class LedHere(ClusterContext):
@@ -330,9 +342,9 @@ def test_a_session_that_waits_is_let_go_when_another_node_is_to_have_it() -> Non
     there = bench.connect(expiry_s=0)
     bench.wait(ASK_AFTER_S)
     bench.answer(1, epoch=7)
-    bench.opener.close(CLIENT, 6)
+    bench.opener.close(CloseFrame(CLIENT, 6))
     assert there.state == OPENING
-    bench.opener.close(CLIENT, 7)
+    bench.opener.close(CloseFrame(CLIENT, 7))
     assert there.state == CLOSED
     assert not bench.opener.asking
     assert bench.homes.told_closed[-1] == 7
@@ -403,3 +415,67 @@ def test_a_leader_of_an_older_version_requests_a_report_without_its_epochs() -> 
 def test_a_request_for_a_report_with_bad_epochs_is_a_bad_frame(epochs: object) -> None:
     with pytest.raises(BadFrame):
         Bench().ask_owned("n2", epochs)
+
+
+def live_session(bench: Bench, filters: list[str]) -> Session:
+    session = Session(CLIENT)
+    session.epoch = 7
+    session.expiry_s = 3600
+    session.subscriptions = {
+        each: new_subscription(session, each, 1, False, False, 0, 0) for each in filters
+    }
+    session.connection = Connection(1 << 20, "", ListenerRules(""))
+    session.connection.state = OPEN
+    session.connection.session = session
+    bench.state.sessions[CLIENT] = session
+    return session
+
+
+@pytest.mark.parametrize("filters", [[], ["a"], ["a", "b", "c"]])
+def test_an_owner_keeps_a_session_with_filters_that_are_not_decided(filters: list[str]) -> None:
+    bench = Bench()
+    session = live_session(bench, ["b", "a"])
+    bench.opener.close(CloseFrame(CLIENT, 7, checksum_of(filters)))
+    assert session.connection is not None
+    assert bench.homes.told_kept == [["b", "a"]]
+
+
+@pytest.mark.parametrize("epoch", [7, 6])
+@pytest.mark.parametrize("filters", [None, ["a", "b"]])
+def test_an_owner_releases_a_session_all_of_whose_filters_are_decided(
+    filters: list[str] | None, epoch: int
+) -> None:
+    bench = Bench()
+    session = live_session(bench, ["b", "a"])
+    order = CloseFrame(CLIENT, epoch, None if filters is None else checksum_of(filters))
+    bench.opener.close(order)
+    assert not bench.homes.told_kept
+    assert (session.connection is None) == (epoch == 7)
+
+
+def test_an_owner_keeps_a_session_while_a_subscribe_waits_for_the_log() -> None:
+    """It would be in the session that the next node gets, and nobody has asked about it."""
+    bench = Bench()
+    session = live_session(bench, ["a"])
+    session.subscribes_awaited = 1
+    bench.opener.close(CloseFrame(CLIENT, 7, checksum_of(["a"])))
+    assert session.connection is not None
+    session.subscribes_awaited = 0
+    bench.opener.close(CloseFrame(CLIENT, 7, checksum_of(["a"])))
+    assert session.connection is None
+
+
+def test_a_session_that_ends_with_its_connection_is_released_whatever_it_has() -> None:
+    bench = Bench()
+    session = live_session(bench, ["a"])
+    session.expiry_s = 0
+    bench.opener.close(CloseFrame(CLIENT, 7, checksum_of([])))
+    assert session.connection is None
+
+
+def test_frames_without_a_checksum_are_those_of_older_versions() -> None:
+    assert encode_frame(CloseFrame("c", 1)) == b'{"client":"c","epoch":1}'
+    frame = OpenFrame(1, "c", False, 0, None)
+    assert b"filters" not in encode_frame(frame)
+    older = decode_frame(CLOSE, b'{"client":"c","epoch":1,"later":2}')
+    assert (older.filters, older.kept) == (None, None)

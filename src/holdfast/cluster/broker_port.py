@@ -107,7 +107,7 @@ class BrokerPort(ClusterPort):
         self._acquisition.open_session(connection, client_id, opening)
 
     def session_detached(self, session: Session) -> None:
-        self._acquisition.detached(session)
+        self._acquisition.live.detached(session)
 
     def subscribed(self, filter: str) -> None:
         self._interest.subscribed(filter)

@@ -56,6 +56,10 @@ class ClusterContext:
             and feature not in features.split(",")
         ]
 
+    def understands(self, node: str, feature: str) -> bool:
+        """True if the version of a node, this one included, has a feature."""
+        return node == self.node_id or feature in self.features.get(node, "").split(",")
+
     def send(self, node: str, kind: int, payload: bytes) -> None:
         """Queues a frame, or drops it if there is no link. A sender that needs a reply repeats its
         request."""

@@ -27,11 +27,13 @@ class OpenFrame(Struct, omit_defaults=True):
     gone: bool = False
     """True if the client has disconnected: the request is withdrawn."""
     will: WillEntry | None = None
+    filters: str | None = None
+    """See CloseFrame. None: every subscription of the session is accepted."""
 
 
 class OpenedFrame(Struct, kw_only=True, omit_defaults=True):
     """SESSION_OPENED: the reply to OpenFrame. A `lost` session was closed again and its will
-    published. `denied`: it belongs to another user."""
+    published. `denied`: it belongs to another user. `kept`: its owner keeps it, see CloseFrame."""
 
     request: int
     client: str
@@ -39,14 +41,21 @@ class OpenedFrame(Struct, kw_only=True, omit_defaults=True):
     present: bool
     lost: bool
     denied: bool = False
+    kept: list[str] | None = None
     session: SessionEntry | None
 
 
-class CloseFrame(Struct):
+class CloseFrame(Struct, omit_defaults=True):
     """SESSION_CLOSE, the order to release a session, and SESSION_CLOSED, its confirmation."""
 
     client: str
     epoch: int
+    filters: str | None = None
+    """In an order: the checksum of the filters that the session may have (`checksum_of`). With
+    others the owner keeps it. None: it may have any."""
+    kept: list[str] | None = None
+    """In a reply: the filters because of which the owner keeps the session. Only a node with the
+    feature of `sessions.releases` receives it."""
 
 
 class ImageRequest(Struct, omit_defaults=True):

@@ -257,6 +257,7 @@ class ClusterNode(Parts):
         if not self.transfer.is_whole or self.transfer.released:
             self._step_transfer(now)
         self.space.advance()
+        self.session_coordinator.releases.advance()
         self.acquisition.take_local()
         if (
             not self.history.is_current

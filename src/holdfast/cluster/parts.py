@@ -98,7 +98,7 @@ class Parts:
         agent_context = AgentContext(state, context, self.forwarding, replicated)
         self.groups = Groups(agent_context, self.barriers)
         suspect_s = config.detector.suspect_s
-        sessions.close_wait_s = max(sessions.close_wait_s, 2 * suspect_s)
+        sessions.releases.wait_s = max(sessions.releases.wait_s, 2 * suspect_s)
         self.ownership = OwnershipLease(
             state,
             context,
@@ -157,6 +157,6 @@ class Parts:
         """Passes on an applied SESSION record or will."""
         if record.kind == log_record.SESSION:
             self.session_coordinator.applied(record)
-            self.acquisition.session_changed(record)
+            self.acquisition.live.session_changed(record)
         else:
             self.session_coordinator.will_applied(record)

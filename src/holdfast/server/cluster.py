@@ -27,6 +27,7 @@ from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.cluster.runtime.peer_check import PeerCheck
 from holdfast.cluster.runtime.replacement import Replacement
+from holdfast.cluster.sessions import releases
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
@@ -180,6 +181,7 @@ class ClusterMembership:
                     ANSWERS_APART,
                     questions.FEATURE,
                     *RECORD_FEATURES,
+                    releases.FEATURE,
                     AGREED_USERS,
                 )
             ),

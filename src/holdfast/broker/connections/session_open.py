@@ -28,6 +28,7 @@ from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session
 from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.kept_subscriptions import (
+    checksum_asked,
     waits_before_takeover,
     waits_for_decisions,
 )
@@ -152,14 +153,17 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     ):
         connection.connect = packet
         return
-    if session is not None and session.connection is not None:
-        take_over(state, session)
     if state.cluster.is_single:
+        if session is not None and session.connection is not None:
+            take_over(state, session)
         _open_here(state, connection, packet, expiry_s, answer)
         return
     connection.state = OPENING
     connection.input_paused = True
-    state.cluster.open_session(connection, client_id, AcceptedConnect(packet, expiry_s, answer))
+    opening = AcceptedConnect(packet, expiry_s, answer)
+    if not packet.clean_start:
+        opening.filters = checksum_asked(connection, known)
+    state.cluster.open_session(connection, client_id, opening)
 
 
 def _reopen(extra: Properties | None, state: object, connection: Connection) -> None:
@@ -263,6 +267,8 @@ class AcceptedConnect:
         self.expiry_s = expiry_s
         self.reply_properties = answer
         self.will = will_of(packet)
+        self.filters: str | None = None
+        """See `checksum_asked`."""
 
 
 def finish_open(

@@ -88,6 +88,8 @@ class SubscribePromise(Promise):
         state.promise_bytes -= self.size_bytes
         session = self.session
         session.replays_awaited -= self.replays
+        if self.size_bytes:
+            session.subscribes_awaited -= 1
         connection = self.connection
         assert connection is not None
         if session.connection is not connection or connection.state == CLOSED:
@@ -262,6 +264,7 @@ def _subscribe(
         if is_shared(filter) and not is_queue(filter) and state.cluster.is_single:
             _record_group(state, filter)
     promise.size_bytes = size_of([each.filter for each in accepted])
+    session.subscribes_awaited += 1
     state.promise_bytes += promise.size_bytes
     record.subscriptions = [subscription_row(each) for each in accepted]
     publish_state(

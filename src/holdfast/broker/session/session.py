@@ -41,8 +41,7 @@ ASSIGNED_MAX: Final = 10_000
 
 
 class Inflight:
-    """An outbound QoS 1 or 2 message that is not finished. It has no payload: a resend, or another
-    member of a shared group, reads the log at (partition, offset)."""
+    """An unfinished outbound message of QoS 1 or 2. The log has its payload, at its offset."""
 
     def __init__(self, partition: int, offset: int, qos: int, is_retained: bool) -> None:
         self.partition = partition
@@ -208,8 +207,9 @@ class Session(Cursor):
         self.dropped = 0
         # Records that retention or damage took before the next message.
         self.lost = 0
-        # SUBSCRIBE packets with a start in the past, on their way to the log. Until they are there
-        # the session reads nothing: it would pass records that a new subscription begins with.
+        # SUBSCRIBE packets on their way to the log: all, and those with a start in the past. Until
+        # these are there the session reads nothing: it would pass records that they begin with.
+        self.subscribes_awaited = 0
         self.replays_awaited = 0
 
     @property

@@ -1,11 +1,15 @@
 """The decisions about the subscriptions that a resumed session has, before CONNACK.
 
 The service is asked before the connection that has the session is closed: a client that is refused
-takes nothing over. In a cluster the subscriptions are those that are applied here. What another
-node has accepted a moment ago is asked about once this node owns the session.
+takes nothing over. In a cluster the first question is about the subscriptions that are applied
+here. The owner of the session keeps it, and names its subscriptions, while it has others
+(`checksum_of`). Those of a session without a connection are asked about once this node owns it,
+because nobody is disturbed then.
 """
 
+from collections.abc import Iterable
 from functools import partial
+from hashlib import blake2b
 
 from holdfast.broker.connections.close import handle_connection_lost, refuse
 from holdfast.broker.effects import Proceed
@@ -17,6 +21,7 @@ from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.questions import (
     UNANSWERED,
     asked_rules,
+    asks_about,
     asks_to_resume,
 )
 from holdfast.protocol.mqtt import reasons
@@ -40,6 +45,41 @@ def waits_before_takeover(
     if is_asked:
         connection.state = AUTHENTICATING
     return is_asked
+
+
+def checksum_of(filters: Iterable[str]) -> str:
+    """A checksum of a set of filters, by which two nodes compare what a session has."""
+    return blake2b("\n".join(sorted(filters)).encode(), digest_size=16).hexdigest()
+
+
+def checksum_asked(connection: Connection, session: Session | None) -> str | None:
+    """The checksum of the filters that a service has decided about before a takeover. None: no
+    service decides. `session`: as far as it is known here."""
+    give_asked_rules(connection)
+    if asked_rules(connection) is None:
+        return None
+    return checksum_of(() if session is None else session.subscriptions)
+
+
+def waits_for_more(
+    state: NodeState, connection: Connection, filters: list[str], proceed: Proceed
+) -> bool:
+    """Whether a service must be asked about some of these filters, which the session has at its
+    owner. `proceed` continues with the CONNECT, unless the service fails."""
+    return asks_about(state, connection, filters, partial(_proceed_opening, filters, proceed))
+
+
+def _proceed_opening(
+    filters: list[str], proceed: Proceed, state: object, connection: Connection
+) -> None:
+    assert isinstance(state, NodeState)
+    rules = asked_rules(connection)
+    if connection.state != OPENING or rules is None:
+        return
+    if rules.unanswered:
+        _refuse(state, connection)
+    elif not waits_for_more(state, connection, filters, proceed):
+        proceed(state, connection)
 
 
 def _proceed_if_accepted(proceed: Proceed, state: object, connection: Connection) -> None:

@@ -8,6 +8,7 @@ socket's buffers, and no other client waits. A SUBSCRIBE waits in its question. 
 a resumed session are asked about before CONNACK.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from holdfast.broker.admission.client_rights import Rights
@@ -136,10 +137,18 @@ def asks_to_resume(
     `proceed` continues, and calls this again. The client of a service that fails is refused,
     because messages of its session would otherwise be passed over."""
     rules = asked_rules(connection)
+    return rules is not None and asks_about(state, connection, session.subscriptions, proceed)
+
+
+def asks_about(
+    state: NodeState, connection: Connection, filters: Iterable[str], proceed: Proceed
+) -> bool:
+    """`asks_to_resume`, of a session that has these filters. They count in the first call."""
+    rules = asked_rules(connection)
     if rules is None:
         return False
     if rules.resuming is None:
-        rules.resuming = list(session.subscriptions)
+        rules.resuming = list(filters)
     rules.unanswered = frozenset()
     while rules.resuming:
         part = rules.resuming[-RESUMED_AT_ONCE:]

@@ -66,7 +66,7 @@ class Barriers:
     def __init__(self, state: NodeState, context: ClusterContext, reads: MetadataReads) -> None:
         self._state = state
         self._context = context
-        self._reads = reads
+        self.reads = reads
         self._number = 0
         self._question = ALIGNMENT
         self._sent_at = 0.0
@@ -105,7 +105,7 @@ class Barriers:
         """Returns the partitions that a barrier waits for, or none before it has read the
         metadata."""
         barrier = self._waiting.get(number)
-        if barrier is None or barrier.read == NOTHING or not self._reads.has_passed(barrier.read):
+        if barrier is None or barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
             return set()
         return {each for each in range(len(barrier.ends)) if not self._is_reached(barrier, each)}
 
@@ -130,7 +130,7 @@ class Barriers:
         return passed
 
     def _is_passed(self, barrier: Barrier) -> bool:
-        if barrier.read == NOTHING or not self._reads.has_passed(barrier.read):
+        if barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
             return False
         if not barrier.is_patient:
             if not barrier.deadline:
@@ -162,7 +162,7 @@ class Barriers:
         for barrier in asking:
             if barrier.question == NOTHING:
                 barrier.question = self._question
-                barrier.read = self._reads.begin()
+                barrier.read = self.reads.begin()
             for partition, end in enumerate(barrier.ends):
                 if end < 0 or self._is_outdated(barrier, partition):
                     self._question_leader(barrier, partition, leaders)

@@ -19,29 +19,31 @@ Invariants
 """
 
 import struct
+from functools import partial
 from typing import Final
 
 from msgspec import UNSET
 
-from holdfast.broker.connections.close import close_connection, drop_session, log_close, refuse
+from holdfast.broker.connections.close import log_close, refuse
 from holdfast.broker.connections.session_open import AcceptedConnect, finish_open, refuse_other_user
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.session_records import will_entry
-from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import CLOSED, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.broker.topic_rights.kept_subscriptions import checksum_of, waits_for_more
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_CLOSED, SESSION_OPEN, SESSION_OWNED, BadFrame
+from holdfast.cluster.frame_kinds import SESSION_OPEN, SESSION_OWNED, BadFrame
 from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.sessions.live_sessions import LiveSessions
 from holdfast.cluster.sessions.owned import OwnedSessions
-from holdfast.cluster.sessions.requests import NOTHING, PendingOpen, positions_of
+from holdfast.cluster.sessions.releases import FEATURE
+from holdfast.cluster.sessions.requests import NEVER, NOTHING, PendingOpen, positions_of
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage.record import Record
 
 ASK_AFTER_S: Final = 0.001
 """The delay in seconds between a CONNECT and the SESSION_OPEN for it.
@@ -57,8 +59,6 @@ ASK_AGAIN_S: Final = 0.3
 REFUSED_AFTER_S: Final = 2.0
 """The longest time in seconds that a CONNECT waits for a majority, for metadata that names the
 present leader of its home partition, or while this node is unsure of its ownership."""
-
-NEVER: Final = float("inf")
 
 
 class SessionAcquisition:
@@ -84,6 +84,7 @@ class SessionAcquisition:
         self.asking: dict[int, PendingOpen] = {}
         # The same entries by client id, in the order of their CONNECTs.
         self._of_clients: dict[str, list[PendingOpen]] = {}
+        self.live = LiveSessions(state, context, coordinator, self._of_clients)
         # Per home partition: the highest epoch of a leader that has requested a report, and when.
         self._reported_in: dict[int, tuple[int, float]] = {}
 
@@ -98,8 +99,8 @@ class SessionAcquisition:
     def open_session(
         self, connection: Connection, client_id: str, opening: AcceptedConnect
     ) -> None:
-        """Queues the CONNECT of `connection` for its session, and closes earlier connections of the
-        client."""
+        """Queues the CONNECT of `connection` for its session, and refuses earlier CONNECTs of the
+        client. Its live connection ends by an order of the coordinator."""
         if len(self.asking) >= ASKING_MAX:
             text = "too many sessions are being opened"
             refuse(self._state, connection, reasons.SERVER_BUSY, text)
@@ -156,10 +157,14 @@ class SessionAcquisition:
             # The coordinator withdraws the request unless the session is already open.
             gone=asking.connection.state == CLOSED,
             will=None if opening.will is None else will_entry(opening.will),
+            filters=opening.filters,
         )
         home = self._coordinator.home(asking.client_id)
         leader = self._context.leader(home)
         asking.is_sent = asking.is_sent or leader != ""
+        if leader in self._context.connected and not self._context.understands(leader, FEATURE):
+            # An older coordinator orders nothing of the node that requests the session.
+            self.live.end(asking.client_id)
         if leader == self._context.node_id:
             self._coordinator.open(leader, frame)
         elif leader:
@@ -191,6 +196,9 @@ class SessionAcquisition:
             if asking.connection.state == OPENING:
                 refuse_other_user(self._state, asking.connection)
             return
+        if frame.kept is not None:
+            self._decide_again(asking, frame.kept)
+            return
         if frame.lost:
             self._refuse(asking)
             return
@@ -200,6 +208,30 @@ class SessionAcquisition:
         if frame.present or not self._is_in_log(asking):
             asking.barrier = self._barriers.begin(is_patient=True)
         self._finish_if_ready(asking)
+
+    def _decide_again(self, asking: PendingOpen, filters: list[str]) -> None:
+        """Has a service decide about the present filters of the session, whose owner keeps it until
+        then."""
+        asking.reply = None
+        asking.is_sent = False
+        asking.send_at = NEVER
+        if asking.connection.state != OPENING:
+            return
+        decided = partial(self._decided, asking, filters)
+        if waits_for_more(self._state, asking.connection, filters, decided):
+            asking.refused_at = self._state.now + REFUSED_AFTER_S
+        elif self._state.now < asking.refused_at:
+            self._decided(asking, filters, self._state, asking.connection)
+        else:
+            text = "the subscriptions of the session change: try again later"
+            refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+
+    def _decided(
+        self, asking: PendingOpen, filters: list[str], state: object, connection: Connection
+    ) -> None:
+        connection.input_paused = True
+        asking.opening.filters = checksum_of(filters)
+        asking.send_at = self._state.now + ASK_AFTER_S
 
     def _is_led_anew(self, home: int, for_s: float = 0.0) -> bool:
         """True if the metadata here does not name the leader that has requested a report."""
@@ -225,16 +257,16 @@ class SessionAcquisition:
             refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
 
     def _renew(self, client_id: str, epoch: int) -> None:
+        for asking in self._of_clients.get(client_id, ()):
+            if asking.reply is not None:
+                asking.reply.epoch = max(epoch, asking.reply.epoch)
+                return
         session = self._state.sessions.get(client_id)
         if session is not None and session.epoch < epoch:
             session.epoch = epoch
             return
-        for asking in self.asking.values():
-            if asking.client_id == client_id and asking.reply is not None:
-                asking.reply.epoch = max(epoch, asking.reply.epoch)
-                return
         if session is None:
-            self._report_closed(client_id, epoch)
+            self.live.report_closed(client_id, epoch)
 
     def applied(self) -> None:
         """Begins the sessions that waited for applied records or for a barrier."""
@@ -279,6 +311,7 @@ class SessionAcquisition:
             self._refuse(asking)
             return
         self._done(asking)
+        self.live.end(asking.client_id)
         session = self._session(answer)
         if answer.present:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
@@ -300,7 +333,7 @@ class SessionAcquisition:
             # messages.
             maybe_sent = resumed is not None and resumed.maybe_sent is True
             log_close(self._state, session, maybe_sent=maybe_sent)
-        self._report_closed(session.client_id, session.epoch)
+        self.live.report_closed(session.client_id, session.epoch)
         self._done(asking)
 
     def _session(self, answer: OpenedFrame) -> Session:
@@ -311,71 +344,16 @@ class SessionAcquisition:
         except (ValueError, struct.error) as error:
             raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
 
-    def detached(self, session: Session) -> None:
-        """Releases the session of a closed connection. Its progress is in the log or queued for
-        it."""
-        if self._state.sessions.get(session.client_id) is session:
-            log_progress(self._state)
-            drop_session(self._state, session)
-        self._report_closed(session.client_id, session.epoch)
-
-    def _report_closed(self, client_id: str, epoch: int) -> None:
-        leader = self._context.leader(self._coordinator.home(client_id))
-        if leader == self._context.node_id:
-            self._coordinator.closed(leader, client_id, epoch)
-        elif leader:
-            self._context.send_frame(leader, SESSION_CLOSED, CloseFrame(client_id, epoch))
-
     def handle_close(self, payload: bytes) -> None:
-        frame = decode_frame(frames.CLOSE, payload)
-        self.close(frame.client, frame.epoch)
+        self.close(decode_frame(frames.CLOSE, payload))
 
-    def close(self, client_id: str, epoch: int) -> None:
-        """Closes the connection of the session, or confirms that it is closed: another node takes
-        the session.
-
-        A CONNECT that waits for the session is refused. A session with a higher epoch stays open,
-        because the order concerns an earlier ownership.
-        """
-        for asking in list(self._of_clients.get(client_id, ())):
-            if asking.reply is not None and asking.reply.epoch <= epoch:
+    def close(self, order: CloseFrame) -> None:
+        """Refuses the CONNECT that waits for a session which another connection takes, and releases
+        the session."""
+        for asking in list(self._of_clients.get(order.client, ())):
+            if asking.reply is not None and asking.reply.epoch <= order.epoch:
                 self._supersede(asking)
-        session = self._state.sessions.get(client_id)
-        if session is not None and session.epoch <= epoch and session.connection is not None:
-            self._state.stats.sessions_taken_over += 1
-            close_connection(
-                self._state,
-                session.connection,
-                reasons.SESSION_TAKEN_OVER,
-                "another connection uses this client id",
-            )
-            return
-        self._report_closed(client_id, epoch)
-
-    def session_changed(self, record: Record) -> None:
-        """Closes this node's session if the applied SESSION record gives it to another owner."""
-        client_id = record.client_id.decode()
-        session = self._state.sessions.get(client_id)
-        if session is None or session.connection is None:
-            return
-        image = self._coordinator.recorded_session(client_id)
-        if image is not None and image.owner == self._context.node_id:
-            session.epoch = max(session.epoch, image.epoch)
-        elif record.sequence > session.epoch:
-            self._lose(session, reasons.SESSION_TAKEN_OVER, "another connection has the session")
-        elif record.sequence == session.epoch and session.recorded:
-            # The other nodes counted this node as down and closed the session under its own epoch.
-            self._lose(session, reasons.SERVER_BUSY, "the cluster has closed the session")
-
-    def _lose(self, session: Session, reason: int, text: str) -> None:
-        """Closes the connection of a session that has another owner.
-
-        Records that this node still appends for it have a stale epoch, so every node ignores them.
-        """
-        connection = session.connection
-        assert connection is not None
-        self._state.stats.sessions_taken_over += 1
-        close_connection(self._state, connection, reason, text)
+        self.live.close(order)
 
     def tell_owned(self, leader: str, partitions: list[int]) -> None:
         """Reports to `leader` the sessions and requests of this node whose home is one of
@@ -418,7 +396,7 @@ class SessionAcquisition:
             local, self._coordinator.answers.local = self._coordinator.answers.local, []
             for each in local:
                 if isinstance(each, CloseFrame):
-                    self.close(each.client, each.epoch)
+                    self.close(each)
                 elif isinstance(each, OpenedFrame):
                     self.opened(self._context.node_id, each)
                 else:

@@ -23,7 +23,6 @@ Invariants
 """
 
 from functools import partial
-from typing import Final
 
 from holdfast.broker.connections.close import log_close
 from holdfast.broker.recorded_state import SESSION_EXPIRY
@@ -33,25 +32,18 @@ from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frames import OpenFrame, decode_frame
+from holdfast.cluster.frames import CloseFrame, OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owners import Owners
+from holdfast.cluster.sessions.releases import Releases
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.reports import SessionReports
 from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest, SessionRequests
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
-
-CLOSE_WAIT_S: Final = 1.0
-"""The time in seconds that the previous owner has to release a session. After it the session is
-reassigned without the owner's last records.
-
-A lost link does not shorten it: the node may be alive and deliver messages until its ownership
-lease ends (`ownership_lease`). That lease must be shorter than this time.
-"""
 
 
 class SessionCoordinator:
@@ -80,8 +72,9 @@ class SessionCoordinator:
         self.reports = SessionReports(
             state, context, replicated, self.owners, self.decisions, self.answers, self._forget
         )
-        self.taken_over = 0
-        self.close_wait_s = CLOSE_WAIT_S
+        self.releases = Releases(
+            state, self._requests, self.owners, self.answers, barriers.reads, self._begin
+        )
 
     def home(self, client_id: str) -> int:
         return self.owners.home(client_id)
@@ -139,19 +132,13 @@ class SessionCoordinator:
             self._done(request)
             return
         owner = self.owners.owner(request.client_id)
-        if owner is None or (owner.node == request.node and not owner.recorded):
+        if owner is None:
+            request.waits_for = ""
             self._open(request)
-            return
-        if self._context.is_gone(owner.node):
+        elif self._context.is_gone(owner.node):
             self._go_without(request)
-            return
-        request.waits_for = owner.node
-        request.deadline = self._state.now + self.close_wait_s
-        if owner.node == request.node:
-            # The node's records of its previous connection are queued for the log.
-            return
-        self.taken_over += 1
-        self.answers.order_close(owner.node, request.client_id, owner.epoch)
+        else:
+            self.releases.begin(request, owner)
 
     def _was_answered(self, request: SessionRequest) -> bool:
         """Replies to a repeated request, and returns True if it was one.
@@ -177,7 +164,16 @@ class SessionCoordinator:
 
     def handle_closed(self, node: str, payload: bytes) -> None:
         frame = decode_frame(frames.CLOSE, payload)
-        self.closed(node, frame.client, frame.epoch)
+        if frame.kept is None:
+            self.closed(node, frame.client, frame.epoch)
+        else:
+            self.kept(node, frame.client, frame.kept)
+
+    def kept(self, node: str, client_id: str, filters: list[str]) -> None:
+        """Ends the request for a session that `node` keeps because of these filters."""
+        request = self.releases.kept(node, client_id, filters)
+        if request is not None:
+            self._done(request)
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
         """Marks the session as released by `node`. The records that the node appended for it came
@@ -225,7 +221,7 @@ class SessionCoordinator:
         owner = self.owners.owner(client_id)
         if owner is not None and owner.node != request.node and not owner.recorded:
             # The node may be down and alive, late, or have reported it while the request waited.
-            self.answers.order_close(owner.node, client_id, owner.epoch)
+            self.answers.order_close(owner.node, CloseFrame(client_id, owner.epoch))
         self.owners.give(request, epoch)
         if image is None and not request.recorded:
             self._opened(request, epoch, False)
@@ -291,16 +287,14 @@ class SessionCoordinator:
 
     def _done(self, request: SessionRequest) -> None:
         """Removes a served request and begins the next one of the client."""
+        self.releases.forget(request)
         following = self._requests.remove_first(request)
         if following is not None:
             self._begin(following)
 
     def connected(self, node: str) -> None:
         """Repeats close orders to `node`, which may have missed one, and requests its report."""
-        for request in self._requests.firsts():
-            owner = self.owners.owner(request.client_id)
-            if owner is not None and owner.node == node == request.waits_for:
-                self.answers.order_close(node, request.client_id, owner.epoch)
+        self.releases.repeat(node)
         self.reports.request(node)
 
     def _forget(self, node: str, led: set[int], known: set[str]) -> None:
@@ -361,6 +355,7 @@ class SessionCoordinator:
         """Drops everything of the partition. The nodes repeat their requests at the next leader."""
         self.decisions.stop_leading(partition)
         self._requests.stop_leading(partition, self._state.config.partitions)
+        self.releases.stop_leading()
         self.reports.stop_leading(partition)
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)

@@ -63,9 +63,21 @@ class HomeAnswers:
         else:
             self._context.send_frame(request.node, SESSION_OPENED, frame)
 
-    def order_close(self, node: str, client_id: str, epoch: int) -> None:
+    def kept(self, request: SessionRequest, filters: list[str]) -> None:
+        """Replies that the owner keeps the session, because it has these filters."""
+        frame = OpenedFrame(
+            request=request.number,
+            client=request.client_id,
+            epoch=0,
+            present=False,
+            lost=True,
+            kept=filters,
+            session=None,
+        )
+        self._send_opened(request, frame)
+
+    def order_close(self, node: str, frame: CloseFrame) -> None:
         """Orders the node to release a session that it has with this epoch."""
-        frame = CloseFrame(client_id, epoch)
         if node == self._context.node_id:
             self.local.append(frame)
         else:

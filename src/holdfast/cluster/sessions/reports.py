@@ -17,6 +17,7 @@ from holdfast.broker.connections.close import log_close
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame, decode_json
+from holdfast.cluster.frames import CloseFrame
 from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.sessions.owned import OWNED_DECODER
 from holdfast.cluster.sessions.owners import Owners
@@ -110,7 +111,7 @@ class SessionReports:
             older = self._owners.told(node, client_id, epoch, user)
             if older is not None:
                 # The node could not be reached when the session was reassigned.
-                self._answers.order_close(older[0], client_id, older[1])
+                self._answers.order_close(older[0], CloseFrame(client_id, older[1]))
         known = {*owned, *asking}
         self._owners.forget(node, led, known)
         self._forget_requests(node, led, known)

@@ -18,6 +18,7 @@ from holdfast.cluster.frames import OpenedFrame, OpenFrame
 from holdfast.storage.partition import partition_of
 
 NOTHING: Final = -1
+NEVER: Final = float("inf")
 
 
 class PendingOpen:
@@ -67,6 +68,7 @@ class SessionRequest:
         if frame.user is not UNSET:
             self.user = frame.user or ""
         self.will = None if frame.will is None else frame.will.will()
+        self.filters = frame.filters
         # The time until which the request waits for the previous owner, `waits_for`.
         self.deadline = 0.0
         self.waits_for = ""
