@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.listeners_broker import PUB, ListenersBroker, mosquitto_pub
 from tests.e2e.test_reload import Client, post_reload, until
-from tests.e2e.wire import Closed, Wire, publish
+from tests.e2e.wire import DISCONNECT, Closed, Will, Wire, publish
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(PUB is None, reason="mosquitto-clients is not in
 WORKERS = 2
 QOS0 = 20_000
 SLOW = 200
+COMEBACKS = 100
 LARGE_BYTES = 1_500_000
 """More than the window of a connection."""
 FLOODS = {"port": 30_000, "tls": 5_000}
@@ -239,6 +240,61 @@ def test_a_broker_takes_its_workers_along(site: Site) -> None:
     until(lambda: not any(map(_runs, workers)), "the workers have ended")
     site.broker.start()
     connect(site.port, "c").disconnect()
+
+
+def test_a_client_that_comes_back_overtakes_nothing(site: Site) -> None:
+    """Its next connection may be in another worker, and its CONNECT be here before what it has sent
+    on the one before: a message without acknowledgement, and the end without a will."""
+    watcher = connect(site.port, "watcher")
+    watcher.subscribe(("#", 0))
+    for number in range(COMEBACKS):
+        client = Wire(site.port, timeout_s=30.0)
+        client.connect("again", clean=False, will=Will("gone", b""))
+        client.send(publish("t", b"%d" % number))
+        client.disconnect()
+    got = [watcher.message() for _ in range(COMEBACKS)]
+    assert [each.payload for each in got] == [b"%d" % each for each in range(COMEBACKS)]
+    watcher.disconnect()
+
+
+def test_a_takeover_waits_for_no_worker_that_is_stopped(site: Site) -> None:
+    older = connect(site.port, "same")
+    stopped = site.worker_of(older)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        # The other worker accepts it.
+        newer = connect(site.port, "same")
+        newer.ping()
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert older.receive().kind == DISCONNECT
+    with pytest.raises(Closed):
+        older.receive()
+    newer.disconnect()
+
+
+def test_a_stopped_worker_leaves_the_port_when_the_broker_dies(site: Site) -> None:
+    workers = site.workers()
+    until(lambda: all(map(_ignores_signals, workers)), "workers that run")
+    for each in workers:
+        os.kill(each, signal.SIGSTOP)
+    site.broker.kill()
+    site.broker.start()
+    connect(site.port, "c").disconnect()
+    until(lambda: not any(map(_runs, workers)), "the workers have ended")
+
+
+def test_a_worker_that_starts_beside_a_damaged_certificate_tries_again(site: Site) -> None:
+    certificate = Path(site.server.certificate)
+    content = certificate.read_bytes()
+    certificate.write_bytes(b"half of it")
+    for each in site.workers():
+        os.kill(each, signal.SIGKILL)
+    event = "listener_not_opened"
+    until(lambda: site.broker.log_text().count(event) >= WORKERS, "a line of each worker")
+    certificate.write_bytes(content)
+    tls = ("-h", "127.0.0.1", "-p", str(site.tls), "--cafile", site.authority.ca)
+    assert mosquitto_pub(*tls).returncode == 0
 
 
 @pytest.mark.parametrize("door", ["port", "tls"])

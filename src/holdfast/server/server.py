@@ -42,7 +42,7 @@ from holdfast.server.security_files import (
 )
 from holdfast.server.service_manager import ServiceManager
 from holdfast.server.shared_directory import SharedDirectory
-from holdfast.server.sockets.listeners import OpenListener, reserve, when_free
+from holdfast.server.sockets.listeners import OpenListener, may_wait, reserve, when_free
 from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
@@ -107,7 +107,7 @@ class Server:
             # Ports are reserved now: a standby must not find out at takeover that one is taken.
             for settings, one in zip(config.listeners, files, strict=True):
                 if not config.cluster.witness:
-                    sockets = await when_free(partial(reserve, settings), config.node.standby)
+                    sockets = await when_free(partial(reserve, settings), may_wait(config))
                     self.listeners.append(OpenListener(settings, one, sockets))
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error

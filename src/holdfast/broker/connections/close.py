@@ -26,10 +26,11 @@ from holdfast.broker.connections.client_notes import (
 )
 from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
+from holdfast.broker.effects import DrainOlder
 from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, encode_session
 from holdfast.broker.recovery.state_records import append_state, log_progress, note_progress
-from holdfast.broker.session.connection import CLOSED, NEW, OPEN, Connection
+from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.mqtt import properties as p
@@ -300,3 +301,31 @@ def handle_expiry(state: NodeState, session: Session) -> None:
         return
     state.stats.sessions_expired += 1
     end_session(state, session)
+
+
+def waits_for_older(
+    state: NodeState, connection: Connection, older: Connection, extra: Properties | None
+) -> bool:
+    """Whether another process must first pass on what it has read from the older connection. The
+    driver replies with `connect.handle_drained`. `extra`: properties for the CONNACK.
+
+    Counter-example without it: a client publishes, sends DISCONNECT and connects again. Its CONNECT
+    comes through another process, and overtakes both. The message is lost, and the will is
+    published.
+    """
+    if not older.is_remote:
+        return False
+    connection.state = AUTHENTICATING
+    connection.input_paused = True
+    state.effects.append(DrainOlder(connection, older, extra))
+    return True
+
+
+def take_over(state: NodeState, session: Session) -> None:
+    """Close the older connection of the same client id with SESSION_TAKEN_OVER. [MQTT-3.1.4-3]"""
+    old = session.connection
+    assert old is not None
+    state.stats.sessions_taken_over += 1
+    close_connection(
+        state, old, reasons.SESSION_TAKEN_OVER, "another connection uses this client id"
+    )

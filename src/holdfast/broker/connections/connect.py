@@ -6,7 +6,7 @@ from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.connections.exchange import start_exchange
 from holdfast.broker.connections.session_open import admit, open_session
-from holdfast.broker.effects import AskSources, CheckPassword, ResumeInput
+from holdfast.broker.effects import AskSources, CheckPassword, DrainOlder, ResumeInput
 from holdfast.broker.recorded_state import IDENTITY_ENDS
 from holdfast.broker.rights import may_be_anonymous, proves_names
 from holdfast.broker.session.connection import (
@@ -167,6 +167,15 @@ def handle_rights(
         connection.proof = Proof(identity, timer, proves_name=before is not None)
     open_session(state, connection, extra)
     _resume_if_open(state, connection)
+
+
+def handle_drained(state: NodeState, effect: DrainOlder) -> None:
+    """Open the session of a client whose older connection has no input left. The client may have
+    gone meanwhile."""
+    connection = effect.connection
+    if connection.state == AUTHENTICATING:
+        open_session(state, connection, effect.extra, effect.older)
+        _resume_if_open(state, connection)
 
 
 def handle_identity_end(state: NodeState, connection: Connection) -> None:

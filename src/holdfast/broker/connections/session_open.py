@@ -7,7 +7,7 @@ from holdfast.broker.admission.checks import has_session_room, may_open_as
 from holdfast.broker.admission.expulsion import expel_if_banned
 from holdfast.broker.admission.throttle import give_meter
 from holdfast.broker.connections.client_notes import note_connected
-from holdfast.broker.connections.close import close_connection, end_session, refuse
+from holdfast.broker.connections.close import end_session, refuse, take_over, waits_for_older
 from holdfast.broker.connections.keep_alive import start_keep_alive
 from holdfast.broker.connections.wills import will_of
 from holdfast.broker.delivery.acknowledgements import proceed
@@ -99,8 +99,14 @@ def admit(state: NodeState, connection: Connection, extra: Properties | None = N
         open_session(state, connection, extra)
 
 
-def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
+def open_session(
+    state: NodeState,
+    connection: Connection,
+    extra: Properties | None = None,
+    drained: Connection | None = None,
+) -> None:
     """Find or make the session of an authenticated client, and reply with CONNACK. [MQTT-3.2.0-1]
+    `drained`: an older connection whose input is processed, see `waits_for_older`.
 
     The checks of rights and of CONNACK's size come before the takeover, and so do the questions to
     a service. Otherwise a client that is refused could still close the connection of the session's
@@ -150,6 +156,14 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         known is not None
         and not packet.clean_start
         and waits_before_takeover(state, connection, known, partial(_reopen, extra))
+    ):
+        connection.connect = packet
+        return
+    if (
+        session is not None
+        and session.connection is not None
+        and session.connection is not drained
+        and waits_for_older(state, connection, session.connection, extra)
     ):
         connection.connect = packet
         return
@@ -300,16 +314,6 @@ def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
         answer[p.SESSION_EXPIRY_INTERVAL] = maximum
         return maximum
     return wanted
-
-
-def take_over(state: NodeState, session: Session) -> None:
-    """Close the older connection of the same client id with SESSION_TAKEN_OVER. [MQTT-3.1.4-3]"""
-    old = session.connection
-    assert old is not None
-    state.stats.sessions_taken_over += 1
-    close_connection(
-        state, old, reasons.SESSION_TAKEN_OVER, "another connection uses this client id"
-    )
 
 
 def _attach(

@@ -92,6 +92,7 @@ class Connection:
         self.mount = listener.mount
         # The driver's object that owns the socket; the node never looks inside.
         self.transport: object | None = None
+        self.is_remote = False  # Another process reads the socket, in its own time.
         self.state = NEW
         self.version = 4
         self.session: Session | None = None
@@ -115,7 +116,6 @@ class Connection:
         self.closing = False
         # The node accepts no input now; the driver stops reading the socket.
         self.input_paused = False
-
         # The node's timer for CONNECT, then for the keep alive.
         self.timer: object | None = None
         self.keep_alive_s = 0.0

@@ -2,8 +2,7 @@
 
 from collections.abc import Container
 
-from holdfast.broker.connections.close import close_connection, drop_session
-from holdfast.broker.connections.session_open import take_over
+from holdfast.broker.connections.close import close_connection, drop_session, take_over
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState

@@ -13,7 +13,7 @@ the worker. Frames of one connection arrive in the order in which they were sent
 | CLOSE | broker | close the socket after the bytes sent |
 | CUT | broker | close the socket at once |
 | NOTE | worker | a failure for the broker's log: see `FailureNote` |
-| PING, PONG | broker, worker | whether the worker still runs |
+| PING, PONG | broker, worker | the worker runs, and has sent all that it had received |
 """
 
 from struct import Struct
@@ -109,17 +109,20 @@ def count_frame(kind: int, number: int, count: int) -> bytes:
     return _HEADER.pack(kind, number, _COUNT.size) + _COUNT.pack(count)
 
 
-def add_data(out: list[bytes], number: int, data: bytes) -> None:
-    """Append the DATA frames for `data` to `out`."""
+def add_data(out: list[bytes], number: int, data: bytes) -> int:
+    """Append the DATA frames for `data` to `out`. Returns their bytes, headers included."""
     size = len(data)
     if size <= PAYLOAD_BYTES_MAX:
         out.append(_HEADER.pack(DATA, number, size))
         out.append(data)
-        return
+        return HEADER_BYTES + size
+    total = 0
     for start in range(0, size, PAYLOAD_BYTES_MAX):
         part = data[start : start + PAYLOAD_BYTES_MAX]
         out.append(_HEADER.pack(DATA, number, len(part)))
         out.append(part)
+        total += HEADER_BYTES + len(part)
+    return total
 
 
 class ClientArrival:

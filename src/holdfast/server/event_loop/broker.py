@@ -9,14 +9,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from holdfast.broker.connections.connect import handle_drained
 from holdfast.broker.effects import (
     AskRights,
     AskSources,
     AskTopics,
     CheckPassword,
     Cut,
+    DrainOlder,
     Effect,
     Note,
     ResumeInput,
@@ -163,6 +166,8 @@ class Broker:
                 transport.cut()
         elif isinstance(effect, AskSources):
             self.identities.ask(effect)
+        elif isinstance(effect, DrainOlder):
+            self._drain(effect)
         elif isinstance(effect, AskRights):
             self.identities.ask_rights(effect)
         elif isinstance(effect, AskTopics):
@@ -176,6 +181,18 @@ class Broker:
         else:
             assert isinstance(effect, CheckPassword)
             self.passwords.check(effect)
+
+    def _drain(self, effect: DrainOlder) -> None:
+        older = effect.older.transport
+        newer = effect.connection.transport
+        if isinstance(older, ClientTransport) and isinstance(newer, ClientTransport):
+            older.drain(newer, partial(self._drained, effect))
+        else:
+            self._drained(effect)
+
+    def _drained(self, effect: DrainOlder) -> None:
+        self.touch()
+        handle_drained(self.node.state, effect)
 
     # The journal's writer
 

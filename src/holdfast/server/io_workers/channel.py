@@ -1,7 +1,8 @@
 """The broker's end of the stream to one I/O worker, and the transports of the clients behind it."""
 
 import logging
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -26,11 +27,33 @@ from holdfast.protocol.relay.frames import (
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.io_workers.stream import WORKER_NUMBER, RelayStream
 from holdfast.server.sockets.driver import ConnectionDriver, ListenerCount
+from holdfast.server.sockets.transport import ClientTransport
 
 logger = logging.getLogger("holdfast")
 
 ANNOUNCEMENTS: Final = (OPENED, UPGRADING, ENDED, NOTE)
 """The frames whose bytes the worker's own credit bounds."""
+
+
+DRAIN_S: Final = 1.0
+"""The longest time in seconds that a takeover waits for a worker that does not answer."""
+
+
+class Drain:
+    """A takeover that waits for a worker's answer, or for the time without one."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then: Callable[[], None] | None = then
+        self.timer: TimerHandle | None = None
+
+    def end(self) -> None:
+        """Continue the takeover, once."""
+        then = self._then
+        self._then = None
+        if self.timer is not None:
+            self.timer.cancel()
+        if then is not None:
+            then()
 
 
 class RelayedConnection(ConnectionDriver):
@@ -53,8 +76,8 @@ class RelayedConnection(ConnectionDriver):
         self._number = number
         self._sending = SendingCredit()
         self._receiving = ReceivingCredit()
-        self._waiting: list[bytes] = []
-        # Bytes that the node has, but has not processed.
+        self._waiting: bytearray | None = None
+        # Bytes of frames that the node has not processed.
         self._unconfirmed = 0
         self._reading_paused = False
         self._has_ended = False
@@ -64,10 +87,16 @@ class RelayedConnection(ConnectionDriver):
 
     def receive(self, data: bytes) -> None:
         """Hand bytes from the client to the node, or keep them while its input is paused."""
-        if self._reading_paused or self._waiting:
-            self._waiting.append(data)
-        elif self.connection is not None:
-            self._pass_on(data)
+        if self._is_cut or self.connection is None:
+            return
+        self._unconfirmed += HEADER_BYTES + len(data)
+        if self._waiting is not None:
+            self._waiting += data
+        elif self._reading_paused:
+            self._waiting = bytearray(data)
+        else:
+            self.take(data)
+            self._confirm_processed()
 
     def confirm(self, size: int) -> None:
         """Count bytes that the worker has written to the socket."""
@@ -78,7 +107,7 @@ class RelayedConnection(ConnectionDriver):
         """Report the end, once everything that came before it is processed."""
         self._has_ended = True
         connection = self.connection
-        waits = self._reading_paused or bool(self._waiting)
+        waits = self._reading_paused or self._waiting is not None
         is_over = connection is None or connection.closing or self._is_cut
         if is_over or not waits:
             self.leave()
@@ -86,8 +115,7 @@ class RelayedConnection(ConnectionDriver):
     # The node
 
     def write(self, data: bytes) -> None:
-        self._channel.send_data(self._number, data)
-        if self._sending.spend(len(data)):
+        if self._sending.spend(self._channel.send_data(self._number, data)):
             self.congest()
 
     def finish(self) -> None:
@@ -107,6 +135,14 @@ class RelayedConnection(ConnectionDriver):
     def has_left(self) -> bool:
         return self._has_ended or self._is_cut
 
+    def drain(self, newer: ClientTransport, then: Callable[[], None]) -> None:
+        if isinstance(newer, RelayedConnection) and newer._channel is self._channel:
+            then()
+            return
+        drain = Drain(then)
+        drain.timer = self.broker.loop.call_later(DRAIN_S, drain.end)
+        self._channel.ping(drain.end)
+
     def pause_reading(self) -> None:
         self._reading_paused = True
 
@@ -117,24 +153,16 @@ class RelayedConnection(ConnectionDriver):
             self.broker.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Process what has waited, until the node pauses the input again."""
-        self._confirm_processed()
+        """Process what has waited, unless the node has paused the input again."""
+        if self._reading_paused:
+            return
         waiting = self._waiting
-        self._waiting = []
-        for index, data in enumerate(waiting):
-            if self._reading_paused:
-                self._waiting = waiting[index:]
-                return
-            if self.connection is None:
-                return
-            self._pass_on(data)
+        self._waiting = None
+        if waiting is not None and self.connection is not None and not self._is_cut:
+            self.take(bytes(waiting))
+        self._confirm_processed()
         if self._has_ended and not self._reading_paused:
             self.leave()
-
-    def _pass_on(self, data: bytes) -> None:
-        self.take(data)
-        self._unconfirmed += len(data)
-        self._confirm_processed()
 
     def _confirm_processed(self) -> None:
         if not self._reading_paused and self._unconfirmed:
@@ -161,6 +189,8 @@ class WorkerChannel(RelayStream):
         self.listeners = listeners
         self.connections: dict[int, RelayedConnection] = {}
         self.pongs = 0
+        # What waits for the answer to each ping, the oldest first.
+        self._pinged: deque[Callable[[], None] | None] = deque()
         self._announced = ReceivingCredit()
         self._on_note = on_note
         self._on_lost = on_lost
@@ -188,7 +218,7 @@ class WorkerChannel(RelayStream):
             self._on_note(reader.content())
             return
         if kind == PONG:
-            self.pongs += 1
+            self._handle_pong()
             return
         if kind == OPENED:
             self._open(number)
@@ -217,16 +247,34 @@ class WorkerChannel(RelayStream):
         arrival = decode_arrival(self._reader.content())
         listener = self.listeners.get(arrival.listener)
         broker = self.broker
-        if broker is None or listener is None or number in self.connections:
+        if broker is None or number in self.connections:
             raise RelayError(f"connection {number} of listener {arrival.listener}")
+        if listener is None:
+            self.send(frame(CUT, number))
+            return
         connection = RelayedConnection(broker, listener, arrival.remote, self, number)
         self.connections[number] = connection
         if not connection.admit(arrival.certificate_name):
             connection.cut()
+        elif connection.connection is not None:
+            connection.connection.is_remote = True
 
-    def ping(self) -> None:
-        """Ask whether the worker runs; `pongs` counts its answers."""
-        self.send(frame(PING, WORKER_NUMBER))
+    def ping(self, then: Callable[[], None] | None = None) -> None:
+        """Ask whether the worker runs; `pongs` counts its answers. `then`: called once what its
+        sockets had received is here, or the worker has ended."""
+        if self._transport is not None:
+            self._pinged.append(then)
+            self.send(frame(PING, WORKER_NUMBER))
+        elif then is not None:
+            then()
+
+    def _handle_pong(self) -> None:
+        if not self._pinged:
+            raise RelayError("an answer to no ping")
+        self.pongs += 1
+        then = self._pinged.popleft()
+        if then is not None:
+            then()
 
     def abort(self) -> None:
         """End the stream, and so the worker."""
@@ -240,4 +288,8 @@ class WorkerChannel(RelayStream):
         self.connections.clear()
         for connection in connections:
             connection.leave()
+        while self._pinged:
+            then = self._pinged.popleft()
+            if then is not None:
+                then()
         self._on_lost()

@@ -31,7 +31,8 @@ logger = logging.getLogger("holdfast")
 MODULE: Final = "holdfast.server.io_workers.worker"
 PING_S: Final = 2.0
 HANG_S: Final = 20.0
-"""The time in seconds between two pings, and until a worker that answers none is killed."""
+"""The time in seconds between two pings, and the time without an answer after which a worker is
+killed. It is counted in pings, because a broker that was stopped itself has read no answer."""
 QUICK_S: Final = 5.0
 DELAY_S_MAX: Final = 30.0
 RETRY_S: Final = 5.0
@@ -46,8 +47,8 @@ class WorkerProcess:
         """Start the process. Raises `OSError` without memory or descriptors for it."""
         self.index = index
         self.started_at = now
-        self.heard_at = now
         self.pongs = 0
+        self.silent_pings = 0
         self._pool = pool
         self.channel = WorkerChannel(pool.loop, pool.counts, self.handle_note, self.handle_lost)
         self._stream, worker_stream = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -171,6 +172,8 @@ class IoWorkers(ListenerHost):
         return WorkerListener(self, number)
 
     def close_listener(self, number: int) -> None:
+        # A worker that is slow may accept from it for a while: those clients are cut.
+        self.counts.pop(number, None)
         self._close_sockets(number)
         for worker in self._workers:
             worker.tell(ListenerChange(number))
@@ -233,14 +236,14 @@ class IoWorkers(ListenerHost):
 
     def _watch(self) -> None:
         """Kill workers that answer no ping, because their clients wait for nothing."""
-        now = self.loop.time()
         for worker in list(self._workers):
             if worker.channel.pongs != worker.pongs:
                 worker.pongs = worker.channel.pongs
-                worker.heard_at = now
-            elif now - worker.heard_at > HANG_S:
+                worker.silent_pings = 0
+            elif worker.silent_pings * PING_S >= HANG_S:
                 logger.error("io_worker_hangs worker=%d silent_s=%s", worker.index, HANG_S)
                 worker.end()
+            worker.silent_pings += 1
             worker.channel.ping()
         self._timer = self.loop.call_later(PING_S, self._watch)
 

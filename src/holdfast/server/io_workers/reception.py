@@ -19,34 +19,26 @@ class WorkerReception(Reception):
         broker: BrokerChannel,
         number: int,
         settings: Listener,
-        sockets_max: int,
     ) -> None:
         super().__init__(loop, connect_timeout_s)
         self._broker = broker
         self._number = number
         self._settings = settings
-        self._sockets_max = sockets_max
-        self._handshakes = 0
 
     def new_connection(self, remote: str = "") -> Relay:
         return Relay(self._broker, self._number, self._settings, remote)
 
     def is_full(self) -> bool:
-        return len(self._broker) + self._handshakes >= self._sockets_max
+        return self._broker.is_full()
 
     def has_room(self, remote: str) -> bool:
-        if not self._broker.has_room():
-            return False
-        if not self.is_full():
-            return True
-        self.note_failure("connections_full", remote, f"{self._sockets_max} in an I/O worker")
-        return False
+        return self._broker.has_room(remote, self._settings.name)
 
     def begin_handshake(self) -> None:
-        self._handshakes += 1
+        self._broker.handshakes += 1
 
     def end_handshake(self) -> None:
-        self._handshakes -= 1
+        self._broker.handshakes -= 1
 
     def note_displaced(self) -> None:
         self._broker.note(0, "displaced")

@@ -16,6 +16,7 @@ from holdfast.protocol.relay.frames import (
     CUT,
     DATA,
     ENDED,
+    HEADER_BYTES,
     NOTE,
     OPENED,
     PING,
@@ -48,6 +49,9 @@ class Relay:
         self._listener = listener
         self._settings = settings
         self.remote = remote
+        # Whether an AcceptLoop has made room for the socket. It passes the address on.
+        self._is_counted = bool(remote)
+        self._is_silent = True
         # Below 0: the connection was not admitted.
         self._number = -1
         self._transport: Transport | None = None
@@ -66,7 +70,9 @@ class Relay:
             peer = transport.get_extra_info("peername")
             self.remote = f"{peer[0]}:{peer[1]}" if peer else "?"
         name = proved_name(transport, self._settings.certificate_user)
-        if name is None or not self._broker.has_room():
+        if name is None or not self._broker.has_room(
+            self.remote, self._settings.name, is_counted=self._is_counted
+        ):
             transport.abort()
             return
         self._number = self._broker.add(self)
@@ -74,12 +80,13 @@ class Relay:
         self._broker.announce(frame(OPENED, self._number, arrival.encode()))
 
     def data_received(self, data: bytes) -> None:
-        self._broker.send_data(self._number, data)
-        if self._sending.spend(len(data)) and self._transport is not None:
+        size = self._broker.send_data(self._number, data)
+        if self._sending.spend(size) and self._transport is not None:
             self._transport.pause_reading()
 
     def buffer_upgrade(self, size_bytes: int) -> None:
-        self._broker.announce(count_frame(UPGRADING, self._number, size_bytes))
+        if not self._broker.is_behind():
+            self._broker.announce(count_frame(UPGRADING, self._number, size_bytes))
 
     def eof_received(self) -> bool:
         return False
@@ -103,9 +110,12 @@ class Relay:
     def write(self, data: bytes) -> None:
         """Send bytes to the client, and confirm them when the socket has taken them, but for
         WRITE_BUFFER_BYTES."""
+        if self._is_silent:
+            self._is_silent = False
+            self._broker.note_answered(self._number)
         if self._transport is not None:
             self._transport.write(data)
-            self._confirm(len(data))
+            self._confirm(HEADER_BYTES + len(data))
 
     def _confirm(self, size: int) -> None:
         self._unconfirmed += size
@@ -141,18 +151,22 @@ class BrokerChannel(RelayStream):
     The worker is behind while the broker has confirmed too few of the frames that sockets cause
     when they come and go: the credit of no connection bounds these. Such a worker closes new
     sockets and leaves out log lines.
+
+    A worker without descriptors for another socket cuts the oldest client that the broker has not
+    answered yet. The broker does the same, but may learn of a new socket too late.
     """
 
-    def __init__(self, loop: AbstractEventLoop) -> None:
+    def __init__(self, loop: AbstractEventLoop, sockets_max: int) -> None:
         super().__init__(loop)
+        self.handshakes = 0
+        self._sockets_max = sockets_max
         self._relays: dict[int, Relay] = {}
+        # Those that the broker has not answered, the oldest first.
+        self._silent: dict[int, Relay] = {}
         self._last_number = WORKER_NUMBER
         self._announcing = SendingCredit()
         self._sockets_refused = 0
         self._notes_left_out = 0
-
-    def __len__(self) -> int:
-        return len(self._relays)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.loop.stop()
@@ -164,7 +178,9 @@ class BrokerChannel(RelayStream):
             relay = self._relays.get(reader.number)
             kind = reader.kind
             if kind == PING:
-                self.send(frame(PONG, WORKER_NUMBER))
+                # After another round of the loop: then all that the sockets had received before
+                # is on its way, in front of the answer.
+                self.loop.call_soon(self.loop.call_soon, self._send_pong)
             elif kind == CREDIT and reader.number == WORKER_NUMBER:
                 self._confirm(reader.count())
             elif relay is None:
@@ -181,17 +197,25 @@ class BrokerChannel(RelayStream):
             else:
                 raise RelayError(f"a frame of kind {kind} from the broker")
 
+    def _send_pong(self) -> None:
+        self.send(frame(PONG, WORKER_NUMBER))
+
     def add(self, relay: Relay) -> int:
         """Give a new connection its number."""
         number = (self._last_number + 1) % NUMBERS
         while number in self._relays or number == WORKER_NUMBER:
             number = (number + 1) % NUMBERS
         self._last_number = number
-        self._relays[number] = relay
+        self._relays[number] = self._silent[number] = relay
         return number
+
+    def note_answered(self, number: int) -> None:
+        """Note that a client has got bytes from the broker."""
+        self._silent.pop(number, None)
 
     def remove(self, number: int) -> None:
         self._relays.pop(number, None)
+        self._silent.pop(number, None)
 
     def note(self, level: int, event: str, **fields: str) -> None:
         """Put a line into the broker's log. Level 0: only count the event."""
@@ -209,12 +233,35 @@ class BrokerChannel(RelayStream):
         self._announcing.spend(len(one))
         self.send(one)
 
-    def has_room(self) -> bool:
-        """Whether a new socket may be announced. False, while the worker is behind: it is counted,
-        and must be closed."""
-        if self._announcing.is_exhausted:
+    def is_behind(self) -> bool:
+        """Whether the broker must confirm announcements before it gets more of them."""
+        return self._announcing.is_exhausted
+
+    def is_full(self, *, is_counted: bool = False) -> bool:
+        """Whether no descriptor is left for another socket. `is_counted`: for one that counts as a
+        handshake already."""
+        return len(self._relays) + self.handshakes - is_counted >= self._sockets_max
+
+    def has_room(self, remote: str, listener: str, *, is_counted: bool = False) -> bool:
+        """Make room for a new socket if necessary. False: it must be closed, and that is counted or
+        logged."""
+        if self.is_behind():
             self._sockets_refused += 1
             return False
+        if not self.is_full(is_counted=is_counted) or self._displace():
+            return True
+        text = f"{self._sockets_max} in an I/O worker"
+        self.note(logging.INFO, "connections_full", remote=remote, listener=listener, error=text)
+        return False
+
+    def _displace(self) -> bool:
+        """Cut the oldest client that the broker has not answered. False: there is none."""
+        number = next(iter(self._silent), WORKER_NUMBER)
+        relay = self._silent.pop(number, None)
+        if relay is None:
+            return False
+        relay.cut()
+        self.note(0, "displaced")
         return True
 
     def _confirm(self, size: int) -> None:

@@ -33,10 +33,13 @@ class RelayStream:
         self._out.append(one)
         self._schedule()
 
-    def send_data(self, number: int, data: bytes) -> None:
-        """Send bytes from or for a client, with what else this iteration of the loop sends."""
-        add_data(self._out, number, data)
+    def send_data(self, number: int, data: bytes) -> int:
+        """Send bytes from or for a client, with what else this iteration of the loop sends. Returns
+        the bytes of their frames, which their credit counts: a client that sends single bytes would
+        otherwise fill ten times its window."""
+        size = add_data(self._out, number, data)
         self._schedule()
+        return size
 
     def _schedule(self) -> None:
         if not self._flush_scheduled:

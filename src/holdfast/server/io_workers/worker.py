@@ -5,6 +5,7 @@ message for each change of the listeners, with the listening sockets.
 """
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -36,6 +37,11 @@ IGNORED: Final = (
 workers itself, once its clients have their last bytes."""
 
 
+PR_SET_PDEATHSIG: Final = 1
+RETRY_S: Final = 5.0
+"""The time in seconds until a listener that could not be opened is tried again."""
+
+
 class NoteHandler(logging.Handler):
     """A handler that passes the worker's log lines on to the broker's log."""
 
@@ -51,11 +57,12 @@ class IoWorker:
     """The listeners of one worker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, control: socket.socket) -> None:
-        self.broker = BrokerChannel(loop)
+        self.broker = BrokerChannel(loop, descriptors.for_clients())
         self._loop = loop
         self._control = control
         self._servers: dict[int, list[asyncio.Server | AcceptLoop]] = {}
         self._changes: asyncio.Queue[tuple[ListenerChange, list[socket.socket]]] = asyncio.Queue()
+        self._latest: dict[int, ListenerChange] = {}
 
     def read_control(self) -> None:
         """Queue the changes that have arrived, in their order."""
@@ -70,12 +77,16 @@ class IoWorker:
             sockets = [socket.socket(fileno=each) for each in files]
             for one in sockets:
                 one.setblocking(False)
-            self._changes.put_nowait((msgspec.json.decode(data, type=ListenerChange), sockets))
+            change = msgspec.json.decode(data, type=ListenerChange)
+            self._latest[change.number] = change
+            self._changes.put_nowait((change, sockets))
 
     async def apply_changes(self) -> None:
         """Apply the queued changes until the worker ends."""
         while True:
             change, sockets = await self._changes.get()
+            if self._latest[change.number] is not change:
+                continue
             before = self._servers.pop(change.number, [])
             settings = change.settings
             if settings is None:
@@ -90,7 +101,11 @@ class IoWorker:
                     "listener_not_opened",
                     listener=settings.name,
                     error=str(error),
+                    again_in_s=str(RETRY_S),
                 )
+                # A certificate may be half replaced when a worker starts. Without another attempt
+                # nobody would accept from this listener until the next reload.
+                self._loop.call_later(RETRY_S, self._changes.put_nowait, (change, sockets))
                 continue
             stop_accepting(before, keeps_handshakes=True)
 
@@ -103,17 +118,24 @@ class IoWorker:
             self.broker,
             change.number,
             settings,
-            descriptors.for_clients(),
         )
         # The broker checks passwords and rights.
         settings = msgspec.structs.replace(settings, password_file="", acl_file="")
         return await accept_on(reception, settings, load_listener(settings).context, sockets)
 
 
+def end_with_broker() -> None:
+    """Let the kernel kill this process when the broker's ends. The end of the stream does the same,
+    but not in a process that is stopped or busy, and a new broker needs its listening sockets."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(data_fd: int, control_fd: int) -> int:
     """Run until the broker ends. The exit code is 1 after an unexpected exception."""
     for each in IGNORED:
         signal.signal(each, signal.SIG_IGN)
+    end_with_broker()
     descriptors.raise_limit()
     loop = new_event_loop()
     asyncio.set_event_loop(loop)

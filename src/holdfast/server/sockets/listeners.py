@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, TypeVar, cast
 
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener, kind_of
+from holdfast.config.schema import Config
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.loop import is_uvloop
@@ -40,7 +41,14 @@ of many clients that connect at once costs a turn: 35 µs in place of 25 (`bench
 With eight, a client that connects alone would cost a quarter more."""
 PORT_WAIT_S: Final = 5.0
 PORT_PAUSE_S: Final = 0.1
-"""The time in seconds that a standby waits for an occupied port, and the pause between checks."""
+"""The time in seconds that a standby, or a broker with I/O workers, waits for an occupied port, and
+the pause between checks."""
+
+
+def may_wait(config: Config) -> bool:
+    """Whether the ports of listeners may be occupied for a moment. Those of a broker with I/O
+    workers are, when it was killed and its workers have yet to end."""
+    return config.node.standby or config.server.io_workers != 0
 
 
 async def when_free(take: Callable[[], T], waits: bool) -> T:

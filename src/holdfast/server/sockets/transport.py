@@ -1,5 +1,7 @@
 """The interface between the broker's loop and a client's socket."""
 
+from collections.abc import Callable
+
 from holdfast.broker.session.connection import Connection
 
 
@@ -16,6 +18,11 @@ class ClientTransport:
     def has_left(self) -> bool:
         """Return True if the peer has closed the connection, unnoticed while reading is paused."""
         return False
+
+    def drain(self, newer: "ClientTransport", then: Callable[[], None]) -> None:
+        """Call `then` once the node has what the peer had sent before it opened `newer`. At once,
+        if this process reads both sockets: what came first is read first."""
+        then()
 
     def pause_reading(self) -> None:
         raise NotImplementedError
