@@ -56,6 +56,13 @@ def test_pages_have_every_record_once_in_both_orders(broker: Holdfast) -> None:
     with Wire(broker.port) as client:
         client.connect("s1", expiry_s=100)
         client.subscribe(("t/#", 1))
+
+    def has_closed() -> bool:
+        found = pages(api, client="s1", kind="session")
+        return any('"op":"close"' in each["content"]["text"] for each in found)
+
+    # It is appended after the client has gone, and both orders must have the same records.
+    until(has_closed, "the record of the session's end")
     for limit in (7, 1000):
         oldest = pages(api, order="oldest", limit=limit)
         newest = pages(api, order="newest", limit=limit)
