@@ -120,12 +120,15 @@ def test_by_an_exchange() -> None:
     bench.node.state.admission.authenticators[METHOD] = lambda: ScramAuthenticator(
         lambda user: credentials
     )
-    client = ScramClient("user", "wrong")
+    client = ScramClient("sam", "wrong")
     later = login(bench, METHOD, client.first())
     (challenge,) = later.take(m.Auth)
     assert isinstance(challenge, m.Auth)
     assert_untouched(live)
     data = challenge.properties[22]
     assert isinstance(data, bytes)
+    bench.notes.clear()
     later.send(m.Auth(reasons.CONTINUE_AUTHENTICATION, {21: METHOD, 22: client.final(data)}))
+    (line,) = [each for each in bench.notes if each.event == "connection_refused"]
+    assert line.fields["user"] == "sam"
     assert_refused(live, later)

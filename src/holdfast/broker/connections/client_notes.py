@@ -57,9 +57,12 @@ def note_connected(state: NodeState, connection: Connection, session: Session) -
     )
 
 
-def note_refused(state: NodeState, connection: Connection, reason: int, text: str) -> None:
-    """Note that a client's CONNECT is refused, with the client id and user name that it sent."""
-    client_id, username = connection.client_id, connection.username
+def note_refused(
+    state: NodeState, connection: Connection, reason: int, text: str, claimed: str = ""
+) -> None:
+    """Note that a client's CONNECT is refused, with the client id and user name that it sent.
+    `claimed`: the name in its authentication data; "": that of CONNECT."""
+    client_id, username = connection.client_id, claimed or connection.username
     packet = connection.connect
     if isinstance(packet, Connect):
         client_id = client_id or packet.client_id

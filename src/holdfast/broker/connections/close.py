@@ -42,11 +42,16 @@ from holdfast.storage import record as log_record
 
 
 def refuse(
-    state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
+    state: NodeState,
+    connection: Connection,
+    reason: int,
+    text: str,
+    server_reference: str = "",
+    claimed: str = "",
 ) -> None:
-    """Send CONNACK with a reason, then close. [MQTT-3.2.2-7]"""
+    """Send CONNACK with a reason, then close. [MQTT-3.2.2-7] `claimed`: see `note_refused`."""
     state.stats.connections_refused += 1
-    note_refused(state, connection, reason, text)
+    note_refused(state, connection, reason, text, claimed)
     # [MQTT-3.1.4-2] no further packet of the client is processed
     connection.connect = None
     if connection.state != CLOSED:

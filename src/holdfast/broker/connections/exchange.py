@@ -104,7 +104,7 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
         note_failure(state, connection, step.username)
         if connection.state == OPEN:
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, step.reason_text)
-        refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text)
+        refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text, claimed=step.username)
 
 
 def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
