@@ -225,7 +225,9 @@ def test_a_connect_above_the_rate_is_refused(scope: str) -> None:
     node.valid_passwords["u"] = b"right"
     found = [reason(login(node, "u", "c")) for _ in range(4)]
     assert found == [0, 0, reasons.CONNECTION_RATE_EXCEEDED, reasons.CONNECTION_RATE_EXCEEDED]
-    assert node.node.state.stats.refused_connect_rate == 2
+    stats = node.node.state.stats
+    assert stats.refused_connect_rate == stats.connections_refused == 2
+    assert stats.connection_refusals == {"Connection rate exceeded": 2}
     node.advance(0.6)
     assert reason(login(node, "u", "c")) == 0
 

@@ -15,6 +15,8 @@ class Stats:
     topic_questions_failed: int = 0
     """Topics that the service which decides about them did not decide about."""
 
+    hook_events_dropped: int = 0
+
     delayed_published: int = 0
     delayed_denied: int = 0
     """Delayed messages that their client may not publish any more."""
@@ -37,6 +39,7 @@ class Stats:
         self.producer_evicted = 0
         self.connections_opened = 0
         self.connections_refused = 0
+        self.connection_refusals: dict[str, int] = {}  # the same, by reason code or limit
         # Connections closed before their CONNECT arrived, because others needed the room.
         self.connections_displaced = 0
         # TLS handshakes and WebSocket upgrades that failed: no MQTT packet arrived.
@@ -76,7 +79,11 @@ class Stats:
         self.refused_banned = 0
         self.inputs_throttled = 0
         self.lockouts = 0
-        self.hook_events_dropped = 0
         self.log_reads = 0
         self.log_records_read = 0
         self.readers_fell_behind = 0
+
+    def refuse_connection(self, reason: str, count: int = 1) -> None:
+        """Count refused connections."""
+        self.connections_refused += count
+        self.connection_refusals[reason] = self.connection_refusals.get(reason, 0) + count

@@ -84,6 +84,11 @@ LABELLED_COUNTERS: Final = {
         ("node", "reason"),
         "Requests refused, by reason; unavailable: no leader in a cluster.",
     ),
+    "connection_refusals": Declared(
+        COUNTER,
+        ("node", "reason"),
+        "The refused connections, by the reason of CONNACK, or by the limit.",
+    ),
     "descriptor_waits": Declared(
         COUNTER, ("node",), "Openings of files that waited for a file descriptor."
     ),

@@ -94,6 +94,10 @@ class NodeCollector(Collector):
             figures = self._server.cluster.figures()
             refused.add_metric([node, "min_insync"], figures.refused_min_insync)
         yield refused
+        refusals = counter("connection_refusals")
+        for reason, number in list(stats.connection_refusals.items()):
+            refusals.add_metric([node, reason], number)
+        yield refusals
         waits = counter("descriptor_waits")
         waits.add_metric([node], DESCRIPTORS.waits)
         yield waits

@@ -28,7 +28,7 @@ def refuse_connection(
 ) -> None:
     """Count and log a connection without room. The driver closes its socket without a packet,
     because MQTT has none before CONNECT."""
-    state.stats.connections_refused += 1
+    state.stats.refuse_connection(event)
     note_no_room(state, event, remote, listener, connections_max)
 
 

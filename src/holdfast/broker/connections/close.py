@@ -50,7 +50,7 @@ def refuse(
     claimed: str = "",
 ) -> None:
     """Send CONNACK with a reason, then close. [MQTT-3.2.2-7] `claimed`: see `note_refused`."""
-    state.stats.connections_refused += 1
+    state.stats.refuse_connection(reason_name(reason))
     note_refused(state, connection, reason, text, claimed)
     # [MQTT-3.1.4-2] no further packet of the client is processed
     connection.connect = None

@@ -260,7 +260,7 @@ class IoWorkers(ListenerHost):
         elif note.event == "displaced":
             stats.connections_displaced += note.count
         elif note.event == BEHIND:
-            stats.connections_refused += note.count
+            stats.refuse_connection(note.event, note.count)
 
     def close(self) -> None:
         """End all workers at once, and with them the connections that are still open."""
