@@ -108,10 +108,20 @@ def may_open_as(state: NodeState, connection: Connection, client_id: str) -> boo
     return not is_banned(state, connection, client_id, username)
 
 
-def has_session_room(state: NodeState, username: str | None) -> bool:
-    """Whether the user may open one more session at this node."""
-    users = state.admission.users
-    return users is None or not username or users.has_room(username)
+def may_add_session(state: NodeState, connection: Connection, client_id: str) -> bool:
+    """Whether a client may have a session of its own, which it has not had before. Otherwise it is
+    refused."""
+    users, limits = state.admission.users, state.config.admission
+    username = connection.username
+    if not connection.is_internal and not state.cluster.has_room(client_id):
+        text = f"there are {state.config.sessions_max} sessions, which is the limit"
+    elif users is not None and username and not users.has_room(username):
+        text = f"this user has {limits.sessions_per_user} sessions, which is the limit"
+    else:
+        return True
+    state.stats.refused_quota += 1
+    refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+    return False
 
 
 def note_failure(state: NodeState, connection: Connection, username: str = "") -> None:

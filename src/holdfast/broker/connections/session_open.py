@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from holdfast.broker.admission.checks import has_session_room, may_open_as
+from holdfast.broker.admission.checks import may_add_session, may_open_as
 from holdfast.broker.admission.expulsion import expel_if_banned
 from holdfast.broker.admission.throttle import give_meter
 from holdfast.broker.connections.client_notes import note_connected
@@ -140,16 +140,7 @@ def open_session(
     if session is not None and not may_open(state, session, connection):
         refuse_other_user(state, connection)
         return
-    if session is None and not connection.is_internal and not state.cluster.has_room(client_id):
-        state.stats.refused_quota += 1
-        text = f"there are {state.config.sessions_max} sessions, which is the limit"
-        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
-        return
-    if session is None and not has_session_room(state, connection.username):
-        state.stats.refused_quota += 1
-        limit = state.config.admission.sessions_per_user
-        text = f"this user has {limit} sessions, which is the limit"
-        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+    if session is None and not may_add_session(state, connection, client_id):
         return
     known = session or state.cluster.recorded_session(client_id)
     if (
