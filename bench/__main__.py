@@ -55,6 +55,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="mosquitto: compare it with itself, which shows the noise of the measurement",
     )
     parser.add_argument(
+        "--nodelay",
+        action="store_true",
+        help="Mosquitto with TCP_NODELAY in every scenario, as Holdfast always has it",
+    )
+    parser.add_argument(
         "--strict", action="store_true", help="exit with 1 when a target is missed, too"
     )
     arguments = parser.parse_args(argv)
@@ -73,7 +78,7 @@ def describe(settings: Settings) -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "brokers": {name: brokers.version(name, settings.python) for name in sorted(names)},
-        "mosquitto_settings": brokers.MOSQUITTO_SETTINGS,
+        "mosquitto_settings": brokers.mosquitto_settings(settings.nodelay),
         "payload_bytes": PAYLOAD_BYTES,
         "rounds": settings.rounds,
         "warm_up_s": settings.warm_up_s,
@@ -145,6 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         python=arguments.python,
         reference=reference,
         candidate=arguments.candidate,
+        nodelay=arguments.nodelay,
     )
     process.raise_open_files_limit(OPEN_FILES)
     machine = describe(settings)

@@ -31,10 +31,14 @@ log_dest stderr
 log_type error
 log_type warning
 """
-MOSQUITTO_SETTINGS = (
-    "persistence off, no queue limit, 1,000 messages in flight a client, logging errors only, "
-    "TCP_NODELAY for latency only"
-)
+
+
+def mosquitto_settings(nodelay: bool) -> str:
+    """The settings of Mosquitto in words."""
+    return (
+        "persistence off, no queue limit, 1,000 messages in flight a client, logging errors only, "
+        f"TCP_NODELAY {'always' if nodelay else 'for latency only'}"
+    )
 
 
 BrokerFailed = TargetError
@@ -138,16 +142,23 @@ def start_holdfast(
 
 
 def start(
-    name: str, scenario: Scenario, parent: Path, python: str, *, is_reference: bool = False
+    name: str,
+    scenario: Scenario,
+    parent: Path,
+    python: str,
+    *,
+    is_reference: bool = False,
+    nodelay: bool = False,
 ) -> Broker:
-    """Start the broker of one side. The reference of a feature is Holdfast without it."""
+    """Start the broker of one side. The reference of a feature is Holdfast without it. `nodelay`:
+    Mosquitto sets TCP_NODELAY in every scenario."""
     if scenario.feature:
         feature = "" if is_reference else scenario.feature
         return start_holdfast(parent, scenario.durability, python, scenario.transport, feature)
     if name == "mosquitto":
         # Without TCP_NODELAY it spends less CPU, with it answers sooner: each where it helps it.
-        nodelay = scenario.figure is Figure.LATENCY
-        return start_mosquitto(parent, nodelay, scenario.transport)
+        sets_nodelay = nodelay or scenario.figure is Figure.LATENCY
+        return start_mosquitto(parent, sets_nodelay, scenario.transport)
     return start_holdfast(parent, scenario.durability, python, scenario.transport)
 
 

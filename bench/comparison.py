@@ -30,6 +30,8 @@ class Settings:
     reference: str | None
     """The broker compared with; None measures the candidate alone."""
     candidate: str
+    nodelay: bool = False
+    """Whether Mosquitto sets TCP_NODELAY in every scenario."""
 
     def is_noise_only(self) -> bool:
         """A broker compared with itself: there is no target to meet."""
@@ -150,6 +152,7 @@ def compare(scenario: Scenario, settings: Settings) -> Outcome:
                     settings.directory,
                     settings.python,
                     is_reference=measurements is outcome.reference,
+                    nodelay=settings.nodelay,
                 )
                 running.append((broker, measurements))
         # A second crowd would be put into the memory that the first one left behind.
