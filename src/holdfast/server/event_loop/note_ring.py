@@ -8,7 +8,8 @@ changed. The ring has them whatever the level of the log, so that a reader may b
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
 
 from holdfast.broker.effects import Note
 
@@ -39,30 +40,46 @@ class RecentNote(NamedTuple):
     note: Note
 
 
+_Kept: TypeAlias = tuple[int, str, str, tuple[str, ...], tuple[object, ...]]
+"""The time, level, event, names and values of a note. A Note with its dictionary takes twice the
+memory, and there is one for each of the last clients."""
+
+
 class NoteRing:
     """The newest notes of one process, numbered from 1."""
 
     def __init__(self) -> None:
         self.last = 0
         """The number of the newest note."""
-        self._notes: deque[RecentNote] = deque(maxlen=NOTES_MAX)
+        self._notes: deque[_Kept] = deque(maxlen=NOTES_MAX)
+        # The names of fields are those of a few kinds of notes, which share them.
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._of_cluster: deque[RecentNote] = deque(maxlen=CLUSTER_NOTES_MAX)
 
     def add(self, at_us: int, note: Note) -> None:
         """Keep a note, and drop the oldest one if there is no room."""
         self.last += 1
-        recent = RecentNote(self.last, at_us, _cut(note))
-        self._notes.append(recent)
+        note = _cut(note)
+        fields = note.fields
+        names = tuple(fields)
+        names = self._names.setdefault(names, names)
+        self._notes.append((at_us, note.level, note.event, names, tuple(fields.values())))
         if note.event in CLUSTER_EVENTS:
-            self._of_cluster.append(recent)
+            self._of_cluster.append(RecentNote(self.last, at_us, note))
 
     def after(self, number: int) -> list[RecentNote]:
         """The notes behind a number, oldest first."""
         count = min(self.last - number, len(self._notes))
         if count <= 0:
             return []
-        notes = self._notes
-        return [notes[index] for index in range(len(notes) - count, len(notes))]
+        found: list[RecentNote] = []
+        for at_us, level, event, names, values in islice(
+            self._notes, len(self._notes) - count, None
+        ):
+            number = self.last - count + len(found) + 1
+            note = Note(level, event, dict(zip(names, values, strict=True)))
+            found.append(RecentNote(number, at_us, note))
+        return found
 
     def of_cluster(self, since_us: int) -> list[RecentNote]:
         """The notes about the cluster since a time, oldest first."""
