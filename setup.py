@@ -43,6 +43,7 @@ HOT = [
     "protocol/topics/trie.py",
     "broker/session/additions.py",
     "broker/session/audience.py",
+    "broker/admission/bans.py",
     "broker/admission/checks.py",
     "broker/admission/client_rights.py",
     "broker/admission/control.py",
@@ -55,6 +56,7 @@ HOT = [
     "broker/session/cursor.py",
     "broker/session/listener_rules.py",
     "broker/session/message.py",
+    "broker/session/rarities.py",
     "broker/session/replay.py",
     "broker/session/session.py",
     "broker/session/state.py",
@@ -62,6 +64,7 @@ HOT = [
     "broker/delivery/acknowledgements.py",
     "broker/delivery/log_replay.py",
     "broker/connections/accept.py",
+    "broker/connections/client_notes.py",
     "broker/connections/close.py",
     "broker/cluster_port.py",
     "broker/config.py",
@@ -192,6 +195,7 @@ HOT = [
     "protocol/websocket/stream.py",
     "server/sockets/websocket.py",
     "client/transport/websocket.py",
+    "cli/log_rate.py",
 ]
 
 

@@ -1,25 +1,34 @@
 """An idle client, and the parts of its connection that exist only while they are needed."""
 
+import gc
 import random
+import sys
+from collections import Counter
+from math import ceil
 
 import pytest
 
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.keep_alive import clear_deadline, set_deadline
 from holdfast.broker.effects import CheckPassword, Effect
-from holdfast.broker.session.session import NO_INFLIGHT, NO_SUBSCRIPTIONS
+from holdfast.broker.recorded_state import KEEP_ALIVE
+from holdfast.broker.session.connection import CLOSED, Connection
+from holdfast.broker.session.session import NO_INFLIGHT, NO_SUBSCRIPTIONS, Session
+from holdfast.broker.state import STEPS_PER_TURN
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
+from holdfast.server.sockets.tcp import TcpConnection
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish, subscribe
 
 
-def test_an_idle_client_has_one_timer_and_no_buffers() -> None:
+def test_an_idle_client_has_no_timer_of_its_own_and_no_buffers() -> None:
     bench = NodeBench()
     peers = [bench.connect(f"c{number}", keep_alive_s=60) for number in range(50)]
     # A client that was busy is idle again, too.
     peers[0].send(publish("t", b"x", 1, 1), m.Pingreq())
     state = bench.node.state
-    assert len(state.timers) == len(peers)
+    assert len(state.timers) == 1
     for peer in peers:
         session = peer.connection.session
         assert session is not None
@@ -27,16 +36,102 @@ def test_an_idle_client_has_one_timer_and_no_buffers() -> None:
         assert peer.connection.out is None
         assert session.subscriptions is NO_SUBSCRIPTIONS
         assert session.inflight is NO_INFLIGHT
-    # The timer of CONNECT is due first, then those of the keep alive.
+    # The deadline of CONNECT is first, then those of the keep alive.
     bench.advance(bench.config.connect_timeout_s + 1)
-    assert len(state.timers) == len(peers)
+    assert len(state.timers) == 1
     for peer in peers[1:]:
         peer.send(m.Pingreq())
     bench.advance(90 - bench.config.connect_timeout_s)
     assert [peer for peer in peers if peer.closed] == peers[:1]
-    bench.advance(bench.config.connect_timeout_s)
+    bench.advance(bench.config.connect_timeout_s + 1)
     assert all(peer.closed for peer in peers)
     assert state.timers == []
+    assert state.deadlines == {}
+
+
+OF_THE_BENCH = ("Connack", "FrameReader", "ListenerRules", "Note")
+"""The classes whose objects the bench keeps for each of its clients."""
+
+
+def own_objects() -> Counter[str]:
+    """The broker's objects in memory, by class."""
+    gc.collect()
+    found = [type(each) for each in gc.get_objects()]
+    return Counter(each.__name__ for each in found if str(each.__module__).startswith("holdfast."))
+
+
+@pytest.mark.parametrize("expiry_s", [0, 3600])
+def test_an_idle_client_costs_two_objects(expiry_s: int) -> None:
+    bench = NodeBench()
+    bench.connect("first", expiry_s=expiry_s, keep_alive_s=60)
+    before = own_objects()
+    for number in range(20):
+        bench.connect(f"c{number}", expiry_s=expiry_s, keep_alive_s=60)
+    added = own_objects()
+    added.subtract(before)
+    of_each = {name: count // 20 for name, count in added.items() if name not in OF_THE_BENCH}
+    assert {name: count for name, count in of_each.items() if count} == {
+        "Connection": 1,
+        "Session": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_max"), [(Session, 304), (Connection, 240), (TcpConnection, 96)]
+)
+def test_the_objects_of_an_idle_client_are_small(kind: type, bytes_max: int) -> None:
+    """The sizes in docs/internals/broker.md. The order of the attributes counts: a bool between two
+    pointers takes eight bytes."""
+    if not str(sys.modules[kind.__module__].__file__).endswith(".so"):
+        pytest.skip("the compiled form has these sizes")
+    header_bytes = sys.getsizeof([]) - list.__basicsize__
+    assert kind.__basicsize__ + header_bytes <= bytes_max
+
+
+def test_deadlines_are_those_of_a_table() -> None:
+    """Random deadlines, moved and cleared, fire in the second after their time and only once."""
+    rng = random.Random(7)
+    bench = NodeBench()
+    state = bench.node.state
+    peers = [bench.connect(f"c{number}", keep_alive_s=0) for number in range(30)]
+    connections = [peer.connection for peer in peers]
+    wanted: dict[Connection, float] = {}
+    for _ in range(2000):
+        connection = rng.choice(connections)
+        if rng.random() < 0.3:
+            clear_deadline(state, connection)
+            wanted.pop(connection, None)
+        else:
+            when = state.now + rng.choice((0.0, 0.5, 1.0, rng.uniform(0.0, 100.0)))
+            set_deadline(state, connection, when)
+            wanted[connection] = when
+        found = {
+            each: (deadline.second, index)
+            for deadline in state.deadlines.values()
+            for index, each in enumerate(deadline.connections)
+        }
+        assert {each: place[0] for each, place in found.items()} == {
+            each: ceil(when) for each, when in wanted.items()
+        }
+        assert all(each.deadline_index == place[1] for each, place in found.items())
+        assert all(deadline.connections for deadline in state.deadlines.values())
+        armed = [each for each in state.timers if each.kind == KEEP_ALIVE]
+        assert sorted(each.when for each in armed) == sorted(state.deadlines)
+
+
+def test_a_second_with_many_deadlines_takes_several_turns() -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0, connect_timeout_s=10.0)
+    bench = NodeBench(config)
+    state = bench.node.state
+    peers = [bench.peer() for _ in range(3 * STEPS_PER_TURN)]
+    state.now += 11.0
+    state.steps_left = STEPS_PER_TURN
+    left = [len(peers)]
+    while state.timers and left[-1]:
+        bench.node.tick(state.now, state.wall_us)
+        bench.node.handle_timers()
+        left.append(sum(peer.connection.state != CLOSED for peer in peers))
+    assert left == [3 * STEPS_PER_TURN, 2 * STEPS_PER_TURN, STEPS_PER_TURN, 0]
 
 
 def test_no_session_writes_into_the_table_of_all() -> None:

@@ -22,6 +22,7 @@ from holdfast.broker.connections.close import (
 )
 from holdfast.broker.connections.exchange import handle_auth
 from holdfast.broker.connections.input import Input, mount_filters
+from holdfast.broker.connections.keep_alive import clear_deadline, set_deadline
 from holdfast.broker.connections.pending_connects import CONNECT_FIRST_BYTE
 from holdfast.broker.connections.timer_actions import fire
 from holdfast.broker.delivery import log_replay, read_results
@@ -35,7 +36,7 @@ from holdfast.broker.delivery.subscribe import handle_subscribe
 from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.effects import AskRights, FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
-from holdfast.broker.recorded_state import CANCELLED, CONNECT_TIMEOUT, SYS
+from holdfast.broker.recorded_state import CANCELLED, SYS
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
@@ -119,9 +120,7 @@ class Node:
         connection.last_received = state.now
         state.connections += 1
         state.pending_connects.enter(connection)
-        connection.timer = state.arm(
-            state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection
-        )
+        set_deadline(state, connection, state.now + config.connect_timeout_s)
         return connection
 
     def refuse_connection(
@@ -186,7 +185,7 @@ class Node:
         """Handle a closed socket, whichever side closed it. Called exactly once per connection."""
         self.state.connections -= 1
         self.state.pending_connects.leave(connection)
-        self.state.cancel(connection.timer)
+        clear_deadline(self.state, connection)
         if isinstance(connection.proof, Proof):
             self.state.cancel(connection.proof.timer)
         release_meter(self.state, connection)

@@ -34,7 +34,6 @@ from holdfast.storage.journal.journal import Journal
 
 CANCELLED: Final = 0
 KEEP_ALIVE: Final = 1
-CONNECT_TIMEOUT: Final = 2
 WILL_DUE: Final = 3
 SESSION_EXPIRY: Final = 4
 PROGRESS: Final = 5
@@ -51,7 +50,7 @@ RIGHTS_CHANGED: Final = 14
 
 class Timer:
     """A time at which `kind` of action is due for `subject`. `number`: its place among timers of
-    the same time. It is an entry of the heap itself, because every idle connection has one."""
+    the same time. It is an entry of the heap itself, because every session away may have two."""
 
     def __init__(self, when: float, number: int, kind: int, subject: object) -> None:
         self.when = when

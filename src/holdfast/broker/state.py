@@ -19,7 +19,7 @@ from holdfast.broker.effects import ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.trace_context import PublishTracer
 from holdfast.broker.recorded_state import PROGRESS, WORK, RecordedState
-from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.connection import Connection, Deadline
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION, Group, Session, Subscription
 from holdfast.protocol.topics.trie import SubscriptionTrie
@@ -105,8 +105,8 @@ class NodeState(RecordedState):
         self.started_us = 0
 
         self.connections = 0
-        # Sockets of clients that are in a TLS handshake.
-        self.handshakes = 0
+        self.deadlines: dict[int, Deadline] = {}  # by second
+        self.handshakes = 0  # sockets of clients in a TLS handshake
         self.pending_connects = PendingConnects(
             config.pending_connect_bytes, config.pending_connects_per_address
         )

@@ -192,7 +192,7 @@ def session_row(state: NodeState, session: Session, node: str) -> SessionRow:
     row.listener = connection.listener.name
     row.protocol = VERSIONS.get(connection.version, str(connection.version))
     row.certificate = connection.certificate_name
-    row.keep_alive_s = connection.keep_alive_s
+    row.keep_alive_s = float(connection.keep_alive_s)
     row.idle_s = round(max(0.0, state.now - connection.last_received), 1)
     return row
 

@@ -51,7 +51,7 @@ def note_connected(state: NodeState, connection: Connection, session: Session) -
             "remote": connection.remote,
             "listener": connection.listener.name,
             "version": connection.version,
-            "keep_alive_s": int(connection.keep_alive_s),
+            "keep_alive_s": connection.keep_alive_s,
             "session_expiry_s": session.expiry_s,
         },
     )

@@ -175,15 +175,13 @@ def _detach(
             publish_will(state, session, will)
         else:
             # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
-            session.will_due_at = state.now + delay_s
-            session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
+            session.will_timer = state.arm(state.now + delay_s, WILL_DUE, session)
     if not durable:
         end_session(state, session)
         return
     log_close(state, session)
     if session.expiry_s != NEVER_EXPIRES:
-        session.expires_at = state.now + session.expiry_s
-        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+        session.expiry_timer = state.arm(state.now + session.expiry_s, SESSION_EXPIRY, session)
 
 
 def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
@@ -231,7 +229,6 @@ def end_session(state: NodeState, session: Session) -> None:
     will = session.will
     if will is not None and session.connection is None:
         session.will = None
-        session.will_due_at = 0.0
         publish_will(state, session, will)
     drop_session(state, session)
     if session.recorded:
@@ -287,22 +284,16 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
 
 
 def handle_will_due(state: NodeState, session: Session) -> None:
-    """Publish a delayed will, unless the client has come back."""
-    if session.connection is not None or session.will is None:
-        return
-    if session.will_due_at == 0.0 or session.will_due_at > state.now:
-        return
+    """Publish a delayed will, unless the client has come back: that cancels the timer."""
     will = session.will
-    session.will = None
-    session.will_due_at = 0.0
-    publish_will(state, session, will)
+    if session.connection is None and will is not None:
+        session.will = None
+        publish_will(state, session, will)
 
 
 def handle_expiry(state: NodeState, session: Session) -> None:
     """End a session whose time without a connection is over. [MQTT-3.1.2-23]"""
     if session.connection is not None or state.sessions.get(session.client_id) is not session:
-        return
-    if session.expires_at == 0.0 or session.expires_at > state.now:
         return
     state.stats.sessions_expired += 1
     end_session(state, session)

@@ -10,6 +10,7 @@ from holdfast.broker.effects import AskSources, CheckPassword, DrainOlder, Resum
 from holdfast.broker.recorded_state import IDENTITY_ENDS
 from holdfast.broker.rights import may_be_anonymous, proves_names
 from holdfast.broker.session.connection import (
+    ANY_PACKET_BYTES,
     AUTHENTICATING,
     CLOSED,
     OPEN,
@@ -32,9 +33,8 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     connection.is_bridge = packet.is_bridge
     connection.connect = packet
     if packet.protocol_level >= 5:
-        connection.packet_bytes_max = number_of(
-            packet.properties, p.MAXIMUM_PACKET_SIZE, 268_435_460
-        )
+        wanted = number_of(packet.properties, p.MAXIMUM_PACKET_SIZE, ANY_PACKET_BYTES)
+        connection.packet_bytes_max = min(wanted, ANY_PACKET_BYTES)
         connection.problem_information = (
             number_of(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
         )

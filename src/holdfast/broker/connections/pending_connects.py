@@ -63,6 +63,8 @@ class PendingConnects:
     def is_crowded(self, remote: str) -> bool:
         """Whether the remote's address has as many pending connections as it may have."""
         limit = self.per_address_max
+        if len(self) < limit:
+            return False
         return limit > 0 and self._by_address.get(address_of(remote), 0) >= limit
 
     def enter(self, connection: Connection) -> None:

@@ -78,6 +78,7 @@ class ConnackPromise(Promise):
         note_connected(state, connection, session)
         connection.limit_packets(packet_bytes_max(state, connection))
         state.pending_connects.leave(connection)
+        connection.forget_remote()
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
         proceed(state, session)
@@ -313,10 +314,8 @@ def _attach(
     session.connection = connection
     connection.session = session
     session.expiry_s = expiry_s
-    session.expires_at = 0.0
     state.cancel(session.expiry_timer)
     # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
-    session.will_due_at = 0.0
     state.cancel(session.will_timer)
     session.will = will
     attach(state, session, connection)
@@ -386,7 +385,7 @@ def _announce(
                 connection.numbers_qos2 = True
                 answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN, SEQUENCES_2_KNOWN]
     connection.receive_maximum = receive_maximum
-    connection.keep_alive_s = float(keep_alive_s)
+    connection.keep_alive_s = keep_alive_s
 
 
 def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:

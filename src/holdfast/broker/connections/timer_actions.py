@@ -7,21 +7,15 @@ because an action before may have closed it.
 from typing import Final
 
 from holdfast.broker.admission.throttle import handle_throttle
-from holdfast.broker.connections.client_notes import note_unopened
-from holdfast.broker.connections.close import (
-    handle_connection_lost,
-    handle_expiry,
-    handle_will_due,
-)
+from holdfast.broker.connections.close import handle_expiry, handle_will_due
 from holdfast.broker.connections.connect import handle_identity_end
-from holdfast.broker.connections.keep_alive import check_keep_alive
+from holdfast.broker.connections.keep_alive import check_deadline
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import continue_reading
 from holdfast.broker.delivery.replay_pace import next_reader
 from holdfast.broker.delivery.subscriptions import DeferredReview
 from holdfast.broker.publish.delayed import every_partition, publish_due
 from holdfast.broker.recorded_state import (
-    CONNECT_TIMEOUT,
     DELAYED,
     IDENTITY_ENDS,
     KEEP_ALIVE,
@@ -38,7 +32,7 @@ from holdfast.broker.recorded_state import (
     Timer,
 )
 from holdfast.broker.recovery.state_records import log_progress
-from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.connection import OPEN, Connection, Deadline
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.sys_topics import SysTopics
@@ -74,20 +68,16 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
     elif kind == SYS:
         sys_topics.publish()
         state.arm(state.now + state.config.sys_interval_s, SYS, None)
+    elif kind == KEEP_ALIVE:
+        assert isinstance(subject, Deadline)
+        check_deadline(state, subject)
     elif isinstance(subject, Connection):
         _fire_for_connection(state, kind, subject)
 
 
 def _fire_for_connection(state: NodeState, kind: int, connection: Connection) -> None:
     """Carry out the action of a connection's timer."""
-    if kind == KEEP_ALIVE:
-        check_keep_alive(state, connection)
-    elif kind == CONNECT_TIMEOUT:
-        if connection.state not in (OPEN, CLOSED):
-            # [MQTT-3.1.4-1] a reasonable time for CONNECT
-            note_unopened(state, connection, "connect_timeout")
-            handle_connection_lost(state, connection)
-    elif kind == THROTTLE:
+    if kind == THROTTLE:
         handle_throttle(state, connection)
     elif kind == IDENTITY_ENDS:
         handle_identity_end(state, connection)

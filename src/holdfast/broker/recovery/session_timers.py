@@ -19,13 +19,11 @@ def rearm(state: RecordedState, session: Session, slack_us: int) -> bool:
     will = session.will
     if will is not None and session.expiry_s > 0:
         due_s = min(will.delay_s, session.expiry_s) - gone_s
-        session.will_due_at = state.now + max(0.0, due_s)
-        session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
+        session.will_timer = state.arm(state.now + max(0.0, due_s), WILL_DUE, session)
     if session.expiry_s == NEVER_EXPIRES:
         return True
     left_s = session.expiry_s - gone_s
     if left_s <= 0:
         return False
-    session.expires_at = state.now + left_s
-    session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+    session.expiry_timer = state.arm(state.now + left_s, SESSION_EXPIRY, session)
     return True

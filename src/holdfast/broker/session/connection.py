@@ -13,6 +13,8 @@ from holdfast.protocol.mqtt.framing import FrameReader
 from holdfast.protocol.mqtt.packets import Connect
 
 if TYPE_CHECKING:
+    from mypy_extensions import i32, u8
+
     from holdfast.broker.session.session import Session
 
 NEW: Final = 0
@@ -26,6 +28,8 @@ OPENING: Final = 3
 OPEN: Final = 4
 CLOSED: Final = 5
 
+ANY_PACKET_BYTES: Final = 268_435_460
+"""The bytes of the largest packet of MQTT. [MQTT-2.2.3]"""
 
 ALIAS_TOPIC_BYTES_MAX: Final = 65_536
 """The most bytes of topics with an alias towards one client. Other topics are sent in full."""
@@ -80,33 +84,110 @@ class AliasesOut:
         self.topic_bytes -= len(topic)
 
 
+class AddressSource:
+    """The part of a client's transport that its connection uses."""
+
+    def has_remote(self) -> bool:
+        """Whether `find_remote` finds the address until the connection is closed."""
+        return False
+
+    def find_remote(self) -> str:
+        """The client's address."""
+        raise NotImplementedError
+
+
+class Deadline:
+    """A second at whose begin some connections are checked. All share its timer, because a timer
+    of its own would cost each idle connection 70 bytes more."""
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.timer: object | None = None
+        # In any order. A connection has its index, so each is removed at once.
+        self.connections: list[Connection] = []
+
+    def add(self, connection: "Connection") -> None:
+        """Add a connection that has no deadline."""
+        connection.deadline = self
+        connection.deadline_index = len(self.connections)
+        self.connections.append(connection)
+
+    def remove(self, connection: "Connection") -> None:
+        """Remove one of the connections."""
+        last = self.connections.pop()
+        if last is not connection:
+            self.connections[connection.deadline_index] = last
+            last.deadline_index = connection.deadline_index
+        connection.deadline = None
+
+
+class Evidence:
+    """What a client has shown besides a password, if anything."""
+
+    def __init__(self) -> None:
+        self.certificate_name = ""
+        self.authentication: Any = None
+        self.proof: object | None = None
+
+
 class Connection:
-    """One connection of a client, from its first byte to its close."""
+    """One connection of a client, from its first byte to its close.
+
+    A broker has one for each idle client, so the order of its attributes saves memory: the small
+    ones are side by side. `i32` and `u8` are an int of 4 bytes and one of 1 byte in the compiled
+    form. They are for values that a protocol or a limit bounds.
+    """
 
     def __init__(self, packet_bytes_max: int, remote: str, listener: ListenerRules) -> None:
         # The input that is not processed yet. None: there is none, as with an idle client.
         self.reader: FrameReader | None = None
-        self.input_packet_bytes_max = packet_bytes_max
-        self.remote = remote
+        # None: the socket has it, see `forget_remote`.
+        self._remote: str | None = remote
         self.listener = listener
         self.mount = listener.mount
-        # The driver's object that owns the socket; the node never looks inside.
+        # The driver's object that owns the socket, an AddressSource; the node never looks inside.
         self.transport: object | None = None
-        self.is_remote = False  # Another process reads the socket, in its own time.
-        self.state = NEW
-        self.version = 4
         self.session: Session | None = None
         self.client_id = ""
+        # The user name that the client has proved.
+        self.username: str | None = None
+        self.out: list[bytes] | None = None
+        self.out_bytes = 0
+        # The time at which its CONNECT, then its keep alive, is checked; None: at none.
+        self.deadline: Deadline | None = None
+        self.last_received = 0.0
+        self.aliases_in: AliasesIn | None = None
+        self.aliases_out: AliasesOut | None = None
+        # The CONNECT packet, until its session opens.
+        self.connect: Connect | None = None
+        self._evidence: Evidence | None = None
+        # broker.rights.Rights; None: everything is allowed.
+        self.rights: object | None = None
+        # Of broker.admission. None: no rate or quota applies.
+        self.meter: object | None = None
+        # broker.publish.producer_dedup.Sequencer, from the first producer sequence on.
+        self.sequencer: object | None = None
+        # The index in `deadline.connections`.
+        self.deadline_index: i32 = 0
+        self.input_packet_bytes_max: i32 = packet_bytes_max
+        self.packet_bytes_max: i32 = ANY_PACKET_BYTES
+        self.receive_maximum: i32 = 65535
+        # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
+        self.unacknowledged: i32 = 0
+        self.alias_out_max: i32 = 0
+        self.keep_alive_s: i32 = 0
+        # Refusals that wait behind earlier promises. A message that arrives before its client has
+        # received the refusal of an earlier one is refused too, or the order would change.
+        self.refusals_due: i32 = 0
+
+        self.state: u8 = NEW
+        self.version: u8 = 4
         # Another broker's bridge (MQTT 3): it gets RETAIN as published and not its own messages.
         self.is_bridge = False
         # The broker's own, without a socket: see broker.federation_session.
         self.is_internal = False
-        # The user name that the client has proved.
-        self.username: str | None = None
-        # The name in the TLS client certificate, or "".
-        self.certificate_name = ""
-        self.out: list[bytes] | None = None
-        self.out_bytes = 0
+        # Another process reads the socket, in its own time.
+        self.is_remote = False
         self.dirty = False
         # The socket takes no more data for now: the driver leaves `out` alone.
         self.congested = False
@@ -116,35 +197,62 @@ class Connection:
         self.closing = False
         # The node accepts no input now; the driver stops reading the socket.
         self.input_paused = False
-        # The node's timer for CONNECT, then for the keep alive.
-        self.timer: object | None = None
-        self.keep_alive_s = 0.0
-        self.last_received = 0.0
-        self.packet_bytes_max = 268_435_460
-        self.receive_maximum = 65535
-        # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
-        self.unacknowledged = 0
-        self.aliases_in: AliasesIn | None = None
-        self.aliases_out: AliasesOut | None = None
-        self.alias_out_max = 0
         self.problem_information = True
-        # The CONNECT packet, until its session opens.
-        self.connect: Connect | None = None
-        # The Authenticator (security.enhanced_authentication) of the last exchange.
-        self.authentication: Any = None
-        # broker.rights.Rights; None: everything is allowed.
-        self.rights: object | None = None
-        # Of broker.admission. None: no rate or quota applies; no source of identity was asked.
-        self.meter: object | None = None
-        self.proof: object | None = None
         self.clean_disconnect = False
-        # Refusals that wait behind earlier promises. A message that arrives before its client has
-        # received the refusal of an earlier one is refused too, or the order would change.
-        self.refusals_due = 0
-        # broker.publish.producer_dedup.Sequencer, from the first producer sequence on.
-        self.sequencer: object | None = None
         # The client numbers its QoS 2 messages, too.
         self.numbers_qos2 = False
+
+    @property
+    def certificate_name(self) -> str:
+        """The name in the TLS client certificate, or ""."""
+        return "" if self._evidence is None else self._evidence.certificate_name
+
+    @certificate_name.setter
+    def certificate_name(self, value: str) -> None:
+        self._shown().certificate_name = value
+
+    @property
+    def authentication(self) -> Any:
+        """The Authenticator (security.enhanced_authentication) of the last exchange."""
+        return None if self._evidence is None else self._evidence.authentication
+
+    @authentication.setter
+    def authentication(self, value: Any) -> None:
+        self._shown().authentication = value
+
+    @property
+    def proof(self) -> object | None:
+        """Of broker.admission. None: no source of identity was asked."""
+        return None if self._evidence is None else self._evidence.proof
+
+    @proof.setter
+    def proof(self, value: object | None) -> None:
+        self._shown().proof = value
+
+    def _shown(self) -> Evidence:
+        evidence = self._evidence
+        if evidence is None:
+            evidence = self._evidence = Evidence()
+        return evidence
+
+    @property
+    def remote(self) -> str:
+        """The client's address: host:port, or what its listener has in place of one."""
+        remote = self._remote
+        if remote is not None:
+            return remote
+        transport = self.transport
+        return transport.find_remote() if isinstance(transport, AddressSource) else "?"
+
+    def forget_remote(self) -> None:
+        """Leave the address to the socket if that has it, too: its text takes 64 bytes."""
+        transport = self.transport
+        if isinstance(transport, AddressSource) and transport.has_remote():
+            self._remote = None
+
+    def recall_remote(self) -> None:
+        """Take the address from the socket, which ends. Lines of the log and audit may follow."""
+        self._remote = self.remote
 
     def topic_of(self, topic: bytes) -> bytes:
         """The topic of a message as the client sees it. The client must have the right to read

@@ -16,11 +16,14 @@ a `LiveLane`.
 """
 
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.message import Message, queued_size
 from holdfast.protocol.topics.names import matches
+
+if TYPE_CHECKING:
+    from mypy_extensions import i32
 
 
 class Delivery:
@@ -186,11 +189,6 @@ class Cursor:
     """
 
     def __init__(self) -> None:
-        self.tailing = True
-        self.reading = False
-        # Distinguishes a read from one that was cancelled.
-        self.read_number = 0
-        self.read_overflow = False
         self.positions: list[int] | None = None
         self.outbox: deque[Delivery] | None = None
         self.outbox_bytes = 0
@@ -198,6 +196,12 @@ class Cursor:
         self.tailed_while_reading: deque[Delivery] | None = None
         self.lane: LiveLane | None = None
         self.waiting_qos0: WaitingQos0 | None = None
+        # Distinguishes a read from one that was cancelled.
+        self.read_number: i32 = 0
+        # The flags are side by side: see Connection.
+        self.tailing = True
+        self.reading = False
+        self.read_overflow = False
 
     def push(self, delivery: Delivery) -> None:
         """Queue a delivery behind the others of its kind."""

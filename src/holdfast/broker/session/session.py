@@ -10,7 +10,7 @@ Invariants
 """
 
 from collections import OrderedDict, deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from holdfast.broker.session.additions import LOG_READER, additions_of
@@ -18,9 +18,13 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.no_entries import NoEntries
+from holdfast.broker.session.rarities import RareState
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.will import Will
 from holdfast.protocol.topics.names import is_shared
+
+if TYPE_CHECKING:
+    from mypy_extensions import i32
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
 FEDERATION: Final = "$federation"
@@ -149,68 +153,62 @@ def new_subscription(
     )
 
 
-class Session(Cursor):
+class Session(RareState):
     """The state of one client at the broker. The module's docstring has its invariants."""
 
     def __init__(self, client_id: str) -> None:
         super().__init__()
-        self.client_id = client_id
-        self._key: bytes | None = None
+        # The flags and the small numbers are side by side: see Connection.
         self.is_internal = client_id == FEDERATION
-        self.username: str | None = None
         # The client has proved the user name, so no other user gets the session.
         self.is_owned = False
+        # The log has this session: it outlives its connection, or has a will.
+        self.recorded = False
+        # A subscription may have a `start`.
+        self.has_starts = False
+        self.resuming = False
+        # After a crash the logged positions may be below offsets that are inflight. Such an offset
+        # must not be read again when it is finished: `done` has it until the positions pass it.
+        self.replaying = False
+        self.progress_due = False
+
+        self.inflight_max: i32 = 0
+        self.next_packet_id: i32 = 1
+        # Outbound PUBLISH packets that wait for the log; later ones wait behind them.
+        self.promised_sends: i32 = 0
+        # SUBSCRIBE packets on their way to the log: all, and those with a start in the past. Until
+        # these are there the session reads nothing: it would pass records that they begin with.
+        self.subscribes_awaited: i32 = 0
+        self.replays_awaited: i32 = 0
+
+        self.client_id = client_id
+        self._key: bytes | None = None
+        self.username: str | None = None
         # broker.rights.Rights; None: all is allowed, or no client has connected since the start.
         self.rights: object | None = None
         self.connection: Connection | None = None
         self.expiry_s = 0
         # In a cluster, by the log: the node that the client is connected to; "": none.
         self.owner = ""
-        # The log has this session: it outlives its connection, or has a will.
-        self.recorded = False
         # Grows with every connection that opens the session; orders will records.
         self.epoch = 0
-        self.disconnected_us = 0
         self.subscriptions: dict[str, Subscription] = NO_SUBSCRIPTIONS
         self.filter_bytes = 0
-        # A subscription may have a `start`.
-        self.has_starts = False
         self.inflight: dict[int, Inflight] = NO_INFLIGHT
-        self.inflight_max = 0
         # Resumed packet ids that are inflight but not sent on this connection yet.
         self.unsent: deque[int] | None = None
-        self.resuming = False
-        self.next_packet_id = 1
         self.inbound: dict[int, int] | None = None
         self.changes: dict[int, Inflight | None] | None = None
-        # After a crash the logged positions may be below offsets that are inflight. Such an offset
-        # must not be read again when it is finished: `done` has it until the positions pass it.
-        self.replaying = False
         self.done: set[tuple[int, int]] | None = None
         self.done_changes: list[tuple[int, int]] | None = None
-        # After a crash: per partition, the offset below which messages may have been sent before.
-        self.maybe_sent: list[int] | None = None
-        # Outbound PUBLISH packets that wait for the log; later ones wait behind them.
-        self.promised_sends = 0
         self.logged_positions: list[int] | None = None
-        self.progress_due = False
         self.will: Will | None = None
-        self.will_due_at = 0.0
-        self.will_timer: object | None = None
-        self.expires_at = 0.0
-        self.expiry_timer: object | None = None
         # Retained messages still to be sent after SUBSCRIBE: broker.delivery.retained.SessionScans.
         self.retained_scans: object | None = None
         # The shared groups. `blocked`: the memberships whose group found no room, in that order.
         self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
-        # Records that retention or damage took before the next message.
-        self.lost = 0
-        # SUBSCRIBE packets on their way to the log: all, and those with a start in the past. Until
-        # these are there the session reads nothing: it would pass records that they begin with.
-        self.subscribes_awaited = 0
-        self.replays_awaited = 0
 
     @property
     def key(self) -> bytes:

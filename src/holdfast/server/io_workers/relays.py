@@ -107,6 +107,10 @@ class Relay:
 
     # The broker
 
+    def find_remote(self) -> str:
+        """The client's address."""
+        return self.remote
+
     def write(self, data: bytes) -> None:
         """Send bytes to the client, and confirm them when the socket has taken them, but for
         WRITE_BUFFER_BYTES."""

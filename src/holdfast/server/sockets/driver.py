@@ -61,19 +61,23 @@ class ConnectionDriver(ClientTransport):
         """Close the socket after the bytes written, or soon if the client does not take them."""
         raise NotImplementedError
 
+    def find_remote(self) -> str:
+        return self.remote
+
     def admit(self, certificate_name: str) -> bool:
         """Register the connection. False: it is at a limit of the listener or the process."""
         broker = self.broker
         listener = self.listener
+        remote = self.find_remote()
         broker.touch()
         if listener.connections_max and listener.connections >= listener.connections_max:
             limit = listener.connections_max
-            broker.node.refuse_connection("listener_full", self.remote, listener.name, limit)
+            broker.node.refuse_connection("listener_full", remote, listener.name, limit)
             return False
-        if not broker.node.has_room(self.remote, listener.name, listener.sockets_max):
+        if not broker.node.has_room(remote, listener.name, listener.sockets_max):
             return False
         listener.connections += 1
-        connection = broker.node.handle_connected(self.remote, listener.rules)
+        connection = broker.node.handle_connected(remote, listener.rules)
         connection.transport = self
         if certificate_name:
             connection.certificate_name = certificate_name
@@ -94,6 +98,11 @@ class ConnectionDriver(ClientTransport):
             return
         if connection.input_paused:
             self.pause_reading()
+
+    def __call__(self, data: bytes) -> None:
+        """Receive data from the socket. It is in the first class with attributes, because mypyc's
+        layout of an object depends on it."""
+        self.take(data)
 
     def buffer_upgrade(self, size_bytes: int) -> None:
         """Count the bytes of an HTTP request that are buffered before MQTT begins."""
@@ -122,6 +131,7 @@ class ConnectionDriver(ClientTransport):
         connection = self.connection
         if connection is None:
             return
+        connection.recall_remote()
         self.listener.connections -= 1
         self.broker.touch()
         self.broker.node.handle_disconnected(connection)

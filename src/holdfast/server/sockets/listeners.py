@@ -236,14 +236,15 @@ async def accept_on(
     proxies = Proxies(listener.proxies) if listener.proxies else None
     loop = reception.loop
 
-    def accept(remote: str = "") -> asyncio.BaseProtocol:
+    # The classes of connections have the methods of a protocol, but not the base class.
+    def upgrade(remote: str = "") -> asyncio.BaseProtocol:
         connection = reception.new_connection(remote)
-        # The classes of connections have the methods of a protocol, but not the base class.
-        if listener.transport == "websocket":
-            outer = WebSocketConnection(connection, admission, reception)
-            return cast(asyncio.BaseProtocol, outer)
-        return cast(asyncio.BaseProtocol, connection)
+        outer = WebSocketConnection(connection, admission, reception)
+        return cast(asyncio.BaseProtocol, outer)
 
+    accept = cast(Callable[..., asyncio.BaseProtocol], reception.new_connection)
+    if listener.transport == "websocket":
+        accept = upgrade
     if needs_accept_loop(listener, context, loop):
         return [
             AcceptLoop(reception, listener.name, accept, context, one, proxies) for one in sockets

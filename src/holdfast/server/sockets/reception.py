@@ -17,7 +17,8 @@ logger = logging.getLogger("holdfast")
 class ReceivedConnection(Protocol):
     """The protocol of a client's socket, with what a WebSocket in front of it reports."""
 
-    remote: str
+    def find_remote(self) -> str:
+        """The client's address."""
 
     def buffer_upgrade(self, size_bytes: int) -> None:
         """Count the bytes of an HTTP request that are buffered before MQTT begins."""

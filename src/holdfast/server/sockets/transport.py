@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.connection import AddressSource, Connection
 
 
-class ClientTransport:
+class ClientTransport(AddressSource):
     """The base class of TCP, TLS and loopback transports."""
 
     def flush(self, connection: Connection) -> None:

@@ -80,7 +80,7 @@ class WebSocketConnection(WebSocketStream):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._error is not None:
-            remote = self._connection.remote
+            remote = self._connection.find_remote()
             self._reception.note_failure("websocket_error", remote, str(self._error))
         super().connection_lost(error)
 
