@@ -233,7 +233,7 @@ SCENARIOS = (
         "connections",
         "8,000 idle connections, memory of each beyond the first 1,000",
         Figure.MEMORY,
-        2600.0,
+        2000.0,
         connections=8000,
     ),
 )
