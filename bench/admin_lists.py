@@ -40,7 +40,7 @@ def fill(state: NodeState, count: int) -> None:
     """Add durable sessions, each with a position of its own."""
     for number in range(count):
         client_id = f"device-{number * 7919 % count:07d}"
-        session = Session(client_id, client_id.encode())
+        session = Session(client_id)
         session.expiry_s = 86_400
         session.username = f"site-{number % 100}"
         session.positions = [number % 50] * state.config.partitions
