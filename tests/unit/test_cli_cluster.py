@@ -209,11 +209,15 @@ def test_drain_waits_until_the_node_holds_nothing(cluster: FakeCluster, cli: Cli
 
     cluster.after = go_on
     plain = cluster.status
+    looks = 0
 
     def status() -> dict[str, object]:
+        nonlocal looks
         found = json.loads(json.dumps(plain()))
         if cluster.asked:
-            step()
+            looks += 1
+            if looks > 1:  # The first one is the audit's.
+                step()
         assert isinstance(found, dict)
         return found
 

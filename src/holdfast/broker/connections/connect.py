@@ -10,7 +10,6 @@ from holdfast.broker.effects import AskSources, CheckPassword, DrainOlder, Resum
 from holdfast.broker.recorded_state import IDENTITY_ENDS
 from holdfast.broker.rights import may_be_anonymous, proves_names
 from holdfast.broker.session.connection import (
-    ANY_PACKET_BYTES,
     AUTHENTICATING,
     CLOSED,
     OPEN,
@@ -20,6 +19,7 @@ from holdfast.broker.session.listener_rules import PASSWORD
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX
 from holdfast.protocol.mqtt.packets import Connect, Properties
 from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
@@ -33,8 +33,8 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     connection.is_bridge = packet.is_bridge
     connection.connect = packet
     if packet.protocol_level >= 5:
-        wanted = number_of(packet.properties, p.MAXIMUM_PACKET_SIZE, ANY_PACKET_BYTES)
-        connection.packet_bytes_max = min(wanted, ANY_PACKET_BYTES)
+        wanted = number_of(packet.properties, p.MAXIMUM_PACKET_SIZE, PACKET_BYTES_MAX)
+        connection.packet_bytes_max = min(wanted, PACKET_BYTES_MAX)
         connection.problem_information = (
             number_of(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
         )

@@ -9,7 +9,7 @@ the log.
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import Connect
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ OPENING: Final = 3
 OPEN: Final = 4
 CLOSED: Final = 5
 
-ANY_PACKET_BYTES: Final = 268_435_460
-"""The bytes of the largest packet of MQTT. [MQTT-2.2.3]"""
 
 ALIAS_TOPIC_BYTES_MAX: Final = 65_536
 """The most bytes of topics with an alias towards one client. Other topics are sent in full."""
@@ -141,8 +139,7 @@ class Connection:
     def __init__(self, packet_bytes_max: int, remote: str, listener: ListenerRules) -> None:
         # The input that is not processed yet. None: there is none, as with an idle client.
         self.reader: FrameReader | None = None
-        # None: the socket has it, see `forget_remote`.
-        self._remote: str | None = remote
+        self._remote: str | None = remote  # None: the socket has it, see `forget_remote`.
         self.listener = listener
         self.mount = listener.mount
         # The driver's object that owns the socket, an AddressSource; the node never looks inside.
@@ -170,7 +167,7 @@ class Connection:
         # The index in `deadline.connections`.
         self.deadline_index: i32 = 0
         self.input_packet_bytes_max: i32 = packet_bytes_max
-        self.packet_bytes_max: i32 = ANY_PACKET_BYTES
+        self.packet_bytes_max: i32 = PACKET_BYTES_MAX
         self.receive_maximum: i32 = 65535
         # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
         self.unacknowledged: i32 = 0
