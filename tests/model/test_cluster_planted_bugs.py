@@ -296,10 +296,10 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "a node's own clock counts": (
         a_nodes_own_clock_counts,
         settings("wrong-clock", "leave", casts=(TIMED,), skew_s=0.02),
-        13,
+        25,
     ),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 2),
-    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 31),
+    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 80),
     "owners are not asked": (owners_are_not_asked, settings("isolate", "pause", "kill"), 7),
     "epochs are not reserved": (epochs_are_not_reserved, settings("kill", "isolate"), 3),
     "messages of an owner before are stored": (

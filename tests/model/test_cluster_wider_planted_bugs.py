@@ -301,7 +301,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         11,
     ),
     "messages never expire": (messages_never_expire, settings(TIMED), 4),
-    "a lost node keeps what it had": (a_lost_node_keeps_what_it_had, settings(GROUPS, "kill"), 3),
+    "a lost node keeps what it had": (a_lost_node_keeps_what_it_had, settings(GROUPS, "kill"), 43),
     "what sessions have kept is given again": (
         what_sessions_have_kept_is_given_again,
         settings(GROUPS, "kill"),
@@ -338,7 +338,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "what hangs counts as written": (
         what_hangs_counts_as_written,
         settings(LOG, "hang-disk", "power", "outage"),
-        303,
+        338,
     ),
     "whom it hears does not matter": (
         whom_it_hears_does_not_matter,
