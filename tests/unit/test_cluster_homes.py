@@ -13,7 +13,7 @@ from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
-from holdfast.cluster.frames import OpenFrame
+from holdfast.cluster.frames import CloseFrame, OpenFrame
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.metadata.model import NodePhase as StateOfNode
@@ -119,6 +119,19 @@ def test_a_node_that_is_down_and_lives_lets_go_of_a_session_without_a_record() -
     assert owner is not None
     bench.homes.closed("n3", "a", owner.epoch)
     assert bench.opened() == 3
+
+
+def test_a_leader_that_was_down_by_the_metadata_knows_its_own_sessions() -> None:
+    """It was cut off and leads again, and applies only then that it was down. It has no link over
+    which it would report them again. [MQTT-3.1.4-3]"""
+    bench = Bench()
+    bench.commit()
+    bench.homes.reports.receive("n1", [0], {"a": 7}, [])
+    bench.lose("n1")
+    assert bench.homes.owners.owner("a") is not None
+    bench.ask(1, "a")
+    assert bench.opened() == 1
+    assert CloseFrame("a", 7) in bench.homes.answers.local
 
 
 def test_of_two_nodes_that_have_a_session_one_lets_go_though_their_epochs_are_equal() -> None:

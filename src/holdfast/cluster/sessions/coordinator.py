@@ -315,8 +315,13 @@ class SessionCoordinator:
             self.owners.forget_node(node)
 
     def node_gone(self, node: str) -> None:
-        """Closes the recorded sessions of a node that is down by the metadata."""
-        if node not in self._context.connected:
+        """Closes the recorded sessions of a node that is down by the metadata.
+
+        The unrecorded ones are forgotten until the node reports them again. This node has no link
+        over which it would do so. Counter-example: it was cut off, leads again, and applies that it
+        was down. Another node is given the session of a client that is connected here.
+        """
+        if node not in self._context.connected and node != self._context.node_id:
             self.owners.forget_node(node)
         for session in list(self._replicated.open):
             if session.owner == node and self._decides_for(session.client_id):
