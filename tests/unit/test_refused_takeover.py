@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker.connections.reauthorize import UserDeparture
+from holdfast.broker.connections.reauthorize import Reauthorization, UserDeparture
 from holdfast.broker.effects import AskRights, AskSources, CheckPassword
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
@@ -111,6 +111,31 @@ def test_a_user_who_is_disabled_while_a_client_is_checked() -> None:
     bench.node.handle_rights(check, None)
     bench.run()
     assert_untouched(live)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_user_who_is_removed_while_hooks_decide_about_rights(is_known: bool) -> None:
+    """The password was right, and the reload comes before CONNACK. A password that is still being
+    checked counts by the present file."""
+    bench = WaitingBench()
+    live = bench.connect("c", expiry_s=1000)
+    wrong_password(bench)
+    hooks(bench)
+    later = login(bench)
+    state = bench.node.state
+    counts: list[int] = []
+    for is_proved in (False, True):
+        if is_proved:
+            bench.node.handle_password_checked(bench.checks.pop().connection, True)
+            bench.run()
+            assert isinstance(bench.checks[0], AskRights)
+        state.start_work(Reauthorization(state, lambda name, _: is_known, counts.append))
+        bench.run()
+        if is_known or not is_proved:
+            assert later.take() == []
+    assert counts == [0, int(not is_known)]
+    if not is_known:
+        assert_refused(live, later)
 
 
 def test_by_an_exchange() -> None:

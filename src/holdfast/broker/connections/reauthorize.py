@@ -6,7 +6,13 @@ from typing import Final
 from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.rights import may_be_anonymous
-from holdfast.broker.session.connection import EXCHANGING, OPEN, OPENING, Connection
+from holdfast.broker.session.connection import (
+    AUTHENTICATING,
+    EXCHANGING,
+    OPEN,
+    OPENING,
+    Connection,
+)
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState, Work
@@ -66,11 +72,12 @@ class Reauthorization(Work):
         if connection.state == EXCHANGING:
             # It began with credentials that may not be in force any more.
             refuse(state, connection, reasons.SERVER_BUSY, "the users have changed: connect again")
-        elif connection.state not in (OPEN, OPENING) or _may_stay(state, connection, self.knows):
+        elif not _is_proved(connection) or _may_stay(state, connection, self.knows):
             # The result of a password check counts by the present file, so it needs no other one.
             return False
         elif connection.session is None:
-            # In a cluster the session of an authenticated client comes from another node.
+            # The rights of an authenticated client may still be asked about. In a cluster its
+            # session comes from another node.
             refuse(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
         else:
             close_connection(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
@@ -117,6 +124,12 @@ class UserDeparture(Work):
 
 
 _CHANGED: Final = "the user was changed: connect again"
+
+
+def _is_proved(connection: Connection) -> bool:
+    """Whether the client has passed the check of its credentials."""
+    is_waiting = connection.state == AUTHENTICATING and connection.username is not None
+    return is_waiting or connection.state in (OPEN, OPENING)
 
 
 def _may_stay(
