@@ -319,8 +319,9 @@ def test_images_that_are_none() -> None:
 
 
 def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
-    """Plain messages under way, when the records that would tell are gone. Others are recognised
-    by whoever stores them, and a message that never left is in no doubt."""
+    """Plain messages under way, when the records that would tell are gone, and what their client
+    has sent after them. Others are recognised by whoever stores them, and a message that never left
+    is in no doubt."""
     journal = Journal(PARTITIONS, replicated=True)
     state = NodeState(NodeConfig(node_id="b", partitions=PARTITIONS), journal)
     context = ClusterContext("b", journal)
@@ -333,19 +334,26 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
         "will": 1 | log_record.FLAG_WILL,
     }
 
-    def append(topic: str) -> None:
+    def append(client_id: str, topic: str) -> None:
         kind = log_record.MESSAGE if topic in flags else log_record.SESSION
-        forwarding.append(
-            Record(1, kind, flags=flags.get(topic, 0), topic=topic.encode(), client_id=b"c")
-        )
+        bits, name = flags.get(topic, 0), client_id.encode()
+        forwarding.append(Record(1, kind, flags=bits, topic=topic.encode(), client_id=name))
 
     forwarding.aligned(1, "a", 1, set())
     for topic in (*flags, "session"):
-        append(topic)
+        append("with", topic)
+        if topic != "plain":
+            append("without", topic)
     forwarding.flush()
     forwarding.stop(1)
     flags["later"] = 1
-    append("later")
+    for client_id in ("with", "without"):
+        append(client_id, "later")
     forwarding.refuse_unresolved(1)
-    left = [pending.record.topic.decode() for pending in forwarding.pending.values()]
-    assert left == ["numbered", "producer", "will", "session", "later"]
+    left: dict[str, list[str]] = {"with": [], "without": []}
+    for pending in forwarding.pending.values():
+        left[pending.record.client_id.decode()].append(pending.record.topic.decode())
+    assert left == {
+        "with": ["will", "session"],
+        "without": ["numbered", "producer", "will", "session", "later"],
+    }

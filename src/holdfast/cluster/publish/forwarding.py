@@ -341,16 +341,21 @@ class RecordForwarder:
         ]
 
     def refuse_unresolved(self, partition: int) -> None:
-        """Refuses plain messages that a leader may have.
+        """Refuses plain messages that a leader may have, and later messages of the same clients.
 
         This node's log now begins after the records that would show whether they are stored.
-        Messages with a packet id or sequence need no refusal: their leader recognises them when
-        they are sent again.
+        Messages with a packet id or sequence alone need no refusal: their leader recognises them
+        when they are sent again. Counter-example without the later ones: the leader has neither,
+        the client sends the refused message again, and its next one of QoS 2 is stored before.
         """
+        refused: set[bytes] = set()
         for pending in list(self._queues[partition].values()):
             record = pending.record
+            client_id = record.client_id
             is_plain = record.kind == log_record.MESSAGE and not record.flags & RECOGNISED
-            if pending.in_doubt and is_plain and not is_due(record):
+            follows = client_id in refused and pending.is_refusable()
+            if ((pending.in_doubt and is_plain) or follows) and not is_due(record):
+                refused.add(client_id)
                 self.refuse(pending.ticket, reasons.SERVER_BUSY, "this node was away for too long")
 
     def refuse_overdue(self, now: float) -> None:
