@@ -35,7 +35,7 @@ GOALS: Final = (
     ("all processes, QoS 0, µs", QOS_0, "cpu_us", 12.0),
     ("broker's process, QoS 1, µs", QOS_1, "core_us", 7.0),
 )
-"""What with one worker must be at most the last value: a figure of a scenario."""
+"""The goals with one worker: text, scenario, figure, and the most that it may be."""
 TLS_MOST: Final = 1.05
 """The most CPU of the broker's process with TLS, over that without."""
 TLS_RATE: Final = 15_000

@@ -17,9 +17,9 @@ class Measurement:
     """Delivered in the measured interval, counted at the subscribers."""
     duration_s: float = 0.0
     broker_cpu_s: float = 0.0
-    """Of all processes of the broker."""
+    """The CPU time of all processes of the broker."""
     core_cpu_s: float = 0.0
-    """Of the broker's first process: without its I/O workers."""
+    """That of the broker's first process, without its I/O workers."""
     generator_cpu_s: float = 0.0
     others_busy: float = 0.0
     """Cores kept busy by anything but the broker and the generator."""

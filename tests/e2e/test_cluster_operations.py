@@ -156,7 +156,7 @@ def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
-    """Of three nodes that no other test uses: the order of tests is not fixed."""
+    """A cluster of three that no other test uses, because the order of tests is not fixed."""
     with ClusterProcesses(tmp_path, 3, SETTINGS) as started:
         started.wait_healthy()
         yield started

@@ -157,7 +157,7 @@ WAITING: Final = {
     "broker/publish/completion.py:PublishPromise.record": LIVE,
     "broker/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
 }
-"""Where messages wait for a client, and the test in which its rights change meanwhile."""
+"""The places where messages wait for a client, and the test in which its rights change."""
 NOT_FOR_A_CLIENT: Final = {
     # What is in the places above.
     "broker/session/cursor.py:Delivery.message",

@@ -147,7 +147,7 @@ def session_trace(
 
 
 def member_trace(session: Session, message: TracedMessage) -> SessionTrace | None:
-    """What is known of a message for a member of shared groups, or None if no group matches."""
+    """The trace of a message for a member of shared groups, or None if no group matches."""
     groups = [
         filter
         for filter in session.subscriptions

@@ -120,7 +120,7 @@ class Deadline:
 
 
 class Evidence:
-    """What a client has shown besides a password, if anything."""
+    """The proofs of a client other than a password."""
 
     def __init__(self) -> None:
         self.certificate_name = ""
@@ -219,7 +219,7 @@ class Connection:
 
     @property
     def proof(self) -> object | None:
-        """Of broker.admission. None: no source of identity was asked."""
+        """The Proof of broker.admission. None: no source of identity was asked."""
         return None if self._evidence is None else self._evidence.proof
 
     @proof.setter

@@ -1,4 +1,4 @@
-"""What few sessions have, apart from the session: an idle client pays 8 bytes for it."""
+"""The state that few sessions have. An idle client pays 8 bytes for it."""
 
 from holdfast.broker.session.cursor import Cursor
 
