@@ -19,7 +19,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from holdfast.cli.main import main
 from holdfast.protocol.mqtt import reasons
-from tests.e2e.brokers import Holdfast, toml
+from tests.e2e.brokers import Holdfast, broker_toml
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import pair
@@ -98,7 +98,7 @@ def post_reload(broker: Holdfast) -> tuple[int, dict[str, object]]:
 
 
 def write_settings(broker: Holdfast) -> None:
-    (broker.directory / "holdfast.toml").write_text(toml(broker.settings))
+    (broker.directory / "holdfast.toml").write_text(broker_toml(broker.settings))
 
 
 def passwords_of(path: Path, *users: str) -> None:
