@@ -28,17 +28,25 @@ class HomeAnswers:
         self.local: list[OpenedFrame | CloseFrame | ReportRequest] = []
 
     def denied(self, request: SessionRequest) -> None:
-        """Refuses a request because the session belongs to another user.
+        """Refuses a request because the session belongs to another user."""
+        self._refuse(request, denied=True)
 
-        The reply also has `lost`, which is all that an older version understands.
-        """
+    def kept(self, request: SessionRequest, filters: list[str]) -> None:
+        """Replies that the owner keeps the session, because it has these filters."""
+        self._refuse(request, kept=filters)
+
+    def _refuse(
+        self, request: SessionRequest, denied: bool = False, kept: list[str] | None = None
+    ) -> None:
+        """The reply also has `lost`, which is all that an older version understands."""
         frame = OpenedFrame(
             request=request.number,
             client=request.client_id,
             epoch=0,
             present=False,
             lost=True,
-            denied=True,
+            denied=denied,
+            kept=kept,
             session=None,
         )
         self._send_opened(request, frame)
@@ -62,19 +70,6 @@ class HomeAnswers:
             self.local.append(frame)
         else:
             self._context.send_frame(request.node, SESSION_OPENED, frame)
-
-    def kept(self, request: SessionRequest, filters: list[str]) -> None:
-        """Replies that the owner keeps the session, because it has these filters."""
-        frame = OpenedFrame(
-            request=request.number,
-            client=request.client_id,
-            epoch=0,
-            present=False,
-            lost=True,
-            kept=filters,
-            session=None,
-        )
-        self._send_opened(request, frame)
 
     def order_close(self, node: str, frame: CloseFrame) -> None:
         """Orders the node to release a session that it has with this epoch."""
