@@ -37,7 +37,7 @@ def waits_before_takeover(
     if rules is None or not may_open(state, session, connection):
         return False
     was_asked = rules.resuming is not None
-    proceed = partial(_proceed_if_accepted, proceed)
+    proceed = partial(_proceed_if_decided, AUTHENTICATING, proceed)
     # Another connection may have subscribed to more while the service was asked.
     is_asked = asks_to_resume(state, connection, session, proceed) or (
         was_asked and asks_to_resume(state, connection, session, proceed)
@@ -66,26 +66,25 @@ def waits_for_more(
 ) -> bool:
     """Whether a service must be asked about some of these filters, which the session has at its
     owner. `proceed` continues with the CONNECT, unless the service fails."""
-    return asks_about(state, connection, filters, partial(_proceed_opening, filters, proceed))
+    rest = partial(_proceed_with_rest, filters, proceed)
+    return asks_about(state, connection, filters, partial(_proceed_if_decided, OPENING, rest))
 
 
-def _proceed_opening(
-    filters: list[str], proceed: Proceed, state: object, connection: Connection
+def _proceed_with_rest(
+    filters: list[str], proceed: Proceed, state: NodeState, connection: Connection
 ) -> None:
-    assert isinstance(state, NodeState)
-    rules = asked_rules(connection)
-    if connection.state != OPENING or rules is None:
-        return
-    if rules.unanswered:
-        _refuse(state, connection)
-    elif not waits_for_more(state, connection, filters, proceed):
+    if not waits_for_more(state, connection, filters, proceed):
         proceed(state, connection)
 
 
-def _proceed_if_accepted(proceed: Proceed, state: object, connection: Connection) -> None:
+def _proceed_if_decided(
+    expected: int, proceed: Proceed, state: object, connection: Connection
+) -> None:
+    """Proceed with a connection that is still in the state `expected`, unless the service
+    failed."""
     assert isinstance(state, NodeState)
     rules = asked_rules(connection)
-    if connection.state != AUTHENTICATING or rules is None:
+    if connection.state != expected or rules is None:
         return
     if rules.unanswered:
         _refuse(state, connection)
