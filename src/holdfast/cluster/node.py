@@ -292,13 +292,13 @@ class ClusterNode(Parts):
 
     def timer(self) -> float:
         """Returns the time at which to call `handle_timers` next."""
-        times = [self.meta.timer(), self._tidy_at]
+        due = min(self.meta.timer(), self._tidy_at)
         if self._is_late and (self.state.dirty or self.state.effects):
             # The driver may have carried out the effects of this turn already.
-            times.append(self.state.now)
+            due = min(due, self.state.now)
         images = self.replicated.state.timers
-        if images:
-            times.append(images[0].when)
+        if images and images[0].when < due:
+            due = images[0].when
         for when in (
             self.replication.timer(),
             self.detector.timer(),
@@ -313,9 +313,9 @@ class ClusterNode(Parts):
             self.transfer.timer(),
             self.ownership.timer(),
         ):
-            if when is not None:
-                times.append(when)
-        return min(times)
+            if when is not None and when < due:
+                due = when
+        return due
 
     def handle_timers(self, now: float) -> None:
         self.detector.handle_timers(now)

@@ -80,8 +80,11 @@ class DiskWatch:
 
     def _overdue_at(self) -> float | None:
         """The time at which the older write under way has taken too long; None without one."""
-        since = [clock.since for clock in (self.journal, self.metadata) if clock.under_way]
-        return min(since) + self.stall_s if since else None
+        journal = self.journal
+        metadata = self.metadata
+        if journal.under_way and (not metadata.under_way or journal.since <= metadata.since):
+            return journal.since + self.stall_s
+        return metadata.since + self.stall_s if metadata.under_way else None
 
     def _extend_deadlines(self, late_s: float) -> None:
         """Extend the writes under way, so that reports waiting behind the late timer arrive

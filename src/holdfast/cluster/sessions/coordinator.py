@@ -394,6 +394,5 @@ class SessionCoordinator:
         self.reports.handle_timers()
 
     def timer(self) -> float | None:
-        due = [each.deadline for each in self._requests.firsts() if each.waits_for]
-        earliest = min(self.reports.timer(), self.owners.epochs.timer(), *due)
-        return earliest if earliest < float("inf") else None
+        due = min(self.reports.timer(), self.owners.epochs.timer(), self._requests.timer())
+        return due if due < float("inf") else None

@@ -39,7 +39,7 @@ from typing import Final
 from holdfast.broker.recovery.session_records import ReserveRecord, encode_session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.sessions.requests import OpenedPromise
+from holdfast.cluster.sessions.requests import NEVER, OpenedPromise
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -223,5 +223,8 @@ class EpochReservations:
 
     def timer(self) -> float:
         """Returns the time at which the first client has waited for too long."""
-        due = [each.due_at for each in self._pending.values() if each.clients]
-        return min(due, default=float("inf"))
+        due = NEVER
+        for each in self._pending.values():
+            if each.clients and each.due_at < due:
+                due = each.due_at
+        return due

@@ -78,7 +78,7 @@ class OwnershipLease:
         self._began_at = now
         self._doubted_at = now
         self._sure_until = FOREVER
-        self._counted: frozenset[str] = frozenset()
+        self._counted: set[str] = set()
         self._idle: set[str] = set()
         self._barrier = NOTHING
         # True while some node does not confirm. A read barrier that began now would be too old at
@@ -133,14 +133,12 @@ class OwnershipLease:
         if not self._is_cut_off:
             self._sure_until = self._heard_until()
 
-    def _members(self) -> frozenset[str]:
+    def _members(self) -> set[str]:
         metadata = self._context.metadata
         if metadata is None:
-            return frozenset()
+            return set()
         own = self._context.node_id
-        return frozenset(
-            node for node in metadata.nodes if node != own and not self._context.is_gone(node)
-        )
+        return {node for node in metadata.nodes if node != own and not self._context.is_gone(node)}
 
     def _decides(self, node: str) -> bool:
         metadata = self._context.metadata

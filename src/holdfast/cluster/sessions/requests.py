@@ -104,6 +104,15 @@ class SessionRequests:
         """Returns the request of each client that is being served."""
         return [queue[0] for queue in self._queues.values()]
 
+    def timer(self) -> float:
+        """Returns the earliest deadline of these requests that wait for an owner."""
+        due = NEVER
+        for queue in self._queues.values():
+            first = queue[0]
+            if first.waits_for and first.deadline < due:
+                due = first.deadline
+        return due
+
     def find(self, request: SessionRequest) -> SessionRequest | None:
         """Returns the queued request that `request` repeats or withdraws."""
         for each in self._queues.get(request.client_id, ()):

@@ -380,12 +380,10 @@ class Coordinator:
                     self._end_if_over(coordination)
 
     def timer(self) -> float | None:
-        times: list[float] = []
         if self._dirty:
-            times.append(self._state.now)
-        if self._unopened:
-            times.append(self._open_at)
+            return self._state.now
+        due = self._open_at if self._unopened else None
         for when in (self._progress.timer(), self._reclaimer.timer()):
-            if when is not None:
-                times.append(when)
-        return min(times) if times else None
+            if when is not None and (due is None or when < due):
+                due = when
+        return due

@@ -189,7 +189,6 @@ class Groups(GroupPort):
 
     def timer(self) -> float | None:
         """Returns the time of the next `flush`, or None."""
-        times = [
-            when for when in (self.agent.timer(), self.coordinator.timer()) if when is not None
-        ]
-        return min(times) if times else None
+        of_node = self.agent.timer()
+        due = self.coordinator.timer()
+        return due if of_node is None or (due is not None and due < of_node) else of_node
