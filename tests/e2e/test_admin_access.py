@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.api.routes.live_routes import STREAMS_MAX
 from tests.e2e.brokers import SOURCE, Holdfast
 
 WAIT_S = 20.0
@@ -239,6 +240,21 @@ def test_a_stream_ends_with_its_credentials(secured: Secured) -> None:
     stream = open_stream(port, events, sent)
     assert ask(port, "DELETE", "/api/v1/login", headers=sent).status == 200
     stream.read()
+
+
+def test_an_idle_trace_gives_its_place_back_when_its_token_ends(secured: Secured) -> None:
+    port = secured.broker.admin_port
+    path = "/api/v1/trace/live?client=nobody&seconds=600"
+    streams = []
+    for _ in range(STREAMS_MAX):
+        made = secured.ask("POST", "/api/v1/tokens", "admin", {"role": "reader"}).json
+        streams.append(open_stream(port, path, {"Authorization": f"Bearer {made['token']}"}))
+        assert secured.ask("DELETE", f"/api/v1/tokens/{made['id']}", "admin").status == 200
+    assert secured.ask("GET", path, "reader").status == 503
+    for stream in streams:
+        assert stream.read().strip() == b""
+    sent = {"Authorization": f"Bearer {secured.tokens['reader']}"}
+    open_stream(port, path, sent)
 
 
 def open_stream(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:

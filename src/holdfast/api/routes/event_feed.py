@@ -38,8 +38,10 @@ KEPT_S: Final = 10.0
 STREAM_S: Final = 3600.0
 """The longest stream in seconds. The next one needs credentials that are still valid."""
 IDLE_S: Final = 15.0
-"""The time in seconds without events after which a comment is sent, so that proxies do not end the
-stream."""
+"""The time in seconds without events after which a comment is sent. Proxies then do not end the
+stream, and it ends here if its credentials have ended meanwhile."""
+NOTHING: Final = b": nothing\n\n"
+"""That comment."""
 
 
 class EventQuestion(Struct):
@@ -116,7 +118,7 @@ class EventFeed:
                     async with asyncio.timeout(IDLE_S):
                         batch = await reader.waiting.get()
                 except TimeoutError:
-                    yield b": nothing\n\n"
+                    yield NOTHING
                     continue
                 if batch is None:
                     yield b'event: dropped\ndata: {"reason":"the reader does not keep up"}\n\n'

@@ -23,7 +23,7 @@ from holdfast.api.endpoints import (
 )
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.routes.event_feed import sse_event, sse_response
+from holdfast.api.routes.event_feed import IDLE_S, NOTHING, sse_event, sse_response
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.records import LogRecord, log_record, read_window
 from holdfast.api.views.slices import ITEMS
@@ -115,7 +115,8 @@ class LiveRoutes:
         numbers: dict[str, int] = {}
         self._streams += 1
         try:
-            deadline = broker.loop.time() + seconds
+            spoke_at = broker.loop.time()
+            deadline = spoke_at + seconds
             await self._new_notes(numbers)
             yield b": begins\n\n"
             while broker.loop.time() < deadline:
@@ -128,7 +129,11 @@ class LiveRoutes:
                 batch.records = [log_record(each, bytes_max) for each in records[:ROWS_MAX]]
                 batch.left_out += max(0, len(notes) - ROWS_MAX) + max(0, len(records) - ROWS_MAX)
                 if batch.records or batch.notes or batch.left_out:
+                    spoke_at = broker.loop.time()
                     yield sse_event(batch)
+                elif broker.loop.time() >= spoke_at + IDLE_S:
+                    spoke_at = broker.loop.time()
+                    yield NOTHING
             yield b"event: end\ndata: {}\n\n"
         finally:
             self._streams -= 1
