@@ -145,7 +145,8 @@ def test_the_command_line_and_a_published_member(site: Site) -> None:
         common = ("--url", manager.url, "--ca", site.authority.ca)
         root = ("--cert", site.root.certificate, "--key", site.root.key)
         shown = command("nodes", "--json", *common, *root)
-        assert (shown.returncode, json.loads(shown.stdout)) == (0, [])
+        assert shown.returncode == 0, shown.stderr
+        assert json.loads(shown.stdout) == []
         nobody = command("nodes", *common)
         assert nobody.returncode == 1
         assert nobody.stderr.count("\n") == 1
