@@ -34,7 +34,7 @@ HANG_S: Final = 20.0
 """The time in seconds between two pings, and the time without an answer after which a worker is
 killed. It is counted in pings, because a broker that was stopped itself has read no answer."""
 QUICK_S: Final = 5.0
-DELAY_S_MAX: Final = 30.0
+DELAY_S_MAX: Final = 5.0
 RETRY_S: Final = 5.0
 """A worker that ended within QUICK_S of its start is replaced after a second, then after twice the
 time, at most DELAY_S_MAX; one that the system does not let start, every RETRY_S."""
