@@ -38,7 +38,7 @@ class HomeAnswers:
     def _refuse(
         self, request: SessionRequest, denied: bool = False, kept: list[str] | None = None
     ) -> None:
-        """The reply also has `lost`, which is all that an older version understands."""
+        """Sends a reply without a session. Its `lost` is all that an older version understands."""
         frame = OpenedFrame(
             request=request.number,
             client=request.client_id,
