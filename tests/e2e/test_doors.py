@@ -253,7 +253,10 @@ def test_one_address_has_its_share(start_holdfast: Callable[..., Holdfast]) -> N
     wait_for(lambda: "address_full" in broker.log_text(), "none is refused")
     # Of connections that come at once, any may be the last that the listener accepts. The one that
     # found the broker ready counts, too, until its end is seen.
-    assert sum(is_closed(each, 0.5) for each in sockets) in (1, 2)
+    closed = sum(is_closed(each, 0.5) for each in sockets)
+    assert closed in (1, 2)
+    wait_for(lambda: metric(broker, "holdfast_pending_connects") == 6 - closed, "others count")
+    assert metric(broker, "holdfast_connections_refused_total") == closed
     for each in sockets:
         each.close()
     wait_for(lambda: _connects(broker.port), "the address is full for ever")
