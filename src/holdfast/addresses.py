@@ -1,9 +1,9 @@
 """Addresses, host:port, and the meaning of those to listen on.
 
 A node announces its client addresses as one text: the address of its first listener, then
-`kind=address` for one listener of each kind, separated by blanks. A node of a version before the
-kinds announces only the former, for all clients. The texts of several nodes are separated by
-commas.
+`kind=address` for one listener of each kind, separated by blanks. `kind=` alone is a listener that
+other nodes' clients may not be sent to. A node of a version before the kinds announces only the
+former, for all clients. The texts of several nodes are separated by commas.
 """
 
 from ipaddress import IPv6Address, ip_address
@@ -11,6 +11,9 @@ from typing import Final
 
 ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
 """The pattern of host:port; an IPv6 address is in brackets."""
+
+BEHIND_PROXY: Final = "+proxy"
+"""The part of a listener's kind that a proxy in front adds."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -70,15 +73,16 @@ def is_loopback(bind: str) -> bool:
 
 def server_reference(nodes: str, kind: str) -> str:
     """The Server Reference for a client of a listener of this kind: host:port, separated by blanks,
-    or "" if there is no such listener. [MQTT-3.2.2-19]"""
-    found: list[str] = []
+    or "" if there is no such listener. The address of a load balancer, which several nodes
+    announce, is there once. [MQTT-3.2.2-19]"""
+    found: dict[str, None] = {}
     for node in nodes.split(","):
         words = node.split()
         tagged = [word.partition("=") for word in words if "=" in word]
         if tagged and kind:
-            found += [address for name, _, address in tagged if name == kind]
-        else:
-            found += [word for word in words if "=" not in word]
+            found.update((address, None) for name, _, address in tagged if name == kind and address)
+        elif BEHIND_PROXY not in kind:
+            found.update((word, None) for word in words if "=" not in word)
     return " ".join(found)
 
 

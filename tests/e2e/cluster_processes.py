@@ -145,6 +145,8 @@ class ClusterProcesses:
     data. `hosts` and `prefixes`: see ClusterNode.
     """
 
+    node_class = ClusterNode
+
     def __init__(
         self,
         directory: Path,
@@ -173,7 +175,8 @@ class ClusterProcesses:
 
     def _make_node(self, **options: Any) -> ClusterNode:
         name = f"n{len(self.nodes) + 1}"
-        node = ClusterNode(self.directory / name, name, self.secret_file, self.settings, **options)
+        directory = self.directory / name
+        node = self.node_class(directory, name, self.secret_file, self.settings, **options)
         self.nodes[name] = node
         return node
 

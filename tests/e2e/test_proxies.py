@@ -1,8 +1,10 @@
 """Listeners behind a proxy that passes the client's address on, and Unix sockets."""
 
+import json
 import os
 import shutil
 import socket
+import ssl
 import stat
 import struct
 import subprocess
@@ -10,17 +12,21 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.listeners_broker import PUB, ListenersBroker, mosquitto_pub
 from tests.e2e.test_reload import Client, post_reload, until
-from tests.e2e.wire import connect
+from tests.e2e.wire import DISCONNECT, Wire, connect, read_properties
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 
 HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
 TIMEOUT_S = 20.0
+USE_ANOTHER_SERVER = 0x9C
+SERVER_REFERENCE = 0x1C
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 
@@ -209,6 +215,88 @@ def test_haproxy_with_both_versions_and_tls(behind: Behind) -> None:
             behind.log_has(name, "127.0.0.1:")
     finally:
         proxy.stop()
+
+
+class ProxiedNode(ClusterNode):
+    """A node with `listeners` besides its own one."""
+
+    listeners: list[dict[str, Any]]
+
+    def command(self) -> list[str]:
+        command = super().command()
+        with (self.directory / "holdfast.toml").open("a") as file:
+            for table in [{}, *self.listeners]:
+                file.write("[[listeners]]\n")
+                file.write("".join(f"{key} = {json.dumps(each)}\n" for key, each in table.items()))
+        return command
+
+
+class ProxiedCluster(ClusterProcesses):
+    node_class = ProxiedNode
+
+
+@pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+def test_clients_of_a_balancer_are_sent_to_the_balancer(tmp_path: Path) -> None:
+    """Never to an inside address. Two pools of the balancer: one is advertised, one is not."""
+    authority = Authority(tmp_path)
+    server = authority.issue()
+    files = {"certificate": server.certificate, "key": server.key}
+    advertised, silent = free_port(), free_port()
+    settings = {"cluster": {"partitions": 4, "min_insync": 1}}
+    cluster = ProxiedCluster(tmp_path / "cluster", 2, settings)
+    behind: list[str] = []
+    for name, node in cluster.nodes.items():
+        assert isinstance(node, ProxiedNode)
+        pooled, other, secure, secured = (free_port() for _ in range(4))
+        node.listeners = [
+            {"port": pooled, "proxies": ["127.0.0.1"], "advertise": f"127.0.0.1:{advertised}"},
+            {"port": other, "proxies": ["127.0.0.1"], "mount": "m/"},
+            {"port": secure, **files},
+            {"port": secured, "proxies": ["127.0.0.1"], "advertise": "lb.example:8883", **files},
+        ]
+        behind.append(f"{name} 127.0.0.1:{pooled} send-proxy-v2")
+        behind.append(f"{name} 127.0.0.1:{other} send-proxy-v2")
+    context = ssl.create_default_context(cafile=authority.ca)
+    proxy = None
+    try:
+        cluster.start()
+        first, second = cluster.nodes.values()
+        assert isinstance(first, ProxiedNode)
+        assert isinstance(second, ProxiedNode)
+        proxy = Haproxy(tmp_path, {advertised: behind[2], silent: behind[3]})
+        ways = [
+            Wire(advertised),
+            Wire(silent),
+            Wire(second.port),
+            Wire(second.listeners[2]["port"]),
+        ]
+        ways[3].socket = context.wrap_socket(ways[3].socket, server_hostname="127.0.0.1")
+        for number, way in enumerate(ways):
+            assert way.connect(f"client-{number}").reason == 0
+        assert first.admin("/cluster/drain?node=n2", "POST")[0] == 200
+        references = []
+        for way in ways:
+            (goodbye,) = [each for each in way.wait_closed(TIMEOUT_S) if each.kind == DISCONNECT]
+            assert goodbye.reason == USE_ANOTHER_SERVER
+            found = dict(read_properties(goodbye.body, 1)[0])
+            references.append(found.get(SERVER_REFERENCE, ""))
+        assert references == [
+            f"127.0.0.1:{advertised}",
+            "",
+            f"127.0.0.1:{first.port}",
+            f"127.0.0.1:{first.listeners[2]['port']}",
+        ]
+        late = Wire(advertised).connect("late")
+        assert (late.reason, late.value(SERVER_REFERENCE)) == (
+            USE_ANOTHER_SERVER,
+            f"127.0.0.1:{advertised}",
+        )
+    finally:
+        if proxy is not None:
+            proxy.stop()
+        cluster.end()
+    for node in cluster.nodes.values():
+        assert "Traceback" not in node.log_text()
 
 
 def test_unix_sockets(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The rules of a listener: who may connect, the size of packets, and the topics that are seen."""
 
+from typing import Any
+
 import pytest
 
 from holdfast.addresses import plain_address, server_reference
@@ -8,6 +10,8 @@ from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.rights import may_read, replace_rules
 from holdfast.broker.session.connection import CLOSED
 from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.config.listener import Listener
+from holdfast.config.schema import Config, Node
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -15,6 +19,7 @@ from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.topics.names import mounted_filter
 from holdfast.security.acl import AclFile
 from holdfast.security.passwords import PasswordFile
+from holdfast.server.addresses import client_addresses
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 
@@ -337,6 +342,11 @@ def test_the_size_of_packets_by_listener() -> None:
         ("h:1883 tcp=h:1883,old:1883,n:1 tls=n:2", "tls", "old:1883 n:2"),
         ("a:1 tls=a:1,b:1 tls=b:1", "", "a:1 b:1"),
         ("", "tls", ""),
+        ("a:1 tcp=a:1 tcp+proxy=lb:1,b:1 tcp=b:1 tcp+proxy=lb:1", "tcp+proxy", "lb:1"),
+        ("a:1 tcp=a:1 tcp+proxy=lb:1,b:1 tcp=b:1 tcp+proxy=lb:1", "tcp", "a:1 b:1"),
+        ("inside:1 tcp+proxy=", "tcp+proxy", ""),
+        ("inside:1 tcp+proxy=", "tcp", ""),
+        ("inside:1", "tls+proxy@01234567", ""),
     ],
 )
 def test_a_server_reference_names_listeners_of_the_same_kind(
@@ -344,6 +354,36 @@ def test_a_server_reference_names_listeners_of_the_same_kind(
 ) -> None:
     assert server_reference(nodes, kind) == expected
     assert plain_address(nodes) == nodes.partition(" ")[0]
+
+
+@pytest.mark.parametrize(
+    ("node", "listeners", "announced"),
+    [
+        ("", [{}], "10.0.0.1:1883 tcp=10.0.0.1:1883"),
+        ("", [{"advertise": "n1:1"}], "n1:1 tcp=n1:1"),
+        (
+            "",
+            [{}, {"port": 1884, "proxies": ["10.0.0.9"], "advertise": "lb:1883"}],
+            "10.0.0.1:1883 tcp=10.0.0.1:1883 tcp+proxy=lb:1883",
+        ),
+        ("", [{"proxies": ["10.0.0.9"]}], "10.0.0.1:1883 tcp+proxy="),
+        ("lb:1883", [{"proxies": ["10.0.0.9"]}], "lb:1883 tcp+proxy=lb:1883"),
+        (
+            "",
+            [{"proxies": ["10.0.0.9"]}, {"proxies": ["10.0.0.8"], "advertise": "lb:8"}],
+            "10.0.0.1:1883 tcp+proxy=lb:8",
+        ),
+    ],
+)
+def test_a_listener_behind_a_proxy_announces_only_the_proxy(
+    node: str, listeners: list[dict[str, Any]], announced: str
+) -> None:
+    """The inside address of such a listener is of no use to clients of the proxy."""
+    config = Config(
+        node=Node(advertise=node),
+        listeners=[Listener(**{"bind": "10.0.0.1", **each}) for each in listeners],
+    )
+    assert client_addresses(config) == announced
 
 
 def test_clients_are_sent_to_their_own_kind() -> None:

@@ -5,7 +5,7 @@ from zlib import crc32
 
 from msgspec import Meta, Struct, field
 
-from holdfast.addresses import is_loopback
+from holdfast.addresses import BEHIND_PROXY, is_loopback
 
 PACKET_BYTES_LIMIT: Final = 268_435_460 - 131_072
 """The most bytes of `limits.packet_bytes`: those of the largest MQTT packet (header byte, four
@@ -114,7 +114,8 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The most CONNECT packets a second here; 0: that of `rates.listener`."""
     advertise: Annotated[str, Meta(pattern=r"^$|^.+:[0-9]{1,5}$", description="host:port")] = ""
     """The address at which clients reach this listener, announced to those of a node that hands
-    over; empty: `node.advertise` for the first listener, otherwise `bind` and `port`."""
+    over; empty: `node.advertise` for the first listener, otherwise `bind` and `port`. With
+    `proxies` it is the address of the proxy, and empty announces none."""
 
     def is_open_to_pages(self) -> bool:
         """Whether any web page may open a WebSocket here."""
@@ -139,5 +140,8 @@ def kind_of(listener: Listener) -> str:
         name = "wss" if listener.certificate else "ws"
     else:
         name = "tls" if listener.certificate else "psk" if listener.psk_file else "tcp"
+    if listener.proxies:
+        # Clients of a proxy may not reach the network behind it.
+        name += BEHIND_PROXY
     # Clients with another mount would see other topics.
     return f"{name}@{crc32(listener.mount.encode()):08x}" if listener.mount else name

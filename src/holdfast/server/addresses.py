@@ -19,9 +19,14 @@ def client_addresses(config: Config) -> str:
         return ""
     found: dict[str, str] = {}
     for index, listener in enumerate(config.listeners):
-        address = _address(listener, "" if index else config.node.advertise)
-        if address:
-            found.setdefault(kind_of(listener), address)
+        advertised = "" if index else config.node.advertise
+        kind = kind_of(listener)
+        if listener.proxies:
+            # The inside address is useless to clients of a proxy. The kind without an address
+            # shows that this node knows kinds, so that its first address is not used instead.
+            found[kind] = found.get(kind) or listener.advertise or advertised
+        elif address := _address(listener, advertised):
+            found.setdefault(kind, address)
     text = first
     for kind, address in found.items():
         word = f" {kind}={address}"
