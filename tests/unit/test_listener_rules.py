@@ -109,6 +109,31 @@ def test_the_topic_of_the_mount_itself_is_outside() -> None:
     assert received(inside) == []
 
 
+@pytest.mark.parametrize(
+    ("topic", "seen"), [("a/", ""), ("a/$SYS/broker/version", "$SYS/broker/version")]
+)
+@pytest.mark.parametrize("retain", [False, True])
+def test_no_topic_without_a_name_or_of_the_broker_in_a_mount(
+    topic: str, seen: str, retain: bool
+) -> None:
+    """Clients end the connection at an empty topic name [MQTT-4.7.3-1]. `#` does not match a topic
+    that begins with `$` in their eyes [MQTT-4.7.2-1]."""
+    world = bench()
+    inside = connect(world, "in", A)
+    outside = connect(world, "out", None)
+    if not retain:
+        inside.send(subscribe("#", 1))
+    outside.send(publish(topic, b"x", 1, 1, retain=retain))
+    if retain:
+        inside.send(subscribe("#", 1))
+    assert received(inside) == []
+    if seen:
+        inside.send(publish(seen, b"forged", 1, 2))
+        (reply,) = inside.take(m.Ack)
+        assert isinstance(reply, m.Ack)
+        assert reply.reason == reasons.NOT_AUTHORIZED
+
+
 @pytest.mark.parametrize("qos", [0, 1])
 def test_retained_messages_and_unsubscribe(qos: int) -> None:
     world = bench()

@@ -5,7 +5,9 @@ import pytest
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.message import Message
 from holdfast.protocol.mqtt import packets as m
-from tests.support.node_bench import NodeBench
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt.publish import Publish
+from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 
 # Delivered and retained in one step
@@ -74,6 +76,81 @@ def test_a_full_disk_does_not_part_delivery_and_retained_update() -> None:
     assert retained(bench, "a") == [b"newer"]
     bench.settle()
     assert retained(bench, "b") == [b"newer"]
+
+
+# A retained set that waits for the receiver's window
+
+WAITING = 30
+
+
+def waiting(qos: int = 1, window: int = 5) -> tuple[NodeBench, Peer, Peer]:
+    """A subscriber to whom the rest of the retained set waits for its window, and the publisher."""
+    bench = NodeBench()
+    publisher = bench.connect("pub")
+    for number in range(WAITING):
+        publisher.send(publish(f"t/{number:02}", b"old", qos, 1, retain=True))
+    subscriber = bench.connect("sub", properties={p.RECEIVE_MAXIMUM: window})
+    subscriber.send(subscribe("t/#", 1, 1))
+    publisher.take()
+    return bench, subscriber, publisher
+
+
+def drain(peer: Peer) -> list[Publish]:
+    """Everything that the peer receives when it acknowledges what it gets."""
+    received: list[Publish] = []
+    while publishes := peer.publishes():
+        received.extend(publishes)
+        for each in publishes:
+            if each.qos:
+                peer.send(m.Ack(m.PUBACK, each.packet_id, 0, {}))
+    return received
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_retained_message_that_waits_is_not_older_than_a_live_one(qos: int) -> None:
+    """The live QoS 0 message does not wait for the window. With a copy in the waiting page, the
+    subscriber received "new", and then "old"."""
+    _, subscriber, publisher = waiting()
+    topics = [f"t/{number:02}" for number in range(WAITING)]
+    for topic in topics:
+        publisher.send(publish(topic, b"new", qos, 2, retain=True))
+    last: dict[bytes, bytes] = {}
+    copies = 0
+    for each in drain(subscriber):
+        last[each.topic] = each.payload
+        copies += each.payload == b"new"
+    assert last == {topic.encode(): b"new" for topic in topics}
+    if qos:
+        assert copies == WAITING  # once: live
+
+
+def test_a_retained_message_that_is_deleted_while_it_waits_is_not_sent() -> None:
+    _, subscriber, publisher = waiting()
+    for number in range(5, WAITING):
+        publisher.send(publish(f"t/{number:02}", b"", 0, retain=True))
+    received = [each.topic for each in drain(subscriber) if each.payload]
+    assert received == [f"t/{number:02}".encode() for number in range(5)]
+
+
+def test_unsubscribing_ends_the_retained_set() -> None:
+    """[MQTT-3.10.4-2] Without that, even messages from after UNSUBACK come."""
+    bench, subscriber, publisher = waiting()
+    subscriber.send(m.Unsubscribe(2, ["t/#"], {}))
+    publisher.send(publish("t/29", b"after", 1, 3, retain=True))
+    assert len(drain(subscriber)) == 5
+    assert bench.node.state.sessions["sub"].retained_scans is None
+
+
+@pytest.mark.parametrize("handling", [1, 2])
+def test_a_replaced_subscription_gets_the_rest_of_the_retained_set(handling: int) -> None:
+    """[MQTT-3.8.4-4], with the identifier and QoS of the new one."""
+    _, subscriber, _ = waiting()
+    subscriber.send(subscribe("t/#", 0, 2, identifier=7, retain_handling=handling))
+    received = drain(subscriber)
+    assert [each.topic for each in received] == [
+        f"t/{number:02}".encode() for number in range(WAITING)
+    ]
+    assert {each.qos for each in received[5:]} == {0}
 
 
 # Bytes of the retained store

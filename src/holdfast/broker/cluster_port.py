@@ -147,6 +147,11 @@ class ClusterPort:
         """Clients have subscribed and need the retained messages of other nodes."""
         raise NotImplementedError
 
+    def is_retained_behind(self, topic: str, subscription: Subscription) -> bool:
+        """Whether the clients here have received a QoS 0 update of the retained message that the
+        store does not have yet. The subscription then receives it once the store has it."""
+        raise NotImplementedError
+
     def open_session(
         self, connection: Connection, client_id: str, opening: "AcceptedConnect"
     ) -> None:
@@ -236,6 +241,10 @@ class SingleNode(ClusterPort):
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         """There is no other node."""
+
+    def is_retained_behind(self, topic: str, subscription: Subscription) -> bool:
+        """Always False: the store changes in one step with the delivery."""
+        return False
 
     def subscribed(self, filter: str) -> None:
         """There is no other node."""

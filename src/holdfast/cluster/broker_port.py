@@ -101,6 +101,9 @@ class BrokerPort(ClusterPort):
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         self._retained_updates.wanted(subscriptions)
 
+    def is_retained_behind(self, topic: str, subscription: Subscription) -> bool:
+        return self._retained_updates.is_behind(topic, subscription)
+
     def open_session(
         self, connection: Connection, client_id: str, opening: AcceptedConnect
     ) -> None:

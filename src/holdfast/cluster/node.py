@@ -333,6 +333,7 @@ class ClusterNode(Parts):
             self.context.has_majority(now)
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
+            self.retained_updates.forget_overdue()
             for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
                 self.session_coordinator.endings.due(session, SESSION_EXPIRY)
             self.proposer.admit_all(now)

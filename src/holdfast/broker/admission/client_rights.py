@@ -7,6 +7,7 @@ from holdfast.security.acl import ClientRules
 
 TOPICS_BYTES_MAX: Final = 1 << 20
 """The most bytes of topics that are remembered for one client, in each direction."""
+DOLLAR: Final = 0x24
 TOPIC_BYTES: Final = 100
 """The memory in bytes for one remembered topic, without its name."""
 
@@ -36,10 +37,19 @@ class Rights:
         self.writes: dict[bytes, bool] | None = None
         self.writes_bytes = 0
 
+    def _has_below(self, raw: bytes) -> bool:
+        """Whether the mount has the topic, under a name that its clients may see: not an empty one
+        [MQTT-4.7.3-1], and none with `$` in front, which `#` must not match [MQTT-4.7.2-1]. With a
+        mount `guests/`, `guests/$SYS/broker/version` would look like a topic of the broker."""
+        size = len(self.mount)
+        if not size:
+            return True
+        return raw.startswith(self.mount) and len(raw) > size and raw[size] != DOLLAR
+
     def learn_read(self, raw: bytes) -> bool:
         """Look up whether the client may read a topic, and remember the result."""
         acl = self.acl
-        allowed = raw.startswith(self.mount) and (acl is None or acl.can_read(raw.decode()))
+        allowed = self._has_below(raw) and (acl is None or acl.can_read(raw.decode()))
         self.reads_bytes += len(raw) + TOPIC_BYTES
         if self.reads is None or self.reads_bytes > TOPICS_BYTES_MAX:
             self.reads = {}
@@ -60,7 +70,7 @@ class Rights:
     def learn_write(self, raw: bytes, topic: str) -> bool:
         """Look up whether the client may write a topic, and remember the result."""
         acl = self.acl
-        allowed = raw.startswith(self.mount) and (acl is None or acl.can_write(topic))
+        allowed = self._has_below(raw) and (acl is None or acl.can_write(topic))
         self.writes_bytes += len(raw) + TOPIC_BYTES
         if self.writes is None or self.writes_bytes > TOPICS_BYTES_MAX:
             self.writes = {}

@@ -2,29 +2,43 @@
 
 A subscription to `#` may match a million retained topics. They are looked up and sent as the
 receiver's window and socket allow, a bounded number per call.
+
+Invariants
+- What is sent for a topic is what the store has at that moment. A copy that waits for the window
+  may be out of date: a live update overtakes it, and the subscriber ends with the older value.
+- A scan ends with its subscription, and continues with the one that replaces it.
+  [MQTT-3.10.4-2] [MQTT-3.8.4-4]
 """
 
 from collections import deque
+from typing import Final
 
 from holdfast.broker.delivery.transmission import can_send, send_inflight
 from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Session, Subscription
+from holdfast.broker.session.session import FEDERATION, Session, Subscription
 from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.topics.retained import RetainedScan
 
-PAGE = 100
+FEDERATION_KEY: Final = FEDERATION.encode()
+"""The publisher of messages that may have been retained here without being delivered."""
+PAGE: Final = 100
 """The most topics that one step of a scan looks up."""
 
 
 class Scan:
     """The retained messages that are still to be sent for one subscription."""
 
-    def __init__(self, subscription: Subscription, scan: RetainedScan[Message]) -> None:
+    def __init__(
+        self, subscription: Subscription, scan: RetainedScan[Message], seam: list[int]
+    ) -> None:
         self.subscription = subscription
         self.scan = scan
-        self.page: deque[Message] = deque()
+        # The offset per partition from which the subscription gets messages live.
+        self.seam = seam
+        # Topics of the store, and messages that are retained elsewhere only.
+        self.page: deque[str | Message] = deque()
 
 
 class SessionScans(Work):
@@ -41,17 +55,18 @@ class SessionScans(Work):
         self.by_filter: dict[str, Scan] = {}
         self.order: deque[Scan] = deque()
 
-    def add(self, subscription: Subscription, scan: RetainedScan[Message]) -> Scan:
+    def add(self, subscription: Subscription, scan: RetainedScan[Message], seam: list[int]) -> Scan:
         """Start the scan of a subscription, or restart the one of its filter."""
         filter = subscription.filter
         found = self.by_filter.get(filter)
         if found is None:
-            found = Scan(subscription, scan)
+            found = Scan(subscription, scan, seam)
             self.by_filter[filter] = found
             self.order.append(found)
         else:
             found.subscription = subscription
             found.scan = scan
+            found.seam = seam
             found.page.clear()
         return found
 
@@ -61,20 +76,28 @@ class SessionScans(Work):
         self.has_more = False
         while self.order:
             scan = self.order[0]
+            filter = scan.subscription.filter
+            subscription = session.subscriptions.get(filter)
+            if subscription is None:
+                self.order.popleft()
+                del self.by_filter[filter]
+                done += 1
+                continue
+            scan.subscription = subscription
             if not _send_page(state, session, scan):
                 # It continues when the window or the socket has opened.
                 return done
             if scan.scan.done:
                 self.order.popleft()
-                del self.by_filter[scan.subscription.filter]
+                del self.by_filter[filter]
                 done += 1
                 continue
             if done >= steps:
                 self.has_more = True
                 return done
-            for _, entry in scan.scan.next(PAGE, steps - done):
+            for topic, _ in scan.scan.next(PAGE, steps - done):
                 done += 1
-                scan.page.append(entry)
+                scan.page.append(topic)
             done += scan.scan.visits
         if session.retained_scans is self:
             session.retained_scans = None
@@ -90,9 +113,12 @@ def _scans_of(session: Session) -> SessionScans:
     return scans
 
 
-def start_scan(state: NodeState, session: Session, subscription: Subscription) -> None:
-    """Start to send the retained messages of a new subscription."""
-    _scans_of(session).add(subscription, state.retained.scan(subscription.filter))
+def start_scan(
+    state: NodeState, session: Session, subscription: Subscription, seam: list[int]
+) -> None:
+    """Start to send the retained messages of a new subscription. `seam`: the offset per partition
+    from which it gets messages live."""
+    _scans_of(session).add(subscription, state.retained.scan(subscription.filter), seam)
 
 
 def send_late_retained(state: NodeState, topic: str, message: Message) -> None:
@@ -122,7 +148,7 @@ def send_retained(state: NodeState, subscription: Subscription, message: Message
     scans = _scans_of(session)
     scan = scans.by_filter.get(subscription.filter)
     if scan is None:
-        scan = scans.add(subscription, state.retained.scan(subscription.filter))
+        scan = scans.add(subscription, state.retained.scan(subscription.filter), [])
         scan.scan.done = True
     scan.page.append(message)
     continue_scans(state, session)
@@ -139,6 +165,21 @@ def continue_scans(state: NodeState, session: Session) -> None:
         state.start_work(scans)
 
 
+def _current(state: NodeState, scan: Scan, entry: str | Message) -> Message | None:
+    """The message to send for an entry of a page. None: the topic has none any more, or the
+    subscription gets it otherwise."""
+    if isinstance(entry, Message):
+        return entry
+    message = state.retained.get(entry)
+    if message is None or state.cluster.is_retained_behind(entry, scan.subscription):
+        return None
+    if min(message.qos, scan.subscription.qos) == 0 or message.audience is not None:
+        # The live copy may have met a full socket, or had other receivers.
+        return message
+    is_live = message.publisher != FEDERATION_KEY
+    return None if is_live and message.offset >= scan.seam[message.partition] else message
+
+
 def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
     """Send the page of a scan. False: window or socket closed before the page's end."""
     connection = session.connection
@@ -147,7 +188,10 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
     subscription = scan.subscription
     page = scan.page
     while page:
-        message = page[0]
+        message = _current(state, scan, page[0])
+        if message is None:
+            page.popleft()
+            continue
         qos = min(message.qos, subscription.qos)
         if connection.out_bytes > state.config.outbox_bytes:
             return False

@@ -118,52 +118,42 @@ class SubscribePromise(Promise):
             handling = subscription.retain_handling
             if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
-        suback = SubackPromise(
-            connection, session, self.packet, self.accepted, self.codes, scans, self.error
-        )
+        suback = SubackPromise(self, scans, list(state.delivered) if scans else [])
         state.cluster.promise_interest(suback)
 
 
 class SubackPromise(Promise):
-    """The promise of a SUBACK for routed subscriptions. `scans` get retained messages."""
+    """The promise of a SUBACK for routed subscriptions. `scans` get retained messages; `seam` is
+    the offset per partition from which they get messages live."""
 
     def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        packet: Subscribe,
-        accepted: list[Subscription],
-        codes: list[int],
-        scans: list[Subscription],
-        error: str,
+        self, request: SubscribePromise, scans: list[Subscription], seam: list[int]
     ) -> None:
-        super().__init__(connection)
-        self.session = session
-        self.packet = packet
-        self.accepted = accepted
-        self.codes = codes
+        super().__init__(request.connection)
+        self.request = request
         self.scans = scans
-        self.error = error
+        self.seam = seam
 
     def release(self, state: NodeState) -> None:
-        session = self.session
+        request = self.request
+        session = request.session
         connection = self.connection
         assert connection is not None
         if session.connection is not connection or connection.state == CLOSED:
             return
         # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
         properties: Properties = {}
-        if self.error and connection.version >= 5 and connection.problem_information:
-            properties[REASON_STRING] = self.error
-        suback = Suback(self.packet.packet_id, self.codes, properties)
+        if request.error and connection.version >= 5 and connection.problem_information:
+            properties[REASON_STRING] = request.error
+        suback = Suback(request.packet.packet_id, request.codes, properties)
         if not send_reply(state, connection, suback):
             return
         for subscription in self.scans:
-            start_scan(state, session, subscription)
+            start_scan(state, session, subscription, self.seam)
         if self.scans:
             continue_scans(state, session)
             state.cluster.request_retained(self.scans)
-        for subscription in self.accepted:
+        for subscription in request.accepted:
             group = subscription.group
             if group is not None and isinstance(subscription, GroupMember):
                 feed_group(state, group, subscription if subscription.slot >= 0 else None)

@@ -8,6 +8,9 @@ subscription is noted, and the message is sent to it as retained once its record
 The retained stores themselves follow only committed records and are equal on all nodes. Everything
 here is bounded and best effort, as QoS 0 is. Above the bounds a new subscriber receives the message
 that is retained at that time. The same holds when the record does not arrive within UPDATE_S.
+
+Invariant: the retained set of a SUBSCRIBE has each topic. A topic whose update is noted is left out
+of the scan (`is_behind`), and sent when the update's record is applied or overdue.
 """
 
 from collections import OrderedDict
@@ -39,7 +42,8 @@ class Update:
         self.publisher = message.publisher
         self.digest = crc32(message.payload)
         self.until = until
-        self.subscriptions: dict[Subscription, None] = {}
+        # Whether each has received nothing for the topic in the place of the update.
+        self.subscriptions: dict[Subscription, bool] = {}
 
 
 class RetainedUpdates:
@@ -57,7 +61,7 @@ class RetainedUpdates:
 
     def delivered(self, topic: str, message: Message) -> None:
         """Notes an update that was delivered to the clients of this node."""
-        self._forget_overdue()
+        self.forget_overdue()
         if topic not in self._updates and len(self._updates) >= UPDATES_MAX:
             return
         # The subscriptions that waited for an earlier update existed when this one was delivered.
@@ -69,7 +73,7 @@ class RetainedUpdates:
     def wanted(self, subscriptions: list[Subscription]) -> None:
         """Notes the subscriptions of one SUBSCRIBE, while their retained messages are being
         sent."""
-        self._forget_overdue()
+        self.forget_overdue()
         visits = VISITS_MAX
         for subscription in subscriptions:
             if not self._updates or visits <= 0:
@@ -79,8 +83,19 @@ class RetainedUpdates:
                 for _, update in scan.next(PAGE, visits):
                     visits -= 1
                     if len(update.subscriptions) < SUBSCRIPTIONS_MAX:
-                        update.subscriptions[subscription] = None
+                        update.subscriptions.setdefault(subscription, False)
                 visits -= 1 + scan.visits
+
+    def is_behind(self, topic: str, subscription: Subscription) -> bool:
+        """Notes a subscription to whose scan an update has come; False: there is none."""
+        update = self._updates.get(topic)
+        if update is None or update.until <= self._state.now:
+            return False
+        waiting = update.subscriptions
+        if subscription not in waiting and len(waiting) >= SUBSCRIPTIONS_MAX:
+            return False
+        waiting[subscription] = True
+        return True
 
     def applied(self, record: Record) -> None:
         """Sends the update to the noted subscriptions, now that the store has it."""
@@ -94,18 +109,25 @@ class RetainedUpdates:
             # This is an earlier message of the same client; the record of the noted one follows.
             return
         self._forget(topic)
-        message = self._state.retained.get(topic)
-        if message is not None:
-            for subscription in update.subscriptions:
-                send_retained(self._state, subscription, message)
+        self._send(topic, list(update.subscriptions))
 
-    def _forget_overdue(self) -> None:
+    def forget_overdue(self) -> None:
+        """Forgets the updates whose records have not come within UPDATE_S."""
         updates = self._updates
         while updates:
             topic = next(iter(updates))
-            if updates[topic].until > self._state.now:
+            update = updates[topic]
+            if update.until > self._state.now:
                 return
             self._forget(topic)
+            lacking = [each for each, lacks in update.subscriptions.items() if lacks]
+            self._send(topic, lacking)
+
+    def _send(self, topic: str, subscriptions: list[Subscription]) -> None:
+        message = self._state.retained.get(topic)
+        if message is not None:
+            for subscription in subscriptions:
+                send_retained(self._state, subscription, message)
 
     def _forget(self, topic: str) -> None:
         del self._updates[topic]
