@@ -52,7 +52,10 @@ version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml"
 export BUILDAH_FORMAT=docker BUILDAH_ISOLATION=chroot
 store=(buildah --storage-driver vfs --root "$work/store" --runroot "$work/run")
 container=$("${store[@]}" from scratch)
-"${store[@]}" copy -q "$container" "$root" / >/dev/null
+# `buildah copy` would give everything to root, and a new volume gets the owner of this directory.
+mounted=$("${store[@]}" mount "$container")
+cp -a "$root/." "$mounted"
+"${store[@]}" umount "$container" >/dev/null
 "${store[@]}" config --user 10001:10001 --workingdir /var/lib/holdfast --volume /var/lib/holdfast \
   --port 1883/tcp --port 18083/tcp --env LANG=C.UTF-8 --env PYTHONDONTWRITEBYTECODE=1 \
   --entrypoint '["/usr/bin/holdfast"]' --cmd 'serve -c /etc/holdfast/holdfast.toml' \
