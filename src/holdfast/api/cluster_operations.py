@@ -159,6 +159,9 @@ class ClusterOperations:
             "waits_s": round(self._runtime.waits_s(now), 3),
             "older_copy": self._runtime.fitness.older_copy,
             "refused_by": self._refusals() if metadata is None else [],
+            "waits_for": []
+            if metadata or self._config.cluster.wait_for_init
+            else self._links.unmet(),
         }
         if metadata is not None:
             found.update(cluster_status(metadata, cluster_node.health(now), self._replaced()))

@@ -117,11 +117,5 @@ def _member_problems(config: Config) -> Iterator[Problem]:
             ' replicas: must be "fsync"',
         )
     others = [address for address in cluster.join if address != cluster.peer_address()]
-    if not cluster.wait_for_init and (others or cluster.witness):
-        key = "cluster.witness" if cluster.witness else "cluster.join"
-        yield (
-            "cluster.wait_for_init",
-            f" = false: makes a cluster of its own, which does not go with {key}",
-        )
     if cluster.witness and not others:
         yield "cluster.witness", " = true: needs cluster.join, the nodes it votes with"

@@ -75,7 +75,8 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The nodes that are asked for the cluster at the start; this one may be among them."""
     wait_for_init: bool = True
     """True: a node without a cluster waits for `holdfast cluster init` on one of its peers. False:
-    it makes a cluster of its own, which others may join."""
+    the nodes of `join` make the cluster when all of them are connected and none belongs to one. A
+    node without `join` makes a cluster of its own, which others may join."""
     witness: bool = False
     """True: the node votes in Raft and stores no messages. It is the third node of a site that has
     two."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from holdfast.api.cluster_operations import ClusterOperations
+from holdfast.api.cluster_operations import ClusterError, ClusterOperations
 from holdfast.broker.cluster_port import AGREED_USERS, RECORD_FEATURES
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
@@ -43,6 +43,7 @@ from holdfast.server.event_loop.failures import watched
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.peers import questions
 from holdfast.server.peers.authentication import PeerAuth
+from holdfast.server.peers.creation import create_when_connected
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.replacement import AsideDirectory
 from holdfast.storage.files.data_directory import DataDirectoryError
@@ -85,7 +86,7 @@ class ClusterMembership:
         self._relieved = asyncio.Event()
         self._saving: asyncio.Task[None] | None = None
         self._storing: asyncio.TimerHandle | None = None
-        self._forgetting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         auth = _load_auth(config)
         root = Path(config.node.data)
         self._aside = AsideDirectory(root)
@@ -198,15 +199,13 @@ class ClusterMembership:
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
         if self._aside.path:
-            self._forgetting = watched(self._forget_aside())
+            self._tasks.append(watched(self._forget_aside()))
         self.broker.touch()
         is_new = not self.storage.directory.manifest.cluster_id
-        if (
-            not self.config.cluster.wait_for_init
-            and is_new
-            and self.cluster_node.meta.metadata is None
-        ):
-            await self.operations.init()
+        if is_new and not self.config.cluster.wait_for_init:
+            meta, create = self.cluster_node.meta, self.operations.init
+            creation = create_when_connected(self.config, self.links, meta, create, ClusterError)
+            self._tasks.append(watched(creation))
 
     async def wait_until_ready(self) -> None:
         """Wait until this node leads each partition of its cluster or follows its leader, and has
@@ -316,7 +315,7 @@ class ClusterMembership:
     async def stop(self) -> None:
         """Close the links, write the last high watermarks, and let an older copy take part again
         after the next start."""
-        for task in (self._saving, self._forgetting):
+        for task in (self._saving, *self._tasks):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

@@ -85,6 +85,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The records that this node's disk has lost. The node takes no part in the cluster."""
     refused_by: list[str] = []
     """The nodes that refuse a node without a cluster, with their reasons."""
+    waits_for: list[str] = []
+    """The addresses whose nodes must connect before the cluster is created without a command."""
 
     def node_status(self, node: str) -> NodeStatus | None:
         return next((each for each in self.nodes if each.node == node), None)
@@ -118,7 +120,8 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
         text = f"{status.node} is in no cluster: {'; '.join(status.refused_by)}"
         return ClusterVerdict(DEGRADED, text)
     if not status.initialised:
-        text = f"no cluster yet: {status.node} waits for `holdfast cluster init`"
+        missing = " and ".join(status.waits_for) or "`holdfast cluster init`"
+        text = f"no cluster yet: {status.node} waits for {missing}"
         return ClusterVerdict(DEGRADED, text)
     wrong = []
     if status.has_majority and not status.metadata_leader:

@@ -210,6 +210,19 @@ class PeerLinks(PeerMesh):
                     if dialer.answered not in self._links:
                         await dialer.tried.wait()
 
+    def joined(self) -> dict[str, str]:
+        """The addresses of `set_join` except this node's own, with the id of the connected node at
+        each, or "". Complete until `set_peers`."""
+        return {
+            dialer.address: dialer.answered if dialer.answered in self._links else ""
+            for dialer in self._dialers.values()
+            if not dialer.node_id
+        }
+
+    def unmet(self) -> list[str]:
+        """The addresses of `joined` without a link."""
+        return [address for address, node in sorted(self.joined().items()) if not node]
+
     # PeerMesh
 
     def connected(self) -> list[PeerIdentity]:
