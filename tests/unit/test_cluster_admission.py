@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.inbound_ids import life_of
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo
@@ -51,6 +52,7 @@ class Bench:
         attempt: int = 0,
         epoch: int = EPOCH,
         session_epoch: int = 7,
+        life: int = 0,
         kind: int = log_record.MESSAGE,
     ) -> list[tuple[int, int]]:
         """(name, flags, sequence) each; what is answered: (ticket, reason) of those that are."""
@@ -58,6 +60,8 @@ class Bench:
         for name, flags, sequence in messages:
             self.ticket += 1
             producer = b"p" if flags & log_record.FLAG_PRODUCER else b""
+            if life and flags & log_record.FLAG_PACKET_ID:
+                producer = b"%d" % life
             builder.add(
                 Record(
                     builder.partition,
@@ -120,6 +124,57 @@ def test_a_released_id_is_free(committed: bool) -> None:
         bench.commit()
     assert bench.forward(("next", QOS_2, 9)) == []
     assert bench.stored() == 3
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_id_of_an_earlier_life_is_free(committed: bool) -> None:
+    """This node has not applied the clean start, which is a record of another partition."""
+    bench = Bench()
+    bench.images.born["c"] = 5
+    bench.forward(("old", QOS_2, 1), session_epoch=7, life=5)
+    bench.forward(("old", QOS_2, 2), session_epoch=7, life=5)
+    if committed:
+        bench.commit()
+    # A resumed session sends them again, and then a clean start follows.
+    bench.forward(("old", QOS_2, 1), session_epoch=8, life=5)
+    assert bench.stored() == 2
+    bench.forward(("new", QOS_2, 1), session_epoch=9, life=9)
+    bench.forward(("new", QOS_2, 1), session_epoch=10, life=9)
+    assert bench.stored() == 3
+    bench.commit()
+    bench.answers()
+    assert [each for each in bench.images.inbound["c"] if each[1]] == [(0, 1)]
+    taken_over = [(6, reasons.SESSION_TAKEN_OVER)]
+    assert bench.forward(("late", QOS_2, 2), session_epoch=8, life=5) == taken_over
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_older_node_does_not_write_the_life(committed: bool) -> None:
+    """Then the home partition says it, as far as it is applied here."""
+    bench = Bench()
+    bench.images.born["c"] = 7
+    bench.forward(("old", QOS_2, 1), session_epoch=7)
+    if committed:
+        bench.commit()
+    # A newer node resumes the session.
+    bench.forward(("old", QOS_2, 1), session_epoch=8, life=7)
+    # And an older one after it.
+    bench.forward(("old", QOS_2, 1), session_epoch=9)
+    assert bench.stored() == 1
+    bench.images.born["c"] = 10
+    # The record of a session that has ended since is sent again.
+    bench.forward(("old", QOS_2, 1), session_epoch=7)
+    assert bench.stored() == 1
+    bench.forward(("new", QOS_2, 1), session_epoch=10)
+    assert bench.stored() == 2
+
+
+def test_a_life_that_is_no_number_counts_as_none() -> None:
+    record = Record(0, log_record.MESSAGE, QOS_2, producer=b"7")
+    assert life_of(record) == 7
+    for text in (b"", b"-1", b" 7", b"1_0", b"\xb2", b"1" * 11, "७".encode()):
+        record.producer = text
+        assert life_of(record) == 0
 
 
 def test_a_new_leader_knows_what_is_not_committed() -> None:

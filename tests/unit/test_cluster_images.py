@@ -248,7 +248,7 @@ def test_packet_ids_of_a_session_that_is_not_open_yet_are_kept_over_a_snapshot()
     bench.change(2, op="end")
     bench.restart()
     bench.open(3)
-    assert bench.images.is_inbound(CLIENT, OTHER, 7, 3)
+    assert bench.images.inbound_at(CLIENT, OTHER, 7) == 3
     assert bench.images.inbound_ids(CLIENT) == {7: OTHER}
 
 

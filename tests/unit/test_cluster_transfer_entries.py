@@ -183,7 +183,8 @@ def content(images: ReplicatedState) -> dict[str, object]:
             (client_id, place)
             for client_id, ids in images.inbound.items()
             for place in ids
-            if images.is_inbound(client_id, *place, images.ended.get(client_id, 0) + 1)
+            if images.inbound_at(client_id, *place)
+            >= images.born.get(client_id, images.ended.get(client_id, 0) + 1)
         ),
         "groups": {key: images.groups.entry(key) for key in images.group_positions},
         "ended": dict(images.ended),

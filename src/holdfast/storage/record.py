@@ -27,7 +27,9 @@ DELAYED: Final = 10
 FLAG_QOS_MASK: Final = 0x03
 FLAG_RETAIN: Final = 0x04
 FLAG_PACKET_ID: Final = 0x08
-"""`sequence` is the QoS 2 packet id under which `client_id` sent the message."""
+"""`sequence` is the QoS 2 packet id under which `client_id` sent the message, `producer_epoch` the
+epoch of its session, and `producer`, if set, the epoch in which the session's life began, in
+decimal digits."""
 FLAG_PRODUCER: Final = 0x10
 """`producer`, `producer_epoch` and `sequence` identify the message at its producer."""
 FLAG_WILL: Final = 0x20

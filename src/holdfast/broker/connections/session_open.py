@@ -285,6 +285,7 @@ def finish_open(
     opening: AcceptedConnect,
 ) -> None:
     """Complete an open in a cluster: this node owns the session, which is in no table here yet."""
+    session.life = session.life or session.epoch
     state.sessions[session.client_id] = session
     earlier_expiry_s = session.expiry_s
     _attach(state, connection, session, opening.will, opening.expiry_s)

@@ -49,6 +49,8 @@ def identify(session: Session, packet_id: int, record: Record) -> None:
     # recovery could take the message of an ended session for one of the next session. That
     # session's new message with the same packet id would be acknowledged and not stored.
     record.producer_epoch = session.epoch
+    if session.life:
+        record.producer = b"%d" % session.life
 
 
 def is_replied(

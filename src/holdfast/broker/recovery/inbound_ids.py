@@ -5,12 +5,23 @@ partition. The batches of a write group are not in the order of their records, s
 before the session that used it. The epoch says to which life of the session it belongs.
 """
 
+from typing import Final
+
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.session import Session
 from holdfast.storage.record import Record
 
+LIFE_DIGITS_MAX: Final = 10
+"""The most digits of an epoch, which has 32 bits."""
 EARLY_MAX = 10_000
 """The most clients with packet ids of sessions not opened yet: more than a write group has."""
+
+
+def life_of(record: Record) -> int:
+    """The epoch in which the life of the session began that sent a QoS 2 message; 0 if the record
+    does not say so, because a single node or an older version wrote it."""
+    digits = record.producer
+    return int(digits) if len(digits) <= LIFE_DIGITS_MAX and digits.isdigit() else 0
 
 
 class SenderPacketIds:

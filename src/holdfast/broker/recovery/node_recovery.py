@@ -1,5 +1,7 @@
 """The recovery of a node's own state, so that it can serve its sessions."""
 
+from msgspec import UNSET
+
 from holdfast.broker.connections.close import drop_session, end_session
 from holdfast.broker.delivery.subscriptions import add_subscription, remove_subscription
 from holdfast.broker.publish.delayed_timer import arm_delayed
@@ -44,6 +46,7 @@ class NodeRecovery(Recovery):
         """The session of a snapshot entry, ready to be resumed here, in a cluster. An invalid
         cursor raises `ValueError` or `struct.error`."""
         session = self._restore_session(entry)
+        session.life = 0 if entry.born is UNSET else entry.born
         is_cursor_logged = session.positions is not None
         self._complete_session(session)
         if not is_cursor_logged:

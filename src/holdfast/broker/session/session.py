@@ -192,6 +192,8 @@ class Session(RareState):
         self.owner = ""
         # Grows with every connection that opens the session; orders will records.
         self.epoch = 0
+        # In a cluster, on its owner: the epoch in which the session was new and empty.
+        self.life = 0
         self.subscriptions: dict[str, Subscription] = NO_SUBSCRIPTIONS
         self.filter_bytes = 0
         self.inflight: dict[int, Inflight] = NO_INFLIGHT

@@ -39,7 +39,8 @@ from holdfast.cli.convert.raft_metadata import found_cluster
 from holdfast.cli.convert.source import ConversionError, Source, recover
 from holdfast.cluster.metadata.model import AgreedUsers, ClusterMetadata
 from holdfast.cluster.state.fields import InboundIds
-from holdfast.cluster.state.replicated import NO_ID, SNAPSHOT_INBOUND, ReplicatedState
+from holdfast.cluster.state.packet_ids import NO_ID
+from holdfast.cluster.state.replicated import SNAPSHOT_INBOUND, ReplicatedState
 from holdfast.config.check_cluster import NODE_ID
 from holdfast.config.schema import NODE_NAME
 from holdfast.security.dynamic.agreed import unpack

@@ -182,6 +182,8 @@ def json_line(record: Record) -> str:
     if record.flags & FLAG_PRODUCER:
         _put_bytes(fields, "producer", record.producer)
         fields["producer_epoch"] = record.producer_epoch
+    elif record.flags & FLAG_PACKET_ID and record.producer:
+        _put_bytes(fields, "life", record.producer)
     if record.sequence or record.flags & (FLAG_PRODUCER | FLAG_PACKET_ID | FLAG_WILL):
         fields["sequence"] = record.sequence
     if record.properties:

@@ -5,6 +5,13 @@ The replicated state has those of the committed records. `UncommittedState` has 
 records that are not committed. It is rebuilt from the log when this node becomes leader of a
 partition, and dropped when it stops.
 
+Invariant: both give the same verdict about a record, wherever the commit is between the records
+before it. A verdict depends on the record and on earlier ones of its partition. Another partition
+may lag here. Therefore a QoS 2 record names the epoch in which the life of its session began, and
+repeats only a message that was stored since. Counter-example: a device begins with Clean Start and
+uses its lowest packet id for a new message. The message of its old session with that id is not
+committed yet. Without the life, the new message would be acknowledged and not stored.
+
 Invariant: a repetition is acknowledged only when everything appended before it is committed.
 Counter-example: the original record is appended and not committed. The leader acknowledges the
 repetition and dies, and the next leader has no such record.
@@ -22,6 +29,7 @@ from holdfast.cluster.frame_kinds import FORWARD_RESULT
 from holdfast.cluster.publish.forward_frames import ForwardResult, encode_result
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender, PendingRecord
+from holdfast.cluster.state.packet_ids import NO_EPOCH
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
@@ -45,8 +53,9 @@ class UncommittedState:
     node leads."""
 
     def __init__(self) -> None:
-        # (client id, packet id) -> (True if stored, False if released; offset)
-        self.inbound: dict[tuple[bytes, int], tuple[bool, int]] = {}
+        # (client id, packet id) -> (session epoch of the stored message, NO_EPOCH if it is
+        # released; offset)
+        self.inbound: dict[tuple[bytes, int], tuple[int, int]] = {}
         # client id -> (epoch of the newest session that stored or released a packet id, offset)
         self.sessions: dict[bytes, tuple[int, int]] = {}
         # producer id -> (epoch, sequence, offset)
@@ -79,17 +88,18 @@ class UncommittedState:
             self._entries.append((offset, log_record.FLAG_DELAYED, (b"", sequence)))
         elif kind == log_record.RELEASE:
             key = (client_id, sequence)
-            self.inbound[key] = (False, offset)
+            self.inbound[key] = (NO_EPOCH, offset)
             self.sessions[client_id] = (epoch, offset)
             self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
         elif kind == log_record.WILL or flags & log_record.FLAG_WILL:
-            self.wills[client_id] = (sequence, offset)
-            self._entries.append((offset, log_record.FLAG_WILL, (client_id, 0)))
+            if sequence >= self.wills.get(client_id, (0, 0))[0]:
+                self.wills[client_id] = (sequence, offset)
+                self._entries.append((offset, log_record.FLAG_WILL, (client_id, 0)))
         elif kind != log_record.MESSAGE:
             return
         elif flags & log_record.FLAG_PACKET_ID:
             key = (client_id, sequence)
-            self.inbound[key] = (True, offset)
+            self.inbound[key] = (epoch, offset)
             self.sessions[client_id] = (epoch, offset)
             self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
         elif flags & log_record.FLAG_PRODUCER:
@@ -102,7 +112,7 @@ class UncommittedState:
         while entries and entries[0][0] < offset:
             at, flag, key = entries.popleft()
             if flag == log_record.FLAG_PACKET_ID:
-                if self.inbound.get(key, (False, -1))[1] == at:
+                if self.inbound.get(key, (NO_EPOCH, -1))[1] == at:
                     del self.inbound[key]
                 if self.sessions.get(key[0], (0, -1))[1] == at:
                     del self.sessions[key[0]]
@@ -253,11 +263,11 @@ class Admission(Appender):
                 return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
             known = tail.inbound.get((client_id, sequence))
             if known is not None:
-                if known[0]:
-                    return REPEATED
-            elif self._replicated.is_inbound(
-                client_id.decode(), record.partition, sequence, record.producer_epoch
-            ):
+                stored_epoch = known[0]
+            else:
+                client = client_id.decode()
+                stored_epoch = self._replicated.inbound_at(client, record.partition, sequence)
+            if stored_epoch >= self._replicated.life(record):
                 return REPEATED
         elif flags & log_record.FLAG_PRODUCER:
             outcome = self._admit_sequence(tail, record)

@@ -4,10 +4,8 @@ Every node has all of it, equal at equal offsets, because only committed records
 that owns a session has the state of its connection. What that node appends is applied here.
 
 Records of one partition are applied in order, those of several partitions are not. QoS 2 packet ids
-and wills have records in the partitions of their messages, so they are stored with the session
-epoch. Those of an earlier life of a session are ignored. Counter-example: a clean start is applied
-first, and then a QoS 2 record of the old session with packet id 7. A new message with id 7 would be
-dropped as a repetition.
+(`packet_ids`) and wills have records in the partitions of their messages, so they are stored with
+the session epoch.
 
 Invariant: the state of a session or a group is a function of the records of its home partition. A
 session's cursor has no positions before a record sets them. Counter-example: each node fills them
@@ -25,7 +23,6 @@ from msgspec import UNSET
 from msgspec.json import encode
 
 from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
@@ -49,6 +46,7 @@ from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.state.fields import EPOCHS, INBOUND, StoredEpochs
 from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.packet_ids import ReplicatedPacketIds
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
@@ -65,8 +63,6 @@ early. The clock of the node that closed it may be behind that of the node that 
 """
 NOBODY: Final = ""
 """A client id that no client has."""
-NO_ID: Final = 0
-"""A packet id that no packet has."""
 REQUESTS_MAX: Final = 8
 """The most request numbers stored for one session. A node repeats a request within one second, to
 the leader of that time."""
@@ -77,7 +73,7 @@ SNAPSHOT_INBOUND: Final = 101
 not a part of the session entry: a later record may open that session."""
 
 
-class ReplicatedState(Recovery):
+class ReplicatedState(ReplicatedPacketIds):
     """The replicated state of all partitions, and what recovery needs to rebuild it.
 
     Invariant: two nodes that have applied the same offsets of a home partition have equal sessions
@@ -87,12 +83,6 @@ class ReplicatedState(Recovery):
     def __init__(self, state: RecordedState) -> None:
         super().__init__(state)
         self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
-        # Per client id: (partition, packet id) -> epoch of the session that sent it. With NO_ID:
-        # the epoch of the newest session that sent or released an id in that partition.
-        self.inbound: dict[str, dict[tuple[int, int], int]] = {}
-        # Per session: the epoch in which its present life began, with a clean start or without a
-        # session.
-        self.born: dict[str, int] = {}
         # Per session: the newest requests that opened it, that of its owner last. `_old_requests`:
         # those of ended sessions, as far as this process knows them.
         self._requests: dict[str, list[int]] = {}
@@ -171,55 +161,6 @@ class ReplicatedState(Recovery):
         known.append(request)
         del known[:-REQUESTS_MAX]
 
-    def _note_inbound(self, record: Record) -> None:
-        ids = self.inbound.setdefault(record.client_id.decode(), {})
-        ids[(record.partition, record.sequence)] = record.producer_epoch
-        ids[(record.partition, NO_ID)] = record.producer_epoch
-
-    def _release_inbound(self, record: Record) -> None:
-        client_id = record.client_id.decode()
-        if self.is_superseded(client_id, record.partition, record.producer_epoch):
-            return
-        ids = self.inbound.setdefault(client_id, {})
-        ids.pop((record.partition, record.sequence), None)
-        ids[(record.partition, NO_ID)] = record.producer_epoch
-
-    def is_superseded(self, client_id: str, partition: int, epoch: int) -> bool:
-        """True if a later session of the client has sent or released a packet id in the
-        partition."""
-        ids = self.inbound.get(client_id)
-        return ids is not None and epoch < ids.get((partition, NO_ID), 0)
-
-    def is_inbound(self, client_id: str, partition: int, packet_id: int, epoch: int) -> bool:
-        """True if a QoS 2 message with this id is stored in the partition and not released.
-
-        `epoch`: that of the session in question, used if its `open` record is not applied yet.
-        """
-        ids = self.inbound.get(client_id)
-        if ids is None:
-            return False
-        stored_epoch = ids.get((partition, packet_id), -1)
-        return stored_epoch >= self.born.get(client_id, epoch)
-
-    def inbound_epoch(self, client_id: str) -> int:
-        """Returns the epoch of the client's newest session with packet ids, or 0 without one."""
-        ids = self.inbound.get(client_id)
-        if ids is None:
-            return 0
-        partitions = range(self.state.config.partitions)
-        return max(ids.get((partition, NO_ID), 0) for partition in partitions)
-
-    def inbound_ids(self, client_id: str) -> dict[int, int]:
-        """Returns packet id -> partition of the ids stored since the session began and not
-        released."""
-        born = self.born.get(client_id, 0)
-        ids = self.inbound.get(client_id, {})
-        return {
-            packet_id: partition
-            for (partition, packet_id), epoch in ids.items()
-            if epoch >= born and packet_id != NO_ID
-        }
-
     def _will_done(self, client_id: str, epoch: int) -> None:
         super()._will_done(client_id, epoch)
         _remember(self.fired, client_id, epoch, FIRED_MAX)
@@ -283,16 +224,6 @@ class ReplicatedState(Recovery):
             # If the session has no owner, its node has closed it already, and knew more than the
             # coordinator that closes it in the node's place.
             self.maybe_sent.add(client_id)
-
-    def _forget_inbound(self, client_id: str, epoch: int) -> None:
-        """Removes the packet ids of an ended session, except those of a later session.
-
-        Records of a later session may be applied first, because they are in other partitions.
-        """
-        ids = self.inbound.pop(client_id, {})
-        later = {key: known for key, known in ids.items() if known > epoch}
-        if later:
-            self.inbound[client_id] = later
 
     def _restore_session(self, entry: SessionEntry) -> Session:
         session = super()._restore_session(entry)

@@ -1,0 +1,121 @@
+"""A QoS 2 message of a client whose session has begun again is not taken for one of its session
+before, whatever the nodes know of each other at that time."""
+
+import pytest
+
+from holdfast.protocol.mqtt import packets as m
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import MESSAGE
+from tests.sim.checks import Message
+from tests.sim.process import Process
+from tests.unit.test_rights_cluster import LONG_S, Peer, Stage
+
+PACKET_ID = 1
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage(monkeypatch)
+    stage.until(lambda: len(leaders(stage)) == 3)
+    stage.run(1.0)
+    return stage
+
+
+def leaders(stage: Stage) -> list[str]:
+    metadata = stage.world.newest_metadata()
+    assert metadata is not None
+    return sorted({each.leader for each in metadata.partitions})
+
+
+def leader(stage: Stage, key: str) -> str:
+    metadata = stage.world.newest_metadata()
+    assert metadata is not None
+    return metadata.partitions[partition_of(key.encode(), stage.world.settings.partitions)].leader
+
+
+def nodes(stage: Stage) -> tuple[str, str, str]:
+    """The last one leads Raft. So a lost link between the others keeps no partition from going
+    on."""
+    third = process_of(stage, "n1").cluster_node.meta.leader_id
+    one, two = (name for name in stage.world.hosts if name != third)
+    return one, two, third
+
+
+def led_by(stage: Stage, node: str) -> str:
+    """A topic, or a client id, whose partition this node leads."""
+    return next(name for name in map("k{}".format, range(100)) if leader(stage, name) == node)
+
+
+def process_of(stage: Stage, node: str) -> Process:
+    process = stage.world.hosts[node].process
+    assert process is not None
+    return process
+
+
+def send(stage: Stage, peer: Peer, topic: str, text: str, *, dup: bool = False) -> None:
+    message = Message(text, peer.client_id, topic, len(stage.world.checks.messages), 2)
+    message.times_sent = 1
+    if not dup:
+        stage.world.checks.published(message)
+    payload = text.encode()
+    packet = m.Publish(topic.encode(), payload, 2, False, dup, PACKET_ID, b"", 0, -1)
+    peer.send(packet)
+
+
+def stored(stage: Stage) -> list[str]:
+    return [
+        record.payload.decode()
+        for batches in stage.world.checks.committed
+        for batch in batches
+        for record in batch.records()
+        if record.kind == MESSAGE
+    ]
+
+
+def cut(stage: Stage, one: str, other: str) -> None:
+    stage.world.network.cut(one, other)
+    stage.world.network.cut(other, one)
+
+
+def test_a_message_that_is_not_committed_is_of_the_session_before(stage: Stage) -> None:
+    home, topic_node, follower = nodes(stage)
+    client_id = led_by(stage, home)
+    topic = led_by(stage, topic_node)
+    old = stage.login(home, "alice", client_id, expiry_s=LONG_S)
+    cut(stage, topic_node, follower)
+    send(stage, old, topic, "old")
+    stage.run(0.05)
+    assert stored(stage) == []
+    new = stage.login(home, "alice", client_id, expiry_s=LONG_S)
+    send(stage, new, topic, "new")
+    stage.run(0.05)
+    assert stored(stage) == []
+    stage.world.network.heal()
+    new.answer(m.Ack)
+    assert stored(stage) == ["old", "new"]
+
+
+def test_a_leader_that_lags_behind_the_home_knows_a_new_session(stage: Stage) -> None:
+    """All nodes are up, and the third one hears both."""
+    home, topic_node, other = nodes(stage)
+    client_id = led_by(stage, home)
+    topic = led_by(stage, topic_node)
+    old = stage.login(other, "alice", client_id, expiry_s=LONG_S)
+    send(stage, old, topic, "old")
+    old.answer(m.Ack)
+    old.lose()
+    cut(stage, home, topic_node)
+    stage.run(5.0)
+    new = stage.login(other, "alice", client_id, expiry_s=LONG_S)
+    born = process_of(stage, topic_node).images.born[client_id]
+    assert process_of(stage, other).images.born[client_id] > born
+    send(stage, new, topic, "new")
+    new.answer(m.Ack)
+    assert stored(stage) == ["old", "new"]
+    # The life goes on: its own message is not stored again.
+    new.lose()
+    stage.run(0.1)
+    again = stage.login(other, "alice", client_id, clean=False, expiry_s=LONG_S)
+    send(stage, again, topic, "new", dup=True)
+    again.answer(m.Ack)
+    assert stored(stage) == ["old", "new"]
