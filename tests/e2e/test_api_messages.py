@@ -1,15 +1,22 @@
 """Publishing, retained messages, subscriptions and shared groups over the admin API."""
 
 import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from holdfast.security.access.access_file import AccessFile
+from holdfast.security.access.changes import add_token
 from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.conftest import StartHoldfast
+from tests.e2e.listeners_broker import ListenersBroker
+from tests.e2e.test_admin_access import ask
 from tests.e2e.wire import USER_PROPERTY, Wire
 from tests.support.api_client import Api, Refused
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +75,91 @@ def test_a_message_is_published_with_the_rights_of_a_client(
         for identity in ({"user": "bert"}, {"client": "dev-1"}):
             with pytest.raises(Refused, match="not authorised"):
                 api.post("publish", {"topic": "for-anna", "qos": qos, **identity})
+
+
+def test_a_delayed_message_has_the_rights_of_its_request_when_it_is_due(
+    start_holdfast: StartHoldfast, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The operator may write everything, also later; `user` and `client` count with each other."""
+    acl = tmp_path_factory.mktemp("acl") / "acl"
+    acl.write_text("topic read #\nuser anna\ntopic write for-anna\npattern write of/%c\n")
+    broker = start_holdfast({"security": {"acl_file": str(acl), "allow_anonymous": True}})
+    api = Api(broker.admin_port)
+    with Wire(broker.port) as client:
+        client.connect("c")
+        client.subscribe(("#", 1))
+        expected = set()
+        for qos in (0, 1):
+            for topic, identity in (
+                ("anything", {}),
+                ("for-anna", {"user": "anna"}),
+                ("of/dev-1", {"client": "dev-1", "user": "anna"}),
+            ):
+                message = {"topic": f"$delayed/1/{topic}", "payload": f"{topic} {qos}", "qos": qos}
+                api.post("publish", {**message, **identity})
+                expected.add(f"{topic} {qos}")
+        received = {client.message().payload.decode() for _ in expected}
+        assert received == expected
+    with pytest.raises(Refused, match="not authorised"):
+        api.post("publish", {"topic": "$delayed/1/for-anna", "user": "bert"})
+
+
+def test_rights_that_nobody_here_knows_are_refused(tmp_path: Path) -> None:
+    """They are those of the listener through which the client connects."""
+    acl = tmp_path / "acl"
+    acl.write_text("topic write mine\n")
+    port = free_port()
+    tenant = {"port": port, "acl_file": str(acl), "allow_anonymous": True}
+    broker = ListenersBroker(tmp_path / "broker", [tenant])
+    broker.start()
+    try:
+        api = Api(broker.admin_port)
+        with pytest.raises(Refused, match=r"409: .*while it is connected"):
+            api.post("publish", {"topic": "other", "client": "dev"})
+        with Wire(port) as client:
+            client.connect("dev")
+            api.post("publish", {"topic": "mine", "client": "dev"})
+            with pytest.raises(Refused, match=r"409: .*not authorised"):
+                api.post("publish", {"topic": "other", "client": "dev"})
+    finally:
+        broker.kill()
+
+
+COMMAND = "$CONTROL/dynamic-security/v1"
+
+
+def test_commands_over_http_need_the_role_admin_and_name_their_caller(
+    start_holdfast: StartHoldfast, tmp_path: Path
+) -> None:
+    """`user` gives the rights of any user, so an operator could make itself an administrator."""
+    users = tmp_path / "users.json"
+    acls = [{"acltype": "publishClientSend", "topic": "$CONTROL/#", "allow": True}]
+    users.write_text(
+        json.dumps(
+            {
+                "clients": [{"username": "boss", "roles": [{"rolename": "r"}]}],
+                "roles": [{"rolename": "r", "acls": acls}],
+            }
+        )
+    )
+    broker = start_holdfast({"security": {"dynamic_security_file": str(users)}})
+    secrets = {
+        role: AccessFile(broker.data).change(add_token(role, 0))[1]
+        for role in ("operator", "admin")
+    }
+    until(lambda: ask(broker.admin_port, "GET", "/metrics").status == 401, "the tokens count")
+    payload = json.dumps({"commands": [{"command": "createClient", "username": "mallory"}]})
+    body = {"topic": COMMAND, "payload": payload, "user": "boss"}
+    refused = ask(broker.admin_port, "POST", "/api/v1/publish", secrets["operator"], body)
+    assert (refused.status, "role admin" in refused.json["error"]) == (403, True)
+    assert "mallory" not in users.read_text()
+    done = ask(broker.admin_port, "POST", "/api/v1/publish", secrets["admin"], body)
+    assert done.status == 200, done.json
+    assert "mallory" in users.read_text()
+    entries = ask(broker.admin_port, "GET", "/api/v1/audit", secrets["admin"]).json["entries"]
+    own = f"token {secrets['admin'].split('_')[1]}"
+    [command] = [each for each in entries if each["method"] == "COMMAND"]
+    assert command["who"] == own
 
 
 def test_retained_messages_are_listed_deleted_and_restored(broker: Holdfast) -> None:

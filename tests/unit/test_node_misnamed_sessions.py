@@ -34,6 +34,18 @@ def test_such_a_client_is_refused(client_id: str) -> None:
     assert answer.reason == 0
 
 
+@pytest.mark.parametrize("client_id", ["$api-", "$api-0123", "admin:", "admin:user ada"])
+def test_a_client_with_a_name_of_the_admin_port_is_refused(client_id: str) -> None:
+    """No list would show it, or it would publish under the name of an operator."""
+    bench = NodeBench()
+    (answer,) = bench.connect(client_id).take()
+    assert isinstance(answer, m.Connack)
+    assert answer.reason == reasons.CLIENT_IDENTIFIER_NOT_VALID
+    (answer,) = bench.connect("admin").take()
+    assert isinstance(answer, m.Connack)
+    assert answer.reason == 0
+
+
 def opened(epoch: int) -> dict[str, object]:
     return {
         "op": "open",

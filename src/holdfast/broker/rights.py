@@ -139,7 +139,9 @@ def may_publish_will(state: NodeState, session: Session, topic: str) -> bool:
 def has_passing_rules(connection: Connection) -> bool:
     """Whether the client's rules came with its proof of identity, or are those of its listener, so
     that they cannot be asked for later."""
-    return _given_rules(connection) is not None or connection.listener.acl is not None
+    rights = connection.rights
+    is_given = isinstance(rights, Rights) and rights.is_given
+    return is_given or _given_rules(connection) is not None or connection.listener.acl is not None
 
 
 def may_publish_later(state: NodeState, username: str | None, client_id: str, topic: str) -> bool:
@@ -212,13 +214,34 @@ def attach_rights_of(
     session: Session,
     connection: Connection,
     identity: tuple[str | None, str] | None,
-) -> None:
+) -> str:
     """Give a client of the admin port the rights of a user and a client id. None: of the operator,
-    who may write every topic but those of the broker."""
-    rights = None
-    if identity is not None and state.acl is not None:
-        rights = Rights(state.acl.for_client(identity[0], identity[1]), b"")
+    who may write every topic but those of the broker, also when a delayed message is due. Returns
+    the reason if nobody here knows those rights, or ""."""
+    rights: Rights | None = Rights(None, b"", is_given=True)
+    if identity is not None:
+        owner = state.sessions.get(identity[1])
+        present = None if owner is None or owner.connection is None else owner.rights
+        if isinstance(present, Rights) and owner is not None and owner.username == identity[0]:
+            if isinstance(present.acl, AskedRules):
+                return "a service decides about the rights of this client, and asks the client only"
+            is_given = present.is_given or present.listener is not None
+            rights = Rights(present.acl, present.mount, is_given=is_given, acts_for=identity)
+        elif state.acl is not None:
+            rules = state.acl.for_client(identity[0], identity[1])
+            rights = Rights(rules, b"", acts_for=identity)
+        elif has_rules(state):
+            return "the rights of this client are known while it is connected to this node"
+        else:
+            rights = None
     session.rights = connection.rights = rights
+    return ""
+
+
+def acting_for(connection: Connection) -> tuple[str | None, str] | None:
+    """The user and client id whose rights a client of the admin port has; None: its own."""
+    rights = connection.rights
+    return rights.acts_for if isinstance(rights, Rights) else None
 
 
 class RulesChange(Work):

@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.endpoints import ApiRefusal, Call
+from holdfast.broker.connections.connect import API_PREFIX
 from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.promise import CallbackPromise
 from holdfast.broker.publish.control import COMMAND_TOPIC
@@ -54,7 +55,7 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     time_us: int
     who: str
     """`user NAME`, `token ID`, `local` for a process of the machine without access set up, or
-    `mqtt USER (CLIENT ID)` for a command of a client."""
+    `mqtt USER (CLIENT ID)` for a command of a client over MQTT."""
     remote: str
     """The IP address."""
     node: str
@@ -248,9 +249,12 @@ class AuditLog:
 
 def _command_entry(change: SecurityChange, node: str) -> AuditEntry:
     outcome = change.outcome
+    who = f"mqtt {change.username} ({change.client_id})"
+    if change.client_id.startswith(API_PREFIX):
+        who = change.client_id.partition(" ")[2]
     return AuditEntry(
         0,
-        f"mqtt {change.username} ({change.client_id})",
+        who,
         address_of(change.remote),
         node,
         "COMMAND",

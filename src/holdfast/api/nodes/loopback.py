@@ -8,8 +8,8 @@ import asyncio
 import secrets
 from typing import Any, Final
 
-from holdfast.api.views.sessions import INTERNAL_PREFIX
 from holdfast.broker.connections.close import handle_connection_lost
+from holdfast.broker.connections.connect import API_PREFIX, OPERATOR_PREFIX
 from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.rights import attach_rights_of
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
@@ -44,18 +44,20 @@ class LoopbackClient:
     def __init__(
         self,
         broker: Broker,
-        publisher: str,
+        caller: str,
         identity: tuple[str | None, str] | None = None,
         *,
         client_id: str = "",
         username: str | None = None,
     ) -> None:
-        """`publisher`: the name in the log. `identity`: see `attach_rights_of`.
+        """`caller`: the caller of the admin port. `identity`: see `attach_rights_of`.
         `client_id`: an existing session, which is ended; by default a new one."""
         self._broker = broker
-        self._publisher = publisher
+        self.publisher = client_id or OPERATOR_PREFIX + caller
+        """The name in the log."""
         self._identity = identity
-        self._client_id = client_id or INTERNAL_PREFIX + secrets.token_hex(8)
+        # The audit of a command reads the caller from it (`api.access.audit`).
+        self._client_id = client_id or f"{API_PREFIX}{secrets.token_hex(8)} {caller}"
         self._username = username
         self._reader = FrameReader(PACKET_BYTES_MAX)
         self._packet_id = 0
@@ -87,8 +89,11 @@ class LoopbackClient:
         if session is None:
             raise LoopbackRefusal(0, "the broker has closed the session")
         # The record names the publisher, and not this connection.
-        session.key = self._publisher.encode()
-        attach_rights_of(broker.node.state, session, connection, self._identity)
+        session.key = self.publisher.encode()
+        text = attach_rights_of(broker.node.state, session, connection, self._identity)
+        if text:
+            self._end()
+            raise LoopbackRefusal(reasons.IMPLEMENTATION_SPECIFIC_ERROR, text)
         return self
 
     async def __aexit__(self, *_: object) -> None:

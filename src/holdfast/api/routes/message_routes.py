@@ -36,6 +36,7 @@ DELETE_MAX: Final = 10_000
 RESTORE_BYTES_MAX: Final = 2 << 20
 VISITS: Final = 256
 """The topics that one step of a scan of retained messages visits."""
+COMMANDS: Final = "$CONTROL"
 
 FILTER: Final = Text("filter", "the topics", default="#", most=65_535)
 DELETE_FILTER: Final = Text("filter", "the topics", required=True, most=65_535)
@@ -166,17 +167,19 @@ class MessageRoutes:
     async def _publish(self, call: Call) -> Published:
         request = call.body(PublishRequest)
         topic, payload, properties = _message_of(request)
+        if request.topic.startswith(COMMANDS) and call.caller.scope < Scope.ADMIN:
+            # `user` gives the rights of any user, so an operator could command as an administrator.
+            raise ApiRefusal(403, f"commands to {COMMANDS} need the role admin")
         identity = self._identity(request)
-        publisher = f"admin:{call.caller.name}"
         call.after = {"topic": request.topic, "bytes": len(payload), "qos": request.qos,
                       "retain": request.retain, "client": request.client,
                       "user": request.user}  # fmt: skip
         try:
-            async with LoopbackClient(self._node.broker, publisher, identity) as client:
+            async with LoopbackClient(self._node.broker, call.caller.name, identity) as client:
                 code = await client.publish(topic, payload, request.qos, request.retain, properties)
         except LoopbackRefusal as error:
             raise _refused(error) from None
-        return Published(code, reasons.NAMES.get(code, hex(code)), publisher)
+        return Published(code, reasons.NAMES.get(code, hex(code)), client.publisher)
 
     def _identity(self, request: PublishRequest) -> tuple[str | None, str] | None:
         if not request.client and request.user is None:
@@ -232,7 +235,7 @@ class MessageRoutes:
         call.before = done
         if not call[DRY_RUN]:
             try:
-                async with LoopbackClient(self._node.broker, f"admin:{call.caller.name}") as client:
+                async with LoopbackClient(self._node.broker, call.caller.name) as client:
                     for topic, _ in chosen:
                         await client.publish(topic.encode(), b"", 1, True)
             except LoopbackRefusal as error:
@@ -246,7 +249,7 @@ class MessageRoutes:
         done = Restored(0, [])
         call.after = done
         try:
-            async with LoopbackClient(self._node.broker, f"admin:{call.caller.name}") as client:
+            async with LoopbackClient(self._node.broker, call.caller.name) as client:
                 for place in wanted:
                     reason = await self._restore_one(client, place)
                     if reason:
@@ -326,4 +329,6 @@ def _message_of(request: PublishRequest) -> tuple[bytes, bytes, bytes]:
 def _refused(error: LoopbackRefusal) -> ApiRefusal:
     if error.reason == reasons.NOT_AUTHORIZED:
         return ApiRefusal(409, "the message was refused: not authorised to publish there")
+    if error.reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR:
+        return ApiRefusal(409, f"the message was not published: {error}")
     return ApiRefusal(503, f"the message was refused: {error}")

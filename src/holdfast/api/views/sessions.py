@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from holdfast.api.views.pages import AbsentNode, BestRows, Place, SortKey
 from holdfast.api.views.slices import ITEMS
+from holdfast.broker.connections.connect import API_PREFIX
 from holdfast.broker.recovery.retention_pins import needed_positions
 from holdfast.broker.session.additions import identifier_of
 from holdfast.broker.session.connection import OPEN
@@ -15,8 +16,6 @@ from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.topics.names import is_shared
 
-INTERNAL_PREFIX: Final = "$api-"
-"""The beginning of the client ids of the admin port's own clients. No list shows them."""
 SUBSCRIPTIONS_MAX: Final = 1000
 INFLIGHT_MAX: Final = 1000
 """The most subscriptions, and packet ids, of one session in a reply."""
@@ -149,7 +148,7 @@ SORTS: Final[dict[str, Callable[[NodeState, Session], SortKey]]] = {
 def is_hidden(session: Session) -> bool:
     """Whether the session belongs to the broker itself."""
     client_id = session.client_id
-    return session.is_internal or client_id.startswith(INTERNAL_PREFIX) or is_shared(client_id)
+    return session.is_internal or client_id.startswith(API_PREFIX) or is_shared(client_id)
 
 
 def is_connected(session: Session) -> bool:

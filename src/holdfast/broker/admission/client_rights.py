@@ -23,13 +23,16 @@ class Rights:
         listener: ListenerRules | None = None,
         *,
         is_given: bool = False,
+        acts_for: tuple[str | None, str] | None = None,
     ) -> None:
         """`acl` None: everything below the `mount`, the prefix of the client's topics. `listener`:
         that of the client's last connection; None: it has no rights of its own. `is_given`: the
-        rules came with the client's proof of identity, and end with its next connection."""
+        rules came with the client's proof of identity, and end with its next connection.
+        `acts_for`: the user and client id to which the rights belong, if not to the client."""
         self.acl = acl
         self.listener = listener
         self.is_given = is_given
+        self.acts_for = acts_for
         self.mount = mount
         # Made on first use: most clients only read, or only write.
         self.reads: dict[bytes, bool] | None = None

@@ -1,5 +1,7 @@
 """CONNECT: its checks, and the authentication of its client."""
 
+from typing import Final
+
 from holdfast.addresses import server_reference
 from holdfast.broker.admission.checks import may_connect, note_failure
 from holdfast.broker.admission.proof import Proof
@@ -25,6 +27,12 @@ from holdfast.protocol.mqtt.properties import number_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.acl import ClientRules
 from holdfast.security.identity.identity import Answer, ClientIdentity, LoginRefusal
+
+API_PREFIX: Final = "$api-"
+"""The beginning of the client ids of requests to the admin port."""
+OPERATOR_PREFIX: Final = "admin:"
+"""The beginning of the names under which the log has messages of callers of the admin port. A
+client with such an id would publish under the name of an operator."""
 
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
@@ -52,6 +60,10 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
         return
     if not may_connect(state, connection, packet.client_id, packet.username):
+        return
+    if packet.client_id.startswith((API_PREFIX, OPERATOR_PREFIX)):
+        text = f"client ids that begin with {API_PREFIX} or {OPERATOR_PREFIX} are the admin port's"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
         return
     if packet.will is not None and not _check_will(state, connection, packet):
         return

@@ -33,7 +33,7 @@ from holdfast.broker.publish.delayed_table import (
 )
 from holdfast.broker.publish.delayed_timer import arm_delayed
 from holdfast.broker.recorded_state import DELAYED, RecordedState
-from holdfast.broker.rights import has_passing_rules, may_publish_later
+from holdfast.broker.rights import acting_for, has_passing_rules, may_publish_later
 from holdfast.broker.routing import find_route, look_up
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message, stored_message
@@ -53,8 +53,9 @@ disk is full."""
 RETRY_S: Final = 5.0
 """The time in seconds after which the leader of a partition publishes a delayed message again whose
 record it has not applied. The leader's admission stores it once."""
-
-
+ACTS_FOR: Final = "\0"
+"""Between the user and the client id whose rights a message has that the admin port publishes. No
+name of MQTT contains it. [MQTT-1.5.4-2]"""
 OVER: Final = "it was published or cancelled before, or that is on its way to the log"
 """The reason why a delayed message is not cancelled."""
 
@@ -117,6 +118,10 @@ def delayed_record(
 ) -> Record:
     """The first record of a delayed message. `route` is that of its real topic. Raises
     `InvalidDelay`."""
+    username = session.username
+    acts_for = acting_for(connection)
+    if acts_for is not None:
+        username = f"{acts_for[0] or ''}{ACTS_FOR}{acts_for[1]}"
     return Record(
         route.partition,
         log_record.MESSAGE,
@@ -126,9 +131,7 @@ def delayed_record(
         timestamp_us=state.wall_us,
         topic=publish.topic,
         client_id=session.key,
-        properties=with_publisher(
-            publish.properties, session.username, has_passing_rules(connection)
-        ),
+        properties=with_publisher(publish.properties, username, has_passing_rules(connection)),
         payload=publish.payload,
     )
 
@@ -193,6 +196,9 @@ def _publish(state: NodeState, message: Delayed) -> None:
         end_delayed(state, message.place)
         return
     client_id = waiting.client_id.decode("utf-8", "replace")
+    if username is not None and ACTS_FOR in username:
+        name, _, client_id = username.partition(ACTS_FOR)
+        username = name or None
     if not is_given and not may_publish_later(state, username, client_id, route.topic):
         # The rules have changed since the client published.
         state.stats.delayed_denied += 1
