@@ -178,10 +178,10 @@ deb: $(VENV)/.installed
 image: $(VENV)/.installed
 	deploy/packages/image.sh $(BIN)/python
 
-# Installs what is in dist/ on bare Debian roots, as root.
+# Installs what is in dist/ on bare Debian roots, as root; and the source with each Python here.
 test-packages: $(VENV)/.installed
 	deploy/packages/programs.sh mmdebstrap skopeo umoci docker-compose
-	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/unit/test_deploy_compose.py
+	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/e2e/test_install.py tests/unit/test_deploy_compose.py
 
 # The tag is the last step: it names a commit that was tested and built as a whole.
 release: setup

@@ -1,17 +1,52 @@
 """Compiles the hot modules with mypyc where a C compiler and the Python headers are present.
 
-The source runs unchanged without it, so a failure to compile is never a failure to install.
+The source runs unchanged without it, so a failure to compile is never a failure to install. Two
+processes with a bound in time compile the modules and load each of them, because mypy can exit, and
+a compiler can hang or write libraries that do not load. All compiled modules are installed or none:
+they share one library, and a module of another compilation would read it wrongly.
+
 HOLDFAST_COMPILE=0 skips it, HOLDFAST_COMPILE=1 turns a failure into an error.
+HOLDFAST_COMPILE_TIMEOUT_S bounds both processes together; slow machines may need more.
 """
 
+import atexit
+import contextlib
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import sysconfig
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+WANTED = os.environ.get("HOLDFAST_COMPILE", "auto")
+TIMEOUT_S = float(os.environ.get("HOLDFAST_COMPILE_TIMEOUT_S", "1800"))
+COMPILES_INTO = "HOLDFAST_COMPILES_INTO"
+"""Set in the process that compiles: the directory for the generated C."""
+SHOWN_LINES = 30
+BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
+# msgspec's types: without them mypy rejects each Struct. Other packages count as untyped.
+COMPILER_REQUIRES = ["mypy>=1.18", "msgspec>=0.19"]
+TYPES_REJECTED = 3
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+# What a module needs only at run time is not installed here.
+LOAD_EACH = """
+import importlib, sys
+for name in sys.argv[2:]:
+    try:
+        file = importlib.import_module(name).__file__
+        assert file.startswith(sys.argv[1]) and file.endswith(".so"), file
+    except ModuleNotFoundError as error:
+        if error.name.startswith("holdfast"):
+            raise
+"""
 
 HOT = [
     "storage/journal/active_index.py",
@@ -225,37 +260,146 @@ class BuildSideBySide(build_ext):
         super().build_extensions()
 
 
-def compiled_modules() -> list:
-    wanted = os.environ.get("HOLDFAST_COMPILE", "auto")
-    if wanted == "0":
-        return []
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if shutil.which(compiler) is None or not headers.exists():
-        if wanted == "1":
-            raise SystemExit(f"HOLDFAST_COMPILE=1, but {compiler} or {headers} is missing")
-        return []
+def extensions_from_mypyc(directory: str) -> list:
+    from mypyc.build import mypycify
+
     try:
-        from mypyc.build import mypycify
-    except ImportError:
-        if wanted == "1":
-            raise
-        return []
-    os.environ["MYPYPATH"] = "src"
-    modules = mypycify(
-        [
-            "--config-file=tools/mypyc.ini",
-            *(f"src/holdfast/{name}" for name in HOT),
-        ],
-        opt_level="2",
-        debug_level="0",
-        multi_file=True,
-        group_name="holdfast",
-    )
-    if wanted != "1":
-        for module in modules:
-            module.optional = True
+        modules = mypycify(
+            ["--config-file=tools/mypyc.ini", *(f"src/holdfast/{name}" for name in HOT)],
+            opt_level="2",
+            debug_level="0",
+            multi_file=True,
+            group_name="holdfast",
+            target_dir=directory,
+        )
+    except SystemExit:
+        sys.exit(TYPES_REJECTED)
+    for module in modules:
+        # mypyc makes errors of warnings, and each compiler warns of something else.
+        module.extra_compile_args.append("-Wno-error")
     return modules
 
 
-setup(ext_modules=compiled_modules(), cmdclass={"build_ext": BuildSideBySide})
+class CannotCompile(Exception):
+    """Why the hot modules stay interpreted."""
+
+
+def what_is_missing() -> str | None:
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if shutil.which(compiler) is None:
+        return f"{compiler} is missing"
+    return None if headers.exists() else f"{headers} is missing"
+
+
+def run(command: list, log: Path, deadline: float, **environment: str) -> int:
+    """Run a command and return its exit code; at the deadline, end it and all that it started."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(max(0.0, deadline - time.monotonic()))
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CannotCompile(f"compiling took longer than {TIMEOUT_S:g} s") from None
+            raise
+
+
+def compile_hot(directory: Path) -> Path:
+    """Compile all hot modules below `directory`; return the root of the complete package."""
+    missing = what_is_missing()
+    if missing is None and find_spec("mypyc") is None:
+        missing = "mypy is missing"
+    if missing is not None:
+        raise CannotCompile(missing)
+    built, log = directory / "lib", directory / "log"
+    deadline = time.monotonic() + TIMEOUT_S
+    build = ["setup.py", "-q", "build", f"--build-base={directory}", f"--build-lib={built}"]
+    try:
+        code = run(build, log, deadline, MYPYPATH="src", **{COMPILES_INTO: str(directory / "c")})
+        if code:
+            why = "mypy rejects their types" if code == TYPES_REJECTED else "compiling them failed"
+            raise CannotCompile(f"{why} (exit code {code})")
+        path = os.pathsep.join([str(built), os.environ.get("PYTHONPATH", "")])
+        names = [f"holdfast.{name.removesuffix('.py').replace('/', '.')}" for name in HOT]
+        load = ["-c", LOAD_EACH, str(built), *names]
+        if run(load, log, deadline, PYTHONPATH=path, HOLDFAST_INTERPRETED=""):
+            raise CannotCompile("the compiled modules do not load")
+    except CannotCompile:
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        print(*lines[-SHOWN_LINES:], sep="\n", file=sys.stderr)
+        raise
+    return built
+
+
+class CopyCompiled(build_ext):
+    """Copies the compiled modules to where setuptools wants them: all of them, or none."""
+
+    def build_extensions(self) -> None:
+        for old in Path(self.build_lib).rglob("*.so"):
+            old.unlink()
+        done = []
+        try:
+            for each in self.extensions:
+                done.append(Path(self.get_ext_fullpath(each.name)))
+                done[-1].parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(each.sources[0], done[-1])
+        except OSError as error:
+            for each in done:
+                each.unlink(missing_ok=True)
+            self.extensions.clear()
+            stay_interpreted(error)
+
+
+def stay_interpreted(why: Exception) -> None:
+    if WANTED == "1":
+        raise SystemExit(f"HOLDFAST_COMPILE=1, but {why}")
+    print(f"holdfast: the hot modules stay interpreted: {why}", file=sys.stderr)
+
+
+def compiled_modules() -> list:
+    """Return the compiled modules as extensions whose source is the finished library; or none."""
+    if WANTED == "0" or not BUILDS.intersection(sys.argv):
+        return []
+    if "editable_wheel" in sys.argv or "--inplace" in sys.argv:
+        # Python prefers them to the source, which may be newer.
+        for old in Path("src").rglob(f"*{SUFFIX}"):
+            old.unlink()
+    try:
+        Path("build").mkdir(exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix="compile-", dir="build")).absolute()
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        built = compile_hot(directory)
+    except (CannotCompile, OSError) as error:
+        stay_interpreted(error)
+        return []
+    files = sorted(built.rglob(f"*{SUFFIX}"))
+    modules = [str(each.relative_to(built)).removesuffix(SUFFIX) for each in files]
+    return [
+        Extension(module.replace("/", "."), [str(file)])
+        for module, file in zip(modules, files, strict=True)
+    ]
+
+
+if COMPILES_INTO in os.environ:
+    setup(
+        ext_modules=extensions_from_mypyc(os.environ[COMPILES_INTO]),
+        cmdclass={"build_ext": BuildSideBySide},
+    )
+else:
+    can_compile = WANTED != "0" and what_is_missing() is None
+    setup(
+        ext_modules=compiled_modules(),
+        # In an isolated environment only what compiles has to be there.
+        setup_requires=COMPILER_REQUIRES if can_compile and "egg_info" in sys.argv else [],
+        cmdclass={"build_ext": CopyCompiled},
+    )
