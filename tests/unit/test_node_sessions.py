@@ -632,3 +632,68 @@ def test_packets_right_behind_a_connect_with_a_password_wait_for_connack() -> No
     assert peer.received == []
     bench.settle()
     assert [type(each) for each in peer.received] == [m.Connack, m.Suback]
+
+
+# A subscription that replaces one of a higher QoS
+
+
+@pytest.mark.parametrize("way", ["away", "slow", "crash", "back"])
+def test_replacing_a_subscription_loses_nothing_that_waits(way: str) -> None:
+    """[MQTT-3.8.4-4] Many clients subscribe again after CONNACK, some with QoS 0."""
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, inflight_max=5))
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("a/#", 1))
+    peer.take()
+    if way != "slow":
+        peer.lose()
+    publisher = bench.connect("p")
+    for number in range(1, 2001):
+        publisher.send(publish("a/b", b"%d" % number, 1, number % 100 + 1))
+    if way != "slow":
+        peer = bench.connect("c", clean=False, expiry_s=1000)
+    more = received = peer.publishes()
+    peer.send(subscribe("a/#", 0, 2))
+    if way == "crash":
+        bench.crash()
+        peer = bench.connect("c", clean=False, expiry_s=1000)
+    if way == "back":
+        peer.send(subscribe("a/#", 1, 3))
+    if way == "crash":
+        more = received = peer.publishes()  # the first ones again
+    while more:
+        for each in more:
+            if each.qos:
+                peer.send(m.Ack(m.PUBACK, each.packet_id, 0, {}))
+        more = peer.publishes()
+        received = received + more
+    payloads = [each.payload for each in received]
+    assert payloads == [b"%d" % number for number in range(1, 2001)]
+    session = bench.node.state.sessions["c"]
+    assert not session.has_drains
+    # From now on it is one of QoS 0: nothing waits for a client that is away.
+    if way == "back":
+        return
+    for is_away in (False, True):
+        if is_away:
+            peer.lose()
+        publisher.send(publish("a/b", b"later", 1, 1))
+        if is_away:
+            bench.crash()
+            peer = bench.connect("c", clean=False, expiry_s=1000)
+        assert [(each.payload, each.qos) for each in peer.publishes()] == (
+            [] if is_away else [(b"later", 0)]
+        )
+
+
+def test_an_unsubscribe_on_its_way_to_the_log_is_not_undone() -> None:
+    """The record of a subscription that has drained would come behind it."""
+    bench = NodeBench(auto_commit=False)
+    peer = bench.connect("c", expiry_s=1000)
+    bench.settle()
+    peer.send(subscribe("a", 1))
+    bench.settle()
+    peer.send(subscribe("a", 0, 2), m.Unsubscribe(3, ["a"], {}))
+    bench.settle()
+    assert not bench.node.state.sessions["c"].subscriptions
+    bench.crash()
+    assert not bench.node.state.sessions["c"].subscriptions

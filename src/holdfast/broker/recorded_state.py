@@ -154,6 +154,8 @@ class RecordedState:
         session.subscriptions[filter] = subscription
         if subscription.start is not None:
             session.has_starts = True
+        if subscription.drains:
+            session.has_drains = True
         if not is_shared(filter):
             return
         assert isinstance(subscription, GroupMember)

@@ -7,11 +7,18 @@ changed meanwhile.
 from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane, send_waiting
 from holdfast.broker.delivery.replay_start import END_TOPIC
 from holdfast.broker.delivery.transmission import can_send, send_inflight, send_log_qos0
+from holdfast.broker.recovery.session_records import (
+    SubscribeRecord,
+    encode_session,
+    subscription_row,
+)
+from holdfast.broker.recovery.state_records import append_state
 from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import NO_EXPIRY, Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.storage import record as log_record
 
 
 def pump(state: NodeState, session: Session) -> None:
@@ -46,8 +53,35 @@ def pump(state: NodeState, session: Session) -> None:
             )
     if session.waiting_qos0 is not None and not send_waiting(state, session):
         return
+    if session.has_drains:
+        end_drains(state, session)
     if session.has_starts and not session.outbox and session.tailing and not session.reading:
         _forget_starts(state, session)
+
+
+def end_drains(state: NodeState, session: Session) -> None:
+    """Let the subscriptions that replaced others be as the client wants them, once nothing waits
+    from before.
+
+    A durable session's change is logged, or the session would get what is published while it is
+    away. Not while a SUBSCRIBE or UNSUBSCRIBE waits for the log: behind an UNSUBSCRIBE the record
+    would bring the subscription back.
+    """
+    if session.outbox or not session.tailing or session.reading or not session.has_drains:
+        return
+    if session.subscribes_awaited:
+        return
+    session.has_drains = False
+    state.interests.pop(session, None)
+    record = SubscribeRecord(session.client_id, [], state.delivered)
+    for subscription in session.subscriptions.values():
+        if subscription.drains:
+            subscription.drains = subscription.reads_log = False
+            state.change_routes(subscription.filter)
+            record.subscriptions.append(subscription_row(subscription))
+    if session.is_durable() and record.subscriptions:
+        payload = encode_session(record)
+        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
 def _forget_starts(state: NodeState, session: Session) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 from holdfast.broker.connections.client_notes import note_filter_denied
 from holdfast.broker.connections.close import handle_violation
 from holdfast.broker.delivery.log_replay import continue_reading, feed_group
+from holdfast.broker.delivery.outbox import end_drains
 from holdfast.broker.delivery.replay import (
     StartPlan,
     asks_for_past,
@@ -118,6 +119,7 @@ class SubscribePromise(Promise):
             handling = subscription.retain_handling
             if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
+        end_drains(state, session)
         suback = SubackPromise(self, scans, list(state.delivered) if scans else [])
         state.cluster.promise_interest(suback)
 
@@ -305,7 +307,11 @@ def _check_all(
                 additions_code,
             )
             old = session.subscriptions.get(filter)
-            subscription.reads_log = old is not None and old.reads_log
+            if old is not None and not is_shared(filter):
+                subscription.drains = reason == 0 and (
+                    old.drains or (old.qos > 0 and not old.reads_log)
+                )
+                subscription.reads_log = subscription.drains or (old.reads_log and not old.drains)
             granted = None if plan is None else plan.granted[index]
             if granted is not None and not is_queue(filter):
                 subscription.start = granted.start

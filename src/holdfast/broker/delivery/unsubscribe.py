@@ -2,6 +2,7 @@
 
 from holdfast.broker.connections.client_notes import note_filter_denied
 from holdfast.broker.delivery.live_lane import drop_waiting
+from holdfast.broker.delivery.outbox import end_drains
 from holdfast.broker.delivery.replay_start import plain_filter
 from holdfast.broker.delivery.subscribe import send_reply, size_of
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
@@ -31,6 +32,8 @@ class UnsubscribePromise(Promise):
 
     def release(self, state: NodeState) -> None:
         state.promise_bytes -= self.size_bytes
+        if self.size_bytes:
+            self.session.subscribes_awaited -= 1
         codes: list[int] = []
         session = self.session
         left: dict[Group, None] = {}
@@ -48,6 +51,7 @@ class UnsubscribePromise(Promise):
             removed = remove_subscription(state, session, filter)
             codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
         drop_waiting(state, session)
+        end_drains(state, session)
         connection = self.connection
         assert connection is not None
         if connection.state == OPEN:
@@ -72,6 +76,7 @@ def handle_unsubscribe(
         promise.release(state)
         return
     promise.size_bytes = size_of(packet.filters)
+    session.subscribes_awaited += 1
     state.promise_bytes += promise.size_bytes
     payload = encode_session(UnsubscribeRecord(session.client_id, allowed))
     publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
-from holdfast.broker.session.additions import LOG_READER, code_of
+from holdfast.broker.session.additions import DRAINS, LOG_READER, code_of
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.session.state import CursorState, decode_cursor
@@ -25,13 +25,18 @@ EntryRow = tuple[str, int, bool, bool, int, int, list[int] | None]
 
 def subscription_row(subscription: Subscription) -> SubscriptionRow:
     """The subscription as SESSION records contain it."""
+    code = code_of(subscription.additions)
+    if subscription.reads_log:
+        code |= LOG_READER
+    if subscription.drains:
+        code |= DRAINS
     return (
         subscription.filter,
         subscription.qos,
         subscription.no_local,
         subscription.retain_as_published,
         subscription.retain_handling,
-        code_of(subscription.additions) | (LOG_READER if subscription.reads_log else 0),
+        code,
     )
 
 

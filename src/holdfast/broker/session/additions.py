@@ -9,6 +9,8 @@ END_WISH: Final = 1 << 29
 """In the code of Additions: the client asked for a message at the end of the past."""
 LOG_READER: Final = 1 << 30
 """In the code of Additions: `Subscription.reads_log`. Older versions ignore it."""
+DRAINS: Final = 1 << 31
+"""In the code of Additions, with LOG_READER: `Subscription.drains`. Older versions ignore it."""
 IDENTIFIER_MASK: Final = PLACE_WISH - 1
 
 
@@ -38,7 +40,7 @@ class Additions:
 
 def additions_of(code: int) -> Additions | None:
     """The additions of a subscription; None: it has none."""
-    if not code & ~LOG_READER:
+    if not code & ~(LOG_READER | DRAINS):
         return None
     identifier = code & IDENTIFIER_MASK
     ids = (identifier,) if identifier else ()

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from holdfast.broker.session.additions import LOG_READER, additions_of
+from holdfast.broker.session.additions import DRAINS, LOG_READER, additions_of
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message, queued_size
@@ -69,7 +69,10 @@ class Inflight:
 class Subscription:
     """One filter of a session, with its options. `start` is the offset per partition from which it
     applies; None: from the cursor's position. With `reads_log` it began in the past, and the log
-    brings everything that it has, in its order: also live QoS 0 messages, at their commit."""
+    brings everything that it has, in its order: also live QoS 0 messages, at their commit.
+
+    With `drains` it has QoS 0 and replaced one of QoS 1 or 2. It reads the log until the session
+    has caught up, because messages that wait must not be lost. [MQTT-3.8.4-4]"""
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class Subscription:
         self.retain_handling = retain_handling
         self.additions = additions_of(additions_code)
         self.reads_log = additions_code & LOG_READER != 0
+        self.drains = additions_code & DRAINS != 0
         self.start: list[int] | None = None
         # Set from a SUBSCRIBE with a start in the past until the session has caught up.
         self.replay: Replay | None = None
@@ -166,6 +170,8 @@ class Session(RareState):
         self.recorded = False
         # A subscription may have a `start`.
         self.has_starts = False
+        # A subscription may drain.
+        self.has_drains = False
         self.resuming = False
         # After a crash the logged positions may be below offsets that are inflight. Such an offset
         # must not be read again when it is finished: `done` has it until the positions pass it.
@@ -176,8 +182,9 @@ class Session(RareState):
         self.next_packet_id: i32 = 1
         # Outbound PUBLISH packets that wait for the log; later ones wait behind them.
         self.promised_sends: i32 = 0
-        # SUBSCRIBE packets on their way to the log: all, and those with a start in the past. Until
-        # these are there the session reads nothing: it would pass records that they begin with.
+        # SUBSCRIBE and UNSUBSCRIBE packets on their way to the log: all, and those with a start in
+        # the past. Until these are there the session reads nothing: it would pass records that they
+        # begin with.
         self.subscribes_awaited: i32 = 0
         self.replays_awaited: i32 = 0
 
