@@ -162,6 +162,7 @@ HOT = [
     "cluster/publish/forward_frames.py",
     "cluster/metadata_proposer.py",
     "cluster/shared_groups/codec.py",
+    "cluster/shared_groups/durable_members.py",
     "cluster/shared_groups/groups.py",
     "cluster/sessions/replies.py",
     "cluster/sessions/requests.py",

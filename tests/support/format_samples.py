@@ -26,6 +26,7 @@ from holdfast.broker.session.audience import Audience, decode_audience, encode_a
 from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
 from holdfast.cluster.raft.state import Write
+from holdfast.cluster.state.group_members import MEMBERS, MembersEntry
 from holdfast.federation.core import frames as federation
 from holdfast.federation.core.identity import Identity, decode_identity
 from holdfast.pipeline.lake.files import commits
@@ -259,6 +260,8 @@ def _records() -> Iterator[Sample]:
         sessions.UnsubscribeRecord("c", ["a/+"]),
         sessions.ReserveRecord("", 1000),
         sessions.QueueRecord("$share/$queue/a", [1, 2], "c"),
+        sessions.MemberRecord("$share/g/a", "c", left=True),
+        sessions.MembersRecord(""),
     ):
         data = sessions.encode_session(record)
         yield Sample("records", type(record).__name__, record, data, sessions.decode_record)
@@ -271,6 +274,8 @@ def _records() -> Iterator[Sample]:
     group = sessions.GroupEntry("$share/g/a", [1, 2], [(0, 1)], [(1, [4])], 2)
     data = sessions.encode_session(group)
     yield Sample("records", "group", group, data, lambda d: sessions.decode_group(d, 2))
+    members = MembersEntry(1, "$share/g/a", [("c", 4), ("d", 5)])
+    yield Sample("records", "members", members, msgspec.json.encode(members), MEMBERS.decode)
     data = encode_cursor([(0, 5), (1, 6)], {7: None}, [(1, 9)])
     value = ([(0, 5), (1, 6)], [(7, None)], [(1, 9)])
     yield Sample(

@@ -9,7 +9,6 @@ from holdfast.cluster.metadata.requests import RequestRefused, Unknown
 from holdfast.cluster.reads.read_barrier import (
     ASK_AGAIN_S,
     ASKING_MAX,
-    WAIT_S,
     Barriers,
     decode_barrier,
     encode_log_ends,
@@ -80,8 +79,8 @@ class Bench:
 
 def test_it_waits_for_the_metadata_and_for_what_the_leaders_have() -> None:
     bench = Bench()
-    barrier = bench.barriers.begin(is_patient=True)
-    assert bench.barriers.begin(is_patient=True) == barrier
+    barrier = bench.barriers.begin()
+    assert bench.barriers.begin() == barrier
     assert bench.turn() == [("n2", 1)]
     bench.barriers.handle_reply(1, [(0, 1, 5), (1, 1, 0)])
     bench.apply(5, 0)
@@ -101,12 +100,12 @@ def test_a_leader_that_was_deposed_is_not_believed() -> None:
     """n2 and this node are cut off from the others, and n3 leads there: it has committed a record
     that n2 does not know."""
     bench = Bench()
-    barrier = bench.barriers.begin(is_patient=True)
+    barrier = bench.barriers.begin()
     bench.turn()
     bench.barriers.handle_reply(1, [(0, 1, 5), (1, 1, 0)])
     bench.apply(5, 0)
     for _ in range(100):
-        bench.turn(WAIT_S)
+        bench.turn(5.0)
     assert not bench.barriers.has_passed(barrier)
     # The link to the others is there again.
     bench.context.leaders[0] = "n3"
@@ -124,7 +123,7 @@ def test_a_leader_that_was_deposed_is_not_believed() -> None:
 
 def test_a_leader_that_is_not_known_here_yet_is_believed() -> None:
     bench = Bench()
-    barrier = bench.barriers.begin(is_patient=True)
+    barrier = bench.barriers.begin()
     bench.turn()
     bench.read()
     bench.barriers.handle_reply(1, [(0, 2, 6), (1, 1, 0)])
@@ -139,7 +138,7 @@ def test_a_leader_that_is_not_known_here_yet_is_believed() -> None:
 
 def test_what_the_next_leader_does_not_have_is_not_waited_for() -> None:
     bench = Bench()
-    barrier = bench.barriers.begin(is_patient=True)
+    barrier = bench.barriers.begin()
     bench.turn()
     bench.read()
     bench.barriers.handle_reply(1, [(0, 1, 9), (1, 1, 0)])
@@ -155,9 +154,9 @@ def test_what_the_next_leader_does_not_have_is_not_waited_for() -> None:
 
 def test_answers_and_reads_from_before_it_began_do_not_count() -> None:
     bench = Bench()
-    first = bench.barriers.begin(is_patient=True)
+    first = bench.barriers.begin()
     assert bench.turn() == [("n2", 1)]
-    second = bench.barriers.begin(is_patient=True)
+    second = bench.barriers.begin()
     assert second != first
     assert bench.turn() == [("n2", 2)]
     bench.barriers.handle_reply(1, [(0, 1, 0), (1, 1, 0)])
@@ -178,7 +177,7 @@ def test_partitions_that_this_node_leads() -> None:
     bench.context.leading = [3, 0]
     bench.context.epochs = [3, 1]
     bench.context.journal.append(Record(0, MESSAGE))
-    barrier = bench.barriers.begin(is_patient=True)
+    barrier = bench.barriers.begin()
     bench.turn()
     bench.read()
     bench.barriers.handle_reply(1, [(1, 1, 0)])
@@ -192,21 +191,23 @@ def test_partitions_that_this_node_leads() -> None:
     assert decode_barrier(answer) == (0, [(0, 3, 1)])
 
 
-def test_a_patient_one_does_not_pass_without_a_leader_and_another_one_does() -> None:
+def test_it_names_the_partitions_that_it_has_not_reached_and_waits_for_them() -> None:
     bench = Bench()
     bench.context.leaders = ["", "n2"]
-    patient = bench.barriers.begin(is_patient=True)
-    other = bench.barriers.begin()
-    assert other != patient
+    barrier = bench.barriers.begin()
     bench.turn()
     bench.barriers.handle_reply(1, [(1, 1, 0)])
-    bench.turn(WAIT_S)
+    assert bench.barriers.lacking(barrier) == set()
     bench.read()
+    for _ in range(100):
+        bench.turn(60.0)
+        assert bench.barriers.lacking(barrier) == {0}
+        assert not bench.barriers.has_passed(barrier)
+    bench.context.leaders[0] = "n3"
+    bench.turn(ASK_AGAIN_S)
+    bench.barriers.handle_reply(200, [(0, 2, 0)])
     bench.turn()
-    assert not bench.barriers.has_passed(other)
-    bench.turn(WAIT_S)
-    assert bench.barriers.has_passed(other)
-    assert not bench.barriers.has_passed(patient)
+    assert bench.barriers.has_passed(barrier)
 
 
 def test_many_of_them_are_asked_about_at_once() -> None:
@@ -214,7 +215,7 @@ def test_many_of_them_are_asked_about_at_once() -> None:
     bench.context.leaders = ["", "n2"]
     found = set()
     for _ in range(3 * ASKING_MAX):
-        found.add(bench.barriers.begin(is_patient=True))
+        found.add(bench.barriers.begin())
         bench.turn()
     assert len(found) == ASKING_MAX + 1
     assert len(bench.turn(ASK_AGAIN_S)) == 1
@@ -224,7 +225,7 @@ def test_many_of_them_are_asked_about_at_once() -> None:
 def test_the_metadata_is_read_again_until_it_is_known() -> None:
     bench = Bench()
     bench.has_leader = False
-    barrier = bench.barriers.begin(is_patient=True)
+    barrier = bench.barriers.begin()
     bench.turn()
     bench.barriers.handle_reply(1, [(0, 1, 0), (1, 1, 0)])
     bench.turn()

@@ -56,6 +56,15 @@ class GroupPort:
         record has finished with it."""
         raise NotImplementedError
 
+    def joining(self, connection: Connection, session: Session, filter: str) -> None:
+        """A durable session is about to subscribe to a shared filter. In a cluster its member
+        record is appended here, and the SUBACK waits for it."""
+        raise NotImplementedError
+
+    def left(self, session: Session, filter: str) -> None:
+        """A session has unsubscribed from a shared filter, as the log says."""
+        raise NotImplementedError
+
     def record(self, group: Group, message: Message) -> None:
         """A QoS > 0 message was committed for a group that this node coordinates."""
         raise NotImplementedError
@@ -70,7 +79,8 @@ class GroupPort:
 BANS: Final = "bans"
 DELAYED_MESSAGES: Final = "delayed-messages"
 QUEUES: Final = "queues"
-RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES)
+GROUP_MEMBERS: Final = "group-members"
+RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS)
 """The features whose records older versions do not apply, as nodes announce them in the handshake
 (`PeerIdentity.features`)."""
 AGREED_USERS: Final = "agreed-users"
@@ -283,3 +293,9 @@ class SingleNodeGroups(GroupPort):
 
     def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
         """The group's position is in one write group with its members' packet ids."""
+
+    def joining(self, connection: Connection, session: Session, filter: str) -> None:
+        """The record of the session says it."""
+
+    def left(self, session: Session, filter: str) -> None:
+        """The record of the session has said it."""

@@ -250,11 +250,11 @@ def _subscribe(
         else:
             promise.release(state)
         return
-    for subscription in accepted:
+    for filter in [each.filter for each in accepted if is_shared(each.filter)]:
         # In a cluster the group's coordinator logs the group's positions.
-        filter = subscription.filter
-        if is_shared(filter) and not is_queue(filter) and state.cluster.is_single:
+        if state.cluster.is_single and not is_queue(filter):
             _record_group(state, filter)
+        state.cluster.groups.joining(connection, session, filter)
     promise.size_bytes = size_of([each.filter for each in accepted])
     session.subscribes_awaited += 1
     state.promise_bytes += promise.size_bytes

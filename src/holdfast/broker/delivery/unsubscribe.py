@@ -15,6 +15,7 @@ from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Unsuback, Unsubscribe
+from holdfast.protocol.topics.names import is_shared
 from holdfast.storage import record as log_record
 
 
@@ -49,6 +50,8 @@ class UnsubscribePromise(Promise):
                 codes.append(reasons.NOT_AUTHORIZED)
                 continue
             removed = remove_subscription(state, session, filter)
+            if is_shared(filter) and session.is_durable():
+                state.cluster.groups.left(session, filter)
             codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
         drop_waiting(state, session)
         end_drains(state, session)

@@ -20,6 +20,8 @@ from holdfast.broker.recovery.inbound_ids import SenderPacketIds
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
+    MemberRecord,
+    MembersRecord,
     OpenRecord,
     QueueRecord,
     ReserveRecord,
@@ -162,12 +164,17 @@ class Recovery(SenderPacketIds):
             epoch = change.epoch if isinstance(change, OpenRecord) else -1
             if isinstance(change, ReserveRecord):
                 self.note_epoch(record.partition, record.sequence)
+            elif isinstance(change, (MemberRecord, MembersRecord)):
+                self._note_member(record, change)
             elif not self._is_misnamed(change.client, epoch):
                 self._change_session(change, record.timestamp_us, record.sequence)
 
     def note_epoch(self, home: int, epoch: int) -> None:
         """Notes an epoch of a session with this home partition, or a reserved one. One node alone
         needs none of them."""
+
+    def _note_member(self, record: Record, change: MemberRecord | MembersRecord) -> None:
+        """Notes a member of a shared group. One node alone knows it from the member's session."""
 
     def _is_misnamed(self, client_id: str, epoch: int) -> bool:
         """Whether a session has the name of a shared group, which older versions allowed. The

@@ -226,6 +226,23 @@ class QueueRecord(Struct, tag_field="op", tag="queue"):
     creator: str = ""
 
 
+class MemberRecord(Struct, tag_field="op", tag="member", omit_defaults=True):
+    """A durable session joins a shared group, or (`left`) has left it. `client` is the group's key,
+    so that the record is in the group's home partition. Its sequence is the session's epoch.
+    Older versions ignore the record."""
+
+    client: str
+    member: str
+    left: bool = False
+
+
+class MembersRecord(Struct, tag_field="op", tag="members"):
+    """From here on, every durable member of a group with this home partition has a MemberRecord in
+    it. `client` is "". Older versions ignore the record."""
+
+    client: str
+
+
 class UnknownRecord(Struct):
     """A change that a later version knows, which is ignored."""
 
@@ -241,6 +258,8 @@ SessionRecord = (
     | UnsubscribeRecord
     | ReserveRecord
     | QueueRecord
+    | MemberRecord
+    | MembersRecord
     | UnknownRecord
 )
 
@@ -317,8 +336,12 @@ _Known = (
     | UnsubscribeRecord
     | ReserveRecord
     | QueueRecord
+    | MemberRecord
+    | MembersRecord
 )
-_KNOWN_OPS: Final = ("open", "close", "end", "subscribe", "unsubscribe", "reserve", "queue")
+_KNOWN_OPS: Final = (
+    "open", "close", "end", "subscribe", "unsubscribe", "reserve", "queue", "member", "members",
+)  # fmt: skip
 _RECORD: Final[json.Decoder[_Known]] = json.Decoder(_Known)
 _UNKNOWN: Final = json.Decoder(UnknownRecord)
 _ENTRY: Final = json.Decoder(SessionEntry)

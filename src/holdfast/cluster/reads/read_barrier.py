@@ -19,9 +19,6 @@ from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 
 ASK_AGAIN_S: Final = 0.1
 """The interval in seconds between requests to leaders that have not replied."""
-WAIT_S: Final = 5.0
-"""The time in seconds that an impatient barrier waits for partitions without a leader, once the
-metadata is read."""
 ASKING_MAX: Final = 8
 """The most barriers for which requests are under way. A barrier that begins later waits for one of
 them."""
@@ -35,15 +32,12 @@ _RESULT: Final = struct.Struct("<HIQ")
 class Barrier:
     """One read barrier and the replies of the leaders so far."""
 
-    def __init__(self, number: int, partitions: int, is_patient: bool) -> None:
+    def __init__(self, number: int, partitions: int) -> None:
         self.number = number
-        self.is_patient = is_patient
         # Replies to questions and reads from these numbers on count, because they began after the
         # barrier. NOTHING: none began.
         self.question = NOTHING
         self.read = NOTHING
-        # The deadline of an impatient barrier, set once the metadata is read.
-        self.deadline = 0.0
         # Per partition the epoch and the log end that its leader reported; an end of -1: no reply.
         self.epochs = [0] * partitions
         self.ends = [-1] * partitions
@@ -81,29 +75,29 @@ class Barriers:
         """
         self._question = question
 
-    def begin(self, *, is_patient: bool = False) -> int:
-        """Returns the number of a barrier that begins now.
-
-        All barriers of one turn are one. A patient barrier waits for a partition without a
-        reachable leader for as long as that lasts; an impatient one waits `WAIT_S`.
-        """
-        for barrier in reversed(self._waiting.values()):
-            if barrier.question != NOTHING:
-                break
-            if barrier.is_patient == is_patient:
-                return barrier.number
+    def begin(self) -> int:
+        """Returns the number of a barrier that begins now. All barriers of one turn are one."""
+        newest = next(reversed(self._waiting.values()), None)
+        if newest is not None and newest.question == NOTHING:
+            return newest.number
         self._number += 1
-        barrier = Barrier(self._number, len(self._context.leading), is_patient)
+        barrier = Barrier(self._number, len(self._context.leading))
         self._waiting[barrier.number] = barrier
         return barrier.number
 
     def has_passed(self, number: int) -> bool:
-        """True if the barrier is passed."""
+        """True if the barrier is passed: every partition was reached.
+
+        There is no time-out. A barrier waits for a partition without a reachable leader for as long
+        as that lasts, because what follows it cannot be undone. Counter-example with a time-out: a
+        coordinator that does not reach the leader of a session's home ends the group of that
+        session.
+        """
         return number not in self._waiting
 
     def lacking(self, number: int) -> set[int]:
-        """Returns the partitions that a barrier waits for, or none before it has read the
-        metadata."""
+        """Returns the partitions that a barrier has not reached, or none before it has read the
+        metadata. A part of the node that does without them permits only what can be undone."""
         barrier = self._waiting.get(number)
         if barrier is None or barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
             return set()
@@ -132,11 +126,6 @@ class Barriers:
     def _is_passed(self, barrier: Barrier) -> bool:
         if barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
             return False
-        if not barrier.is_patient:
-            if not barrier.deadline:
-                barrier.deadline = self._state.now + WAIT_S
-            elif barrier.deadline <= self._state.now:
-                return True
         return self._context.is_whole and all(
             self._is_reached(barrier, partition) for partition in range(len(barrier.ends))
         )

@@ -206,7 +206,7 @@ class SessionAcquisition:
         if frame.present:
             asking.positions = positions_of(frame.session, self._state.config.partitions)
         if frame.present or not self._is_in_log(asking):
-            asking.barrier = self._barriers.begin(is_patient=True)
+            asking.barrier = self._barriers.begin()
         self._finish_if_ready(asking)
 
     def _decide_again(self, asking: PendingOpen, filters: list[str]) -> None:
@@ -281,7 +281,7 @@ class SessionAcquisition:
         """
         for asking in self.asking.values():
             if asking.reply is not None and asking.is_recorded:
-                asking.barrier = self._barriers.begin(is_patient=True)
+                asking.barrier = self._barriers.begin()
 
     def _finish_if_ready(self, asking: PendingOpen) -> None:
         if asking.connection.state != OPENING:

@@ -137,7 +137,7 @@ class Endings:
             del self._confirming[client_id]
             return True
         if epoch != session.epoch:
-            barrier = self._barriers.begin(is_patient=True)
+            barrier = self._barriers.begin()
             self._confirming[client_id] = (session.epoch, barrier)
         return False
 

@@ -170,7 +170,7 @@ class OwnershipLease:
         self._idle = silent
         self._is_cut_off = False
         self._began_at = self._state.now
-        self._barrier = self._barriers.begin(is_patient=True)
+        self._barrier = self._barriers.begin()
         self._sure_until = self._heard_until()
 
     def advance(self) -> bool:

@@ -24,8 +24,14 @@ from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.shared_groups.codec import AgentReport, Assign
-from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
+from holdfast.cluster.shared_groups.codec import (
+    AgentReport,
+    Assign,
+    FullReport,
+    NodeCapacity,
+    Place,
+)
+from holdfast.cluster.shared_groups.durable_members import DurableMembers
 from holdfast.cluster.shared_groups.group_nodes import NodeLoad
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.shared_groups.homes import Home, LedHomes, is_group
@@ -69,12 +75,11 @@ class Coordinator:
         self._loads: dict[str, NodeLoad] = {}
         self._dirty: dict[Coordination, None] = {}
         self._progress = ProgressLog(state)
+        self._members = DurableMembers(state, context, replicated, barriers, self.homes)
         self._reclaimer = Reclaimer(replicated.groups, barriers, self.homes.has_reported)
         # The groups that are still closed although their home is open.
         self._unopened: dict[Coordination, None] = {}
         self._open_at = 0.0
-        # The groups without members. After their barrier this node knows whether they have ended.
-        self._deserted: dict[Coordination, None] = {}
         # The nodes without a link, and the time of its loss.
         self._unreachable_since: dict[str, float] = {}
 
@@ -103,6 +108,7 @@ class Coordinator:
         if home is None:
             return
         self.homes.opening.pop(home, None)
+        self._replicated.group_members.unwatch(partition)
         for coordination in home.groups.values():
             self._forget(coordination)
 
@@ -113,7 +119,6 @@ class Coordinator:
         cursor.is_coordinating = False
         self._dirty.pop(coordination, None)
         self._progress.forget(coordination)
-        self._deserted.pop(coordination, None)
         self._unopened.pop(coordination, None)
         self._reclaimer.forget(coordination)
         for stake in coordination.weights.nodes.values():
@@ -123,6 +128,7 @@ class Coordinator:
 
     def _open(self, home: Home) -> None:
         home.is_open = True
+        self._replicated.group_members.watch(home.partition)
         images = self._replicated
         for key in [*images.group_positions, *images.state.groups]:
             if self.homes.home_of(key) == home.partition:
@@ -133,16 +139,13 @@ class Coordinator:
     def _open_group(self, home: Home, coordination: Coordination) -> None:
         metadata = self._context.metadata
         nodes = () if metadata is None else metadata.nodes
-        if any(self._reclaimer.may_keep_more(coordination, node) for node in nodes):
+        is_ending = coordination.key in home.ended
+        if is_ending or any(self._reclaimer.may_keep_more(coordination, node) for node in nodes):
             self._unopened[coordination] = None
             return
         self._unopened.pop(coordination, None)
-        positions = None
-        if coordination.key not in home.ended:
-            positions = self._replicated.group_positions.get(coordination.key)
+        positions = self._replicated.group_positions.get(coordination.key)
         coordination.open(positions, self._replicated.groups)
-        if self._replicated.groups.is_durable(coordination.key):
-            coordination.was_durable = True
         self._note_change(coordination)
 
     # Reports of the nodes
@@ -208,7 +211,7 @@ class Coordinator:
         if len(report.start) == len(self._state.delivered):
             coordination.set_start(report.start)
         stake = coordination.weights.of(node, self._load(node))
-        coordination.measured(stake, report.members, report.durable, report.limit)
+        coordination.measured(stake, report.members, report.limit)
         for place in report.done:
             coordination.finish(node, place)
         for place in report.denied:
@@ -293,11 +296,17 @@ class Coordinator:
             self._send_assign(stake.node, assign)
 
     def _may_any_read(self, key: str, topic: bytes) -> bool:
-        """See `rights.may_any_read`, of the members in the log."""
+        """See `rights.may_any_read`, of the members in the log. A member whose subscription is not
+        applied here may read everything: a record that nobody may read is dropped."""
         state = self._replicated.state
         members = state.groups[key].members if key in state.groups else {}
-        readable = (may_read_later(self._state, each, topic) for each in members)
-        return key in state.queues or any(readable)
+        if key in state.queues or not self._members.is_complete(
+            self.homes.led[self.homes.home_of(key)]
+        ):
+            return True
+        if self._replicated.group_members.has_unapplied(key):
+            return True
+        return any(may_read_later(self._state, each, topic) for each in members)
 
     def _retry_deferred(self, coordination: Coordination) -> None:
         """Tries the records aside again when members in the log have changed.
@@ -313,13 +322,13 @@ class Coordinator:
 
     def flush(self) -> None:
         """Opens groups, assigns records and logs progress, at the end of a turn."""
+        for key in self._replicated.groups.pop_applied_ends():
+            led = self.homes.led.get(self.homes.home_of(key))
+            if led is not None:
+                led.ended.discard(key)
         for home in self.homes.pop_ready(self._barriers):
             self._open(home)
         self._reassign()
-        for coordination in list(self._deserted):
-            if self._barriers.has_passed(coordination.barrier):
-                del self._deserted[coordination]
-                self._dirty[coordination] = None
         dirty = self._dirty
         self._dirty = {}
         for coordination in dirty:
@@ -333,29 +342,38 @@ class Coordinator:
         self._progress.flush()
 
     def _end_if_over(self, coordination: Coordination) -> bool:
-        """Ends a group that has no member here or in the log and no assigned record. Returns True
+        """Ends a group that has no member, here or in the log, and no assigned record. Returns True
         if it did.
 
-        The barrier comes first because a session that has just left may have subscribed in a record
-        that is not applied here yet.
+        A node that is not down and has not reported may have members. The member records of the
+        group's home show whether a member is away (`DurableMembers`).
         """
         key = coordination.key
-        if coordination.was_durable:
-            if coordination.barrier < 0:
-                coordination.barrier = self._barriers.begin()
-                self._deserted[coordination] = None
-            if not self._barriers.has_passed(coordination.barrier):
-                return False
-        is_durable = self._replicated.groups.is_durable(key)
-        if coordination.holders.assigned or coordination.holders.doubtful or is_durable:
-            return False
         home = self.homes.led[coordination.home]
+        holders = coordination.holders
+        if holders.assigned or holders.doubtful or self._replicated.group_members.has_any(key):
+            return False
+        if not self.homes.all_reported(home) or self._may_have_older_members(home, coordination):
+            return False
         del home.groups[key]
         self._forget(coordination)
         if coordination.logged is not None:
             home.ended.add(key)
             self._progress.log_end(coordination)
         return True
+
+    def _may_have_older_members(self, home: Home, coordination: Coordination) -> bool:
+        """True if the group may have a durable member without a member record.
+
+        The barrier comes first, because a session that has just left may have subscribed in a
+        record that is not applied here yet.
+        """
+        if self._members.is_complete(home):
+            return False
+        if coordination.barrier < 0:
+            coordination.barrier = self._barriers.begin()
+        is_durable = self._replicated.groups.is_durable(coordination.key)
+        return is_durable or not self._barriers.has_passed(coordination.barrier)
 
     # Progress
 
@@ -372,8 +390,8 @@ class Coordinator:
                 self.node_down(node)
         for node, homes in self.homes.unreported().items():
             self._send_report_request(node, homes)
+        self._members.tidy()
         for home in self.homes.led.values():
-            home.ended.intersection_update(self._replicated.group_positions)
             for coordination in list(home.groups.values()):
                 self._retry_deferred(coordination)
                 if coordination.is_open and not coordination.weights.member_count():

@@ -32,7 +32,7 @@ from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
+from holdfast.cluster.shared_groups.codec import NodeCapacity, Place
 from holdfast.cluster.shared_groups.group_nodes import NodeWeight, NodeWeights, RecordHolders
 from holdfast.cluster.shared_groups.record_fetch import RecordFetch, request_read
 from holdfast.cluster.state.groups import GroupPositions
@@ -56,10 +56,8 @@ class Coordination:
         self.cursor.is_coordinating = True
         self.cursor.tailing = False
         self.is_open = False
-        # True if the group ever had members whose sessions outlive their connections.
-        self.was_durable = False
-        # The read barrier that began when the last member left. Once it is passed, earlier
-        # subscriptions are applied here. -1: none.
+        # The read barrier that began when the last member left, without member records. Once it is
+        # passed, earlier subscriptions are applied here. -1: none.
         self.barrier = -1
         self.weights = NodeWeights()
         self.holders = RecordHolders(self.weights)
@@ -91,21 +89,19 @@ class Coordination:
         else:
             self.starts = list(map(min, self.starts, start))
 
-    def measured(self, stake: NodeWeight, members: int, durable: int, limit: int) -> None:
+    def measured(self, stake: NodeWeight, members: int, limit: int) -> None:
         stake.is_connected = True
         stake.members = members
         stake.limit = limit
         if members:
             self.barrier = -1
-        if durable:
-            self.was_durable = True
 
     def apply(self, node: NodeWeight, state: NodeCapacity, logged: GroupPositions) -> list[Place]:
         """Takes a node's complete report of this group. Returns the records that the node has lost.
 
         A reported record counts only if it is not finished in the log.
         """
-        self.measured(node, state.members, state.durable, state.limit)
+        self.measured(node, state.members, state.limit)
         lost = dict.fromkeys(self.holders.at(node.node))
         ahead = self.cursor.resume_positions(self._state.delivered) if self.is_open else None
         for place in (*state.assigned, *state.finished):

@@ -12,35 +12,35 @@ from typing import Final
 
 from holdfast.broker.cluster_port import GroupPort
 from holdfast.broker.promise import Promise
+from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session
 from holdfast.cluster.frame_kinds import GROUP, BadFrame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.codec import (
-    AgentReport,
-    Assign,
-    decode_assign,
-    decode_report,
-    encode_assign,
-    encode_report,
-)
-from holdfast.cluster.shared_groups.control_frames import (
     ASK,
     ASSIGN,
     HEARD,
     REPORT,
     TELL,
+    AgentReport,
+    Assign,
     FullReport,
     Place,
+    decode_assign,
     decode_full_report,
+    decode_report,
     decode_report_ack,
     decode_report_request,
+    encode_assign,
     encode_full_report,
+    encode_report,
     encode_report_ack,
     encode_report_request,
 )
 from holdfast.cluster.shared_groups.coordinator import Coordinator
+from holdfast.cluster.shared_groups.durable_members import JoinPromise, log_join, log_leave
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.storage.record import Record
 
@@ -58,6 +58,8 @@ class Groups(GroupPort):
         barriers: Barriers,
     ) -> None:
         self._context = context.cluster
+        self._state = context.state
+        self._replicated = context.replicated
         self.coordinator = Coordinator(
             context.state,
             context.cluster,
@@ -90,6 +92,26 @@ class Groups(GroupPort):
 
     def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
         self.agent.waits.wait(session, entry, promise)
+
+    def joining(self, connection: Connection, session: Session, filter: str) -> None:
+        client_id = session.client_id
+        is_recorded = self._replicated.group_members.is_recorded(filter, client_id)
+        # A member that subscribes again has its record.
+        if not is_recorded or filter not in session.subscriptions:
+            log_join(self._state, filter, client_id, session.epoch, JoinPromise(connection))
+
+    def left(self, session: Session, filter: str) -> None:
+        """Removes the member record once the log has the end of the subscription.
+
+        It stays if the session subscribes again: its newer member record is in the log before this
+        removal would be. It stays too if another node owns the session now, where this
+        UNSUBSCRIBE had no effect.
+        """
+        recorded = self._replicated.state.sessions.get(session.client_id)
+        if recorded is None or recorded.epoch != session.epoch or session.subscribes_awaited:
+            return
+        if filter not in recorded.subscriptions:
+            log_leave(self._state, filter, session.client_id, session.epoch)
 
     def record(self, group: Group, message: Message) -> None:
         self.coordinator.record(group, message)

@@ -30,11 +30,19 @@ class Home:
         self.epoch = epoch
         self.since = since
         self.barrier = barrier
+        # The barrier after which the subscriptions are applied that nodes of an older version have
+        # made. -1: there is such a node, or none was looked for.
+        self.members_barrier = -1
+        # The (group, client id, session epoch) of member records to append before the MEMBERS
+        # record. None: it is too early for that.
+        self.unconfirmed: list[tuple[str, str, int]] | None = None
+        # True once this coordinator has appended the MEMBERS record.
+        self.is_confirmed = False
         # The nodes that have reported, with the number of their TELL.
         self.reported: dict[str, int] = {}
         self.is_open = False
         self.groups: dict[str, Coordination] = {}
-        # The groups that this coordinator has ended. The replicated state may still have them.
+        # The groups whose end this coordinator has appended, until it is applied or ignored here.
         self.ended: set[str] = set()
 
 
@@ -70,12 +78,14 @@ class LedHomes:
 
     def may_start(self, home: Home) -> bool:
         """True if every data node that is not down has reported, or START_WAIT_S has passed."""
-        metadata = self._context.metadata
-        if metadata is None:
-            return False
-        if self._state.now >= home.since + START_WAIT_S:
+        if self._context.metadata is not None and self._state.now >= home.since + START_WAIT_S:
             return True
-        return all(
+        return self.all_reported(home)
+
+    def all_reported(self, home: Home) -> bool:
+        """True if every data node that is not down has reported."""
+        metadata = self._context.metadata
+        return metadata is not None and all(
             node in home.reported or info.role != DATA or self._context.is_gone(node)
             for node, info in metadata.nodes.items()
         )

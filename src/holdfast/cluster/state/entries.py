@@ -4,7 +4,7 @@ Each part of the state belongs to one partition:
 - a session with its subscriptions, cursor and will, to its home partition;
 - a retained or delayed message, to the partition of its record;
 - the position of a producer, and a QoS 2 packet id of a client, to the partition it counts in;
-- the positions of a shared group, to the home of its key;
+- the positions and the member records of a shared group, to the home of its key;
 - a ban, to the home of its scope and name.
 
 Entries set keys to values, as those of a snapshot do. The state may therefore change while they are
@@ -39,7 +39,7 @@ from holdfast.broker.recovery.snapshot_entries import (
 )
 from holdfast.broker.recovery.state_records import retained_entry
 from holdfast.cluster.state.fields import CLIENT_EPOCHS, PACKET_IDS
-from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
+from holdfast.cluster.state.replicated import NOBODY, SNAPSHOT_MEMBERS, ReplicatedState
 from holdfast.storage.partition import partition_of
 
 INBOUND: Final = 5
@@ -62,9 +62,12 @@ Entry = tuple[int, int, bytes]
 """One entry: (partition, kind, data)."""
 
 
-def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+def entries(
+    replicated: ReplicatedState, partitions: Container[int], *, with_members: bool = True
+) -> Iterator[Entry | None]:
     """Yields everything that belongs to the partitions, and None at points where the caller may
-    pause."""
+    pause. `with_members`: False for a node of an older version, which does not accept those
+    entries."""
     yield 0, FIRED, _dump([(NOBODY, max(replicated.newest_epochs))])
     for home, epoch in enumerate(replicated.newest_epochs):
         if epoch and home in partitions:
@@ -73,6 +76,10 @@ def entries(replicated: ReplicatedState, partitions: Container[int]) -> Iterator
     yield from _sessions(replicated, partitions)
     yield from _inbound(replicated, partitions)
     yield from _groups(replicated, partitions)
+    if with_members:
+        for home, data in replicated.group_members.entries():
+            if home in partitions:
+                yield home, SNAPSHOT_MEMBERS, data
     yield from _producers(replicated, partitions)
     yield from _retained(replicated, partitions)
     yield from _bans(replicated, partitions)
@@ -197,6 +204,9 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
     for name in list(replicated.group_positions):
         if replicated.home(name) in partitions:
             replicated.groups.drop(name)
+    for home in range(state.config.partitions):
+        if home in partitions:
+            replicated.group_members.drop(home)
     for number, (producer_id, producer) in enumerate(list(state.producers.by_id.items())):
         if number % LOOKED_AT == 0:
             yield
@@ -234,6 +244,8 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
         _take_place(replicated, producer_id, producer.owner, producer.first)
     elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP, SNAPSHOT_BAN, SNAPSHOT_DELAYED):
         replicated.apply_snapshot_entry(kind, data)
+    elif kind == SNAPSHOT_MEMBERS:
+        replicated.group_members.restore(data)
     elif kind == INBOUND:
         entry = decode_json(PACKET_IDS, data, "packet ids")
         ids = replicated.inbound.setdefault(entry.client, {})

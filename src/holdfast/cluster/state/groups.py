@@ -2,7 +2,8 @@
 
 The coordinator of a group writes its CURSOR records, in the epoch of the group's home partition. A
 record of a deposed coordinator is ignored because of its lower epoch. An empty record ends the
-group. Every record sets values, as `broker.recovery.recovery` explains.
+group, unless the log has a durable member before it: the coordinator appended the record before it
+knew of that member. Every record sets values, as `broker.recovery.recovery` explains.
 
 Invariant: until a group ends, its positions never decrease. A position says that everything below
 it is finished, and nothing else stores that. Counter-example: a position falls from 100 to 50. The
@@ -15,6 +16,7 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import GroupEntry
 from holdfast.broker.session.session import Session
 from holdfast.broker.session.state import decode_cursor
+from holdfast.cluster.state.group_members import GroupMembers
 from holdfast.storage.record import Record
 
 DONE_MAX: Final = 100_000
@@ -29,6 +31,7 @@ class GroupPositions:
         """`positions`: the first unfinished offset per partition, by group. This class changes
         it."""
         self._state = state
+        self.members = GroupMembers(state)
         self.positions = positions
         # By group and partition, the finished offsets at or above the position.
         self.done: dict[str, dict[int, set[int]]] = {}
@@ -39,6 +42,8 @@ class GroupPositions:
         self._full: set[str] = set()
         # Groups that have ended since the last call of `pop_dropped`.
         self._dropped: set[str] = set()
+        # Groups whose end was applied or ignored since the last call of `pop_applied_ends`.
+        self._applied_ends: set[str] = set()
 
     def apply(self, record: Record) -> None:
         """Applies a CURSOR record of a group."""
@@ -48,8 +53,10 @@ class GroupPositions:
             return
         cursor = decode_cursor(record.payload, self._state.config.partitions)
         if not cursor.positions and not cursor.done:
-            self.drop(key)
-            self._dropped.add(key)
+            self._applied_ends.add(key)
+            if key not in self.members.recorded:
+                self.drop(key)
+                self._dropped.add(key)
             return
         self.epochs[key] = record.sequence
         positions = self.positions.setdefault(key, [0] * self._state.config.partitions)
@@ -89,6 +96,12 @@ class GroupPositions:
         dropped = self._dropped
         self._dropped = set()
         return dropped
+
+    def pop_applied_ends(self) -> set[str]:
+        """Returns the groups with an applied record of their end since the last call."""
+        ends = self._applied_ends
+        self._applied_ends = set()
+        return ends
 
     def is_owned_at(self, key: str, node: str) -> bool:
         """True if the node owns a durable session that may keep QoS 2 records of the group under

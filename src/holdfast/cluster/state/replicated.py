@@ -26,6 +26,8 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
+    MemberRecord,
+    MembersRecord,
     OpenRecord,
     SessionEntry,
     SessionRecord,
@@ -71,6 +73,8 @@ SNAPSHOT_EPOCHS: Final = 100
 SNAPSHOT_INBOUND: Final = 101
 """The kind of a JSON entry with a client's part of `ReplicatedState.inbound`, with epochs. It is
 not a part of the session entry: a later record may open that session."""
+SNAPSHOT_MEMBERS: Final = 102
+"""The kind of a JSON entry with durable members of a shared group."""
 
 
 class ReplicatedState(ReplicatedPacketIds):
@@ -98,6 +102,7 @@ class ReplicatedState(ReplicatedPacketIds):
         # that is higher. A session that is not stored any more had no later epoch.
         self.newest_epochs = [0] * state.config.partitions
         self.groups = GroupPositions(state, self.group_positions)
+        self.group_members = self.groups.members
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         """Loads an entry of a snapshot."""
@@ -111,6 +116,8 @@ class ReplicatedState(ReplicatedPacketIds):
         elif kind == SNAPSHOT_INBOUND:
             entry = decode_json(INBOUND, data, "packet ids")
             self.inbound[entry.client] = {(each[0], each[1]): each[2] for each in entry.ids}
+        elif kind == SNAPSHOT_MEMBERS:
+            self.group_members.restore(data)
         else:
             super().apply_snapshot_entry(kind, data)
             if kind == SNAPSHOT_GROUP:
@@ -151,6 +158,22 @@ class ReplicatedState(ReplicatedPacketIds):
     def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
         super()._subscribe(session, row, start)
         self.groups.set_cursor(row[0])
+        if is_shared(row[0]):
+            self.group_members.review(row[0], session.client_id)
+
+    def _remove_subscription(self, session: Session, filter: str) -> None:
+        super()._remove_subscription(session, filter)
+        if is_shared(filter):
+            self.group_members.review(filter, session.client_id)
+
+    def _drop_session(self, session: Session) -> None:
+        keys = [group.key for group in session.groups or ()]
+        super()._drop_session(session)
+        for key in keys:
+            self.group_members.review(key, session.client_id)
+
+    def _note_member(self, record: Record, change: MemberRecord | MembersRecord) -> None:
+        self.group_members.apply(record, change)
 
     def requests(self, client_id: str) -> list[int]:
         """Returns the requests that opened the client's session, the newest last."""
@@ -309,6 +332,8 @@ class ReplicatedState(ReplicatedPacketIds):
         for key in list(self.group_positions):
             if key in self.group_positions:
                 yield SNAPSHOT_GROUP, encode_session(self.groups.entry(key))
+        for _, members in self.group_members.entries():
+            yield SNAPSHOT_MEMBERS, members
         for kind, entry in snapshot_entries(self.state):
             if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
                 yield kind, entry

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from holdfast.broker.cluster_port import GROUP_MEMBERS
 from holdfast.broker.state import NodeState
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
@@ -284,7 +285,7 @@ class Transfer:
         frame = decode_frame(frames.IMAGE_REQUEST, payload)
         number, piece = frame.request, frame.piece
         if not piece:
-            self._sending[node] = self._send_state(number, frame.partitions)
+            self._sending[node] = self._send_state(node, number, frame.partitions)
         given = self._sending.get(node)
         if given is None:
             # This node has dropped the transfer; the other node requests it again.
@@ -293,7 +294,9 @@ class Transfer:
             raise BadFrame(f"asks for piece {piece} of images {number}")
         self._send(node, given)
 
-    def _send_state(self, number: int, wanted: list[tuple[int, int]] | None) -> OutgoingTransfer:
+    def _send_state(
+        self, node: str, number: int, wanted: list[tuple[int, int]] | None
+    ) -> OutgoingTransfer:
         if wanted is None:
             raise BadFrame("asks for images without partitions")
         delivered = self._state.delivered
@@ -306,7 +309,8 @@ class Transfer:
                 grants[partition] = applied
         source: Iterator[Entry | None] = iter(())
         if grants:
-            source = entries(self._replicated, frozenset(grants))
+            is_new = self._context.understands(node, GROUP_MEMBERS)
+            source = entries(self._replicated, frozenset(grants), with_members=is_new)
         return OutgoingTransfer(number, grants, source)
 
     def _send(self, node: str, given: OutgoingTransfer) -> None:
