@@ -32,6 +32,8 @@ from holdfast.client.log import (
 )
 
 COLUMNS = "topic,payload,timestamp,partition,offset"
+GENERATION = "holdfast/generation"
+"""The name under which Delta keeps the generation of the log."""
 COMMIT_BYTES_MAX = 64 << 20
 """About the most bytes of rows in one commit."""
 
@@ -50,12 +52,14 @@ class DeltaSink:
     def load(self, partitions: Iterable[int]) -> Position:
         """Return the stored position. It has no offset of a partition before its first commit."""
         found = {each: self._table.transaction_version(_application(each)) for each in partitions}
-        return Position({each: offset for each, offset in found.items() if offset is not None})
+        offsets = {each: offset for each, offset in found.items() if offset is not None}
+        return Position(offsets, self._table.transaction_version(GENERATION) or 0)
 
     def append(self, rows: pa.Table, position: Position) -> None:
         """Commit rows and the position behind them. Raises CommitFailedError if another process
         has committed a position meanwhile."""
         numbers = [Transaction(_application(p), at) for p, at in position.offsets.items()]
+        numbers.append(Transaction(GENERATION, position.generation or 0))
         properties = CommitProperties(app_transactions=numbers)
         write_deltalake(self._table, rows, mode="append", commit_properties=properties)
 

@@ -47,16 +47,18 @@ def test_pages_are_a_sorted_list(rows: list[Place], limit: int, descending: bool
 
 @given(st.text(max_size=40) | st.binary(max_size=40).map(lambda data: data.decode("latin-1")))
 def test_a_cursor_is_read_or_refused(text: str) -> None:
-    for decode in (decode_place, lambda each: decode_positions(each, 3)):
+    for decode in (decode_place, lambda each: decode_positions(each, 3, 0)):
         with contextlib.suppress(BadCursor):
             decode(text)
 
 
 def test_positions_of_another_log_are_refused() -> None:
-    assert decode_positions(encode_positions([1, 2]), 2) == [1, 2]
-    for wrong in (encode_positions([1]), encode_positions([1, -1])):
+    for generation in (0, 7):
+        assert decode_positions(encode_positions([1, 2], generation), 2, generation) == [1, 2]
+        assert decode_positions(encode_positions([1, 2], generation), 2, 8) is None
+    for wrong in (encode_positions([1], 0), encode_positions([1, -1], 0)):
         with pytest.raises(BadCursor, match="2 offsets"):
-            decode_positions(wrong, 2)
+            decode_positions(wrong, 2, 0)
 
 
 @given(st.binary(max_size=60), st.integers(0, 60))

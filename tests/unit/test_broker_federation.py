@@ -9,9 +9,11 @@ from holdfast.broker.config import NodeConfig
 from holdfast.client.client import Client
 from holdfast.config.federation import Federation
 from holdfast.federation.sidecar.federator import FederatorError
+from holdfast.federation.sidecar.store.identity import IN_A_BROKER as DIRECTORY
 from holdfast.federation.sidecar.store.identity import IdentityFile
 from holdfast.protocol.mqtt.packets import SubscriptionRequest
-from holdfast.server.federation import DIRECTORY, BrokerFederation
+from holdfast.server.federation import BrokerFederation
+from holdfast.storage.files.layout import Manifest
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.peer_mesh import until
 from tests.support.ports import free_port
@@ -27,9 +29,8 @@ class Site:
             hello_s=0.2,
             **settings,  # type: ignore[arg-type]
         )
-        self.federation = BrokerFederation(
-            table, broker.broker, broker.directory, "2026-01-01T00:00:00+00:00"
-        )
+        manifest = Manifest("n1", 4, "2026-01-01T00:00:00+00:00")
+        self.federation = BrokerFederation(table, broker.broker, broker.directory, manifest)
 
     @property
     def address(self) -> str:

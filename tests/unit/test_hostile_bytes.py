@@ -29,7 +29,7 @@ from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.client.identity import parse_identity
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.position import Position
-from holdfast.client.log.reading.offsets import OffsetError, parse_position
+from holdfast.client.log.reading.offsets import OffsetError, parse_generation, parse_position
 from holdfast.client.pubqueue.format import parse_paper
 from holdfast.client.servers import Server, parse_references, parse_server
 from holdfast.cluster.failure.heartbeat import decode_heartbeat
@@ -362,7 +362,7 @@ def table() -> dict[str, Decoder]:
     add("api/views/pages.py:decode_place", of_text(decode_place), (BadCursor,), pages)
     add(
         "api/views/records.py:decode_positions",
-        of_text(lambda text: decode_positions(text, 2)),
+        of_text(lambda text: decode_positions(text, 2, 0)),
         (BadCursor,),
         pages,
     )
@@ -376,7 +376,13 @@ def table() -> dict[str, Decoder]:
         "client/log/reading/offsets.py:parse_position",
         of_text(lambda text: parse_position("here", text)),
         (OffsetError,),
-        (b'{"0": 12, "1": 7}', b"latest", b'{"0": 1e999}'),
+        (b'{"0": 12, "1": 7}', b"latest", b'{"0": 1e999}', b'{"generation": -1}'),
+    )
+    add(
+        "client/log/reading/offsets.py:parse_generation",
+        of_text(lambda text: parse_generation("here", text)),
+        (OffsetError,),
+        (b'{"0": 12, "generation": 7}', b"latest", b'{"generation": 1e999}'),
     )
     add(
         "security/dynamic/document.py:parse",

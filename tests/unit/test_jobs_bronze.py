@@ -1,5 +1,6 @@
 """Which offsets a step of bronze takes: over a journal in real files, without Spark."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.pipeline.lake.bronze import Bronze
 from holdfast.pipeline.lake.engine import Engine
 from holdfast.pipeline.lake.files.commits import SKIPPED_KEPT, CommitLog, newly_skipped
+from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.stores.store import ParquetStore
 from tests.support.journal_files import Journal, record
 
@@ -144,3 +146,25 @@ def test_of_many_losses_the_last_are_told_and_all_counted(
     assert commit is not None
     assert (len(commit.skipped), commit.skipped[0].first) == (SKIPPED_KEPT, 10)
     assert commit.skipped_total == SKIPPED_KEPT + 5
+
+
+def test_a_log_that_was_restored(steps: Steps) -> None:
+    """The table has ten records, and the log was put back to its first six."""
+    steps.append(0, 10)
+    assert steps.bronze().step() is not None
+    steps.taken()
+    files = steps.journal.files
+    files.write_manifest(replace(files.manifest, generation=5, former=((0, (6, 0)),)))
+    steps.append(0, 3)
+    with pytest.raises(LakeError, match=r"from offset 6 of partition 0 on.*failOnDataLoss=false"):
+        steps.bronze().step()
+    commit = steps.bronze(failOnDataLoss="false").step()
+    assert commit is not None
+    assert steps.taken() == [(0, 6, 13)]
+    assert commit.log.endswith(" generation 5")
+    assert steps.bronze().step() is None
+    # A table that ends where the log was cut, or before, goes on.
+    files.write_manifest(replace(files.manifest, generation=7, former=((5, (13, 0)),)))
+    steps.append(0, 1)
+    assert steps.bronze().step() is not None
+    assert steps.taken() == [(0, 13, 14)]

@@ -2,11 +2,13 @@
 
 The request is JSON::
 
-    {"ranges": [[partition, start, end], ...], "bytes": M, "filters": [...], "prefixes": [...]}
+    {"ranges": [[partition, start, end], ...], "bytes": M, "filters": [...], "prefixes": [...],
+     "generation": G}
 
 The response contains about M bytes of raw batches, with all wanted offsets from the starts on.
 Other offsets may lie between them. `filters` (MQTT filters) and `prefixes` (of topics) leave out
-batches without a match. Only committed offsets are wanted.
+batches without a match. Only committed offsets are wanted. `generation` is that of the log in which
+the reader found the offsets. Without it nothing is checked.
 """
 
 import json
@@ -33,6 +35,10 @@ class BadRead(Exception):
     """The request is malformed. The text says what is wrong."""
 
 
+class OtherGeneration(Exception):
+    """The log was restored since the reader found its offsets."""
+
+
 class RemovedRecords(Exception):
     """Wanted records were removed by retention. `first` is the first offset that each of the
     partitions still has."""
@@ -52,6 +58,7 @@ class ReadRequest(msgspec.Struct):
     bytes: Annotated[int, Meta(ge=0, le=READ_BYTES_MAX)] = READ_BYTES_DEFAULT
     filters: Texts = []
     prefixes: Texts = []
+    generation: int | None = None
 
 
 class ReadPlanner:
@@ -63,7 +70,10 @@ class ReadPlanner:
         self._choice: TopicChoice | None = None
 
     def plan(self, broker: Broker, request: ReadRequest) -> Plan:
-        """Plan the response. Raises `BadRead` and `RemovedRecords`."""
+        """Plan the response. Raises `BadRead`, `OtherGeneration` and `RemovedRecords`."""
+        own = broker.generation()
+        if request.generation not in (None, own):
+            raise OtherGeneration("the log has another generation: it was restored")
         wanted = _ranges(request, broker.node.state.config.partitions)
         choice = self._topics(request)
         reader = broker.reader

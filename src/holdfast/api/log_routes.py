@@ -1,8 +1,11 @@
 """The small reads of the log on the admin port. Large ones: `holdfast.api.log_sender`.
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
-  ...], "leads": [partition, ...], "created"}. `log` names the log and is equal on all nodes of a
-  cluster. `created` differs between two data directories of one name, and is empty in a cluster.
+  ...], "leads": [partition, ...], "created", "generation", "former": [[generation, [offset, ...]],
+  ...]}. `log` names the log and is equal on all nodes of a cluster. `created` differs between two
+  data directories of one name, and is empty in a cluster. `generation` changes when the log is
+  restored. `former` lists generations before it, with the offsets up to which their records are
+  those of this one.
   `leads` are the partitions whose records this node receives first. Readers should prefer another
   node for them.
 - `POST /api/v1/log/wait` {"ends": [...], "wait_ms": M} -> the same, once some partition ends behind
@@ -16,7 +19,7 @@
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Final
@@ -27,10 +30,12 @@ from starlette import types
 from starlette.responses import JSONResponse, Response
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.log.record_routes import NOT_AGREED
 from holdfast.api.log_plan import (
     PATH,
     REQUEST_BYTES_MAX,
     BadRead,
+    OtherGeneration,
     ReadPlanner,
     ReadRequest,
     RemovedRecords,
@@ -89,6 +94,10 @@ class LogRanges:
     """The partitions whose records this node receives first."""
     created: str = ""
     """The name that only this data directory has. Empty in a cluster."""
+    generation: int = 0
+    """The generation of the log. It changes when the log is restored."""
+    former: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Former generations, with the offsets up to which their records are those of this one."""
 
 
 class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -136,7 +145,8 @@ class LogRoutes:
             Endpoint("GET", f"{v1}/{{partition}}/offset", scope, "the offset of a time",
                      self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(503,)),
             Endpoint("POST", PATH, scope, "much of the log, as it is on disk", self._read_plan,
-                     bytes, body=ReadRequest, body_bytes_max=REQUEST_BYTES_MAX, refusals=(410, 503),
+                     bytes, body=ReadRequest, body_bytes_max=REQUEST_BYTES_MAX,
+                     refusals=(409, 410, 503),
                      media_type=BATCHES_TYPE, reads_only=True),
         ]  # fmt: skip
 
@@ -163,7 +173,19 @@ class LogRoutes:
             for partition in range(config.partitions)
         ]
         log, leads = self._place()
-        return LogRanges(config.node_id, log, config.partitions, ranges, leads, self._created())
+        generation = self._broker.generation()
+        if generation is None:
+            raise ApiRefusal(503, NOT_AGREED, {"Retry-After": "1"})
+        return LogRanges(
+            config.node_id,
+            log,
+            config.partitions,
+            ranges,
+            leads,
+            self._created(),
+            generation,
+            self._broker.former_generations(),
+        )
 
     def _created(self) -> str:
         """Return the name that only this data directory has, or empty in a cluster."""
@@ -242,6 +264,9 @@ class LogRoutes:
         except BadRead as error:
             self._reads -= 1
             raise bad_request(str(error)) from None
+        except OtherGeneration as error:
+            self._reads -= 1
+            raise ApiRefusal(409, str(error)) from None
         except RemovedRecords as error:
             self._reads -= 1
             return JSONResponse({"error": str(error), "first_offsets": error.first}, 410)

@@ -7,6 +7,7 @@
         what the response has, see `header_of`. `next` equals the start if nothing later is
         committed here yet.
     410 {"first_offsets": [[partition, offset], ...]} below the retention floor
+    409 if the log has another generation than the request
 
 Such a connection leaves the event loop with its first request.
 A thread of its own plans the response by bisection in the indexes, and the kernel sends it
@@ -33,6 +34,7 @@ from holdfast.api.log_plan import (
     PATH,
     REQUEST_BYTES_MAX,
     BadRead,
+    OtherGeneration,
     ReadPlanner,
     RemovedRecords,
     decode_request,
@@ -279,6 +281,9 @@ class LogRequests(BaseHTTPRequestHandler):
             plan = self._planner.plan(broker, decode_request(body))
         except RemovedRecords as error:
             self._answer(410, {"error": str(error), "first_offsets": error.first})
+            return
+        except OtherGeneration as error:
+            self._answer(409, {"error": str(error)})
             return
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")

@@ -20,13 +20,13 @@ from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
 from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
 from holdfast.federation.sidecar.federator import Federator, FederatorError
+from holdfast.federation.sidecar.store.identity import IN_A_BROKER
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
+from holdfast.storage.files.layout import Manifest
 
 logger = logging.getLogger("holdfast")
 
-DIRECTORY: Final = "federation"
-"""The folder in the data directory. A standby on a shared directory thus shares it."""
 AGAIN_S: Final = 1.0
 """The delay in seconds before the next start after a failure."""
 COMPLAINT_S: Final = 30.0
@@ -68,15 +68,18 @@ class FederationGraph(Struct):
 class BrokerFederation:
     """Keeps a federator running and reports its status."""
 
-    def __init__(self, config: Federation, broker: Broker, data: Path, created: str) -> None:
-        """`data`: the data directory.
+    def __init__(self, config: Federation, broker: Broker, data: Path, manifest: Manifest) -> None:
+        """`data`: the data directory. A standby on a shared directory thus shares the member.
 
-        `created`: its time of creation, which distinguishes its log from other logs of this member.
+        `manifest`: that of the directory. Its time of creation and its generation distinguish its
+        log from other logs of this member, also from the log that it was before a restore.
         """
         site = config.site or _name_of(broker.node.state.config.node_id)
-        self._settings = replace(config, data=str(data / DIRECTORY), site=site)
+        self._settings = replace(config, data=str(data / IN_A_BROKER), site=site)
         self._broker = broker
-        self._log = sha256(created.encode()).hexdigest()[:LOG_BYTES_MAX]
+        generation = f" {manifest.generation}" if manifest.generation else ""
+        name = f"{manifest.created}{generation}"
+        self._log = sha256(name.encode()).hexdigest()[:LOG_BYTES_MAX]
         self._federator: Federator | None = None
         self._edge: BrokerEdge | None = None
         self._watch: asyncio.Task[None] | None = None

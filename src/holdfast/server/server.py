@@ -241,8 +241,8 @@ class Server:
             if federating.end(broker.node.state):
                 logger.warning("federation_left text='what waited in the log is dropped'")
             return
-        created = storage.directory.manifest.created
-        federation = BrokerFederation(config.federation, broker, Path(config.node.data), created)
+        data, manifest = Path(config.node.data), storage.directory.manifest
+        federation = BrokerFederation(config.federation, broker, data, manifest)
         self.federation = federation
         broker.node.state.sys_values = federation.sys_values
         if self.sharing is not None:

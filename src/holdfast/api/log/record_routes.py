@@ -46,8 +46,16 @@ KINDS: Final = {name: kind for kind, name in KIND_NAMES.items()}
 SCANS_MAX: Final = 4
 """The most requests that scan the log at the same time."""
 
+NOT_AGREED: Final = (
+    "this node was restored, and the cluster has not agreed on the generation of its log yet"
+)
 REMOVED: Final = (
     "records behind this cursor were removed by retention: begin again, for example with from_us"
+)
+
+RESTORED: Final = (
+    "the log was restored since this cursor, and its offsets belong to other records: begin again,"
+    " for example with from_us"
 )
 
 PARTITION: Final = Whole("partition", "records of this partition only", most=65_535)
@@ -112,7 +120,9 @@ class RecordRoutes:
             module = await asyncio.to_thread(import_module, "holdfast.api.views.arrow")
             stream = module.ArrowStream(names, query.filter)
             page = _page(query.start, query.bounds, call[ROWS])
-            following = encode_positions(page.ends) if page.ends != query.bounds else ""
+            following = ""
+            if page.ends != query.bounds:
+                following = encode_positions(page.ends, query.generation)
             return _Counted(_slices(broker, page, stream), self._stream_ended, following)
         except ImportError:
             self._stream_ended()
@@ -150,6 +160,9 @@ class RecordRoutes:
 
     async def _query(self, call: Call, broker: Broker, *, newest: bool) -> RecordQuery:
         state, reader = broker.node.state, broker.reader
+        generation = broker.generation()
+        if generation is None:
+            raise ApiRefusal(503, NOT_AGREED, {"Retry-After": "1"})
         count = state.config.partitions
         first = [reader.first_offset(partition) for partition in range(count)]
         ends = self._node.committed()
@@ -174,11 +187,12 @@ class RecordRoutes:
         begin, bounds = (ends, first) if newest else (first, ends)
         after = call.get(AFTER)
         if after is not None:
-            begin = _continued(after, first, ends, newest=newest)
+            given = _positions(after, count, generation)
+            begin = list(map(min, given, ends) if newest else map(max, given, first))
             if not newest:
                 # Read again: retention may have removed records during the search for the times.
                 kept = [reader.first_offset(partition) for partition in range(count)]
-                _check_kept(after, first, kept, chosen)
+                _check_kept(given, first, kept, chosen)
         filter = call.get(FILTER) or ""
         if filter:
             try:
@@ -190,7 +204,16 @@ class RecordRoutes:
         clients = frozenset(() if client is None else (client.encode(),))
         part = (call.get(PART) or "").encode("utf-8", "surrogatepass")
         return RecordQuery(
-            begin, bounds, call[LIMIT], newest, kind, filter, clients, call[BYTES], part
+            begin,
+            bounds,
+            call[LIMIT],
+            newest,
+            kind,
+            filter,
+            clients,
+            call[BYTES],
+            part,
+            generation,
         )
 
 
@@ -246,25 +269,25 @@ class _Counted(StreamingResponse):
             self._on_ended()
 
 
-def _continued(after: str, first: list[int], ends: list[int], *, newest: bool) -> list[int]:
-    """The positions of a cursor, within what the log has and the request chooses."""
+def _positions(after: str, partitions: int, generation: int) -> list[int]:
+    """The positions of a cursor. Raises `ApiRefusal`."""
     try:
-        given = decode_positions(after, len(first))
+        given = decode_positions(after, partitions, generation)
     except BadCursor as error:
         raise bad_request(f"after={shown(after)}: {error}") from None
-    if newest:
-        return list(map(min, given, ends))
-    return list(map(max, given, first))
+    if given is None:
+        raise ApiRefusal(410, RESTORED)
+    return given
 
 
-def _check_kept(after: str, first: list[int], kept: list[int], chosen: int | None) -> None:
+def _check_kept(given: list[int], first: list[int], kept: list[int], chosen: int | None) -> None:
     """Raise `ApiRefusal` (410) if retention has removed records that a cursor continues with.
 
     `first` is where each partition begins for this request, `kept` where the log begins. Records
     that the request does not choose are no loss: those of other partitions, or before `from_us`,
     whose first offset is then behind that of the log.
     """
-    for partition, given in enumerate(decode_positions(after, len(first))):
+    for partition, at in enumerate(given):
         is_chosen = chosen in (None, partition)
-        if is_chosen and given < kept[partition] and first[partition] <= kept[partition]:
+        if is_chosen and at < kept[partition] and first[partition] <= kept[partition]:
             raise ApiRefusal(410, REMOVED)

@@ -82,6 +82,6 @@ class TopicScan:
         if has_more or (self._at >= len(offsets) and not self._is_searched()):
             positions = list(self._query.bounds)
             positions[self._partition] = self._position
-            following = encode_positions(positions)
+            following = encode_positions(positions, self._query.generation)
         rows = [log_record(each, self._query.bytes_max) for each in self._found]
         return LogPage(rows, following, self._at)

@@ -77,6 +77,8 @@ class CommitRequest(Struct, forbid_unknown_fields=True):
     """The offsets that a member commits: pairs of a partition and its offset."""
 
     offsets: list[tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0, le=1 << 62)]]]
+    generation: int | None = None
+    """The generation of the log that they are of. Without it nothing is checked."""
 
 
 class _StoredOffset(Struct):
@@ -129,6 +131,9 @@ class GroupRoutes:
         if offsets and max(offsets) >= partitions:
             raise bad_request(f"offsets: partition {max(offsets)}, this log has 0 to "
                               f"{partitions - 1}")  # fmt: skip
+        if call.body(CommitRequest).generation not in (None, self._node.broker.generation()):
+            raise ApiRefusal(409, "the log has another generation: it was restored since these"
+                             " offsets were read")  # fmt: skip
         known = (await self._groups(name)).get(name, [])
         if not known and len(await self._groups()) >= GROUPS_MAX:
             raise ApiRefusal(409, f"there are {GROUPS_MAX} groups already: delete one first")

@@ -86,6 +86,8 @@ class RecordQuery:
     bytes_max: int = 200
     part: bytes = b""
     """A part of the payload."""
+    generation: int = 0
+    """The generation of the log, for the cursor of the page."""
 
 
 def log_record(record: Record, bytes_max: int) -> LogRecord:
@@ -126,20 +128,23 @@ def _cursor_text(payload: bytes) -> str:
     return " ".join([*parts, "moved"] if cursor.is_move else parts)
 
 
-def encode_positions(positions: list[int]) -> str:
-    """The cursor of a page."""
-    return base64.urlsafe_b64encode(json.encode(positions)).decode().rstrip("=")
+def encode_positions(positions: list[int], generation: int) -> str:
+    """The cursor of a page: its positions, then the generation of the log unless that is 0."""
+    numbers = [*positions, generation] if generation else positions
+    return base64.urlsafe_b64encode(json.encode(numbers)).decode().rstrip("=")
 
 
-def decode_positions(text: str, partitions: int) -> list[int]:
-    """The positions of a cursor. Raises `BadCursor`."""
+def decode_positions(text: str, partitions: int, generation: int) -> list[int] | None:
+    """The positions of a cursor, or None if it is of another generation of the log. Raises
+    `BadCursor`."""
     try:
         positions = _POSITIONS.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, DecodeError) as error:
         raise BadCursor("a cursor is the `next` of an earlier page") from error
-    if len(positions) != partitions or min(positions) < 0:
+    if len(positions) not in (partitions, partitions + 1) or min(positions) < 0:
         raise BadCursor(f"a cursor of this log has {partitions} offsets")
-    return positions
+    is_own = positions[partitions:] == ([generation] if generation else [])
+    return positions[:partitions] if is_own else None
 
 
 @dataclass
@@ -267,7 +272,7 @@ class RecordScan:
                 self.positions[record.partition] = max(position, record.offset + 1)
             else:
                 self.positions[record.partition] = min(position, record.offset)
-        following = encode_positions(self.positions) if self._open() else ""
+        following = encode_positions(self.positions, self.query.generation) if self._open() else ""
         rows = [log_record(record, self.query.bytes_max) for record in shown]
         return LogPage(rows, following, self.scanned)
 

@@ -2,9 +2,16 @@
 
 The directory gets its name when it is complete and checked. The backup stays as it is: files that
 never change are linked, and every other file is a copy.
+
+Numbers that left the process after the backup must not be given out again for something else.
+Offsets are, so the log gets a new generation, under which they are others. The epochs of a
+federation's member are not: its count of starts goes far beyond those that it may have used.
 """
 
 import os
+import secrets
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -14,14 +21,22 @@ from holdfast.cli.backup.manifest import BackupError, BackupManifest, read_manif
 from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
 from holdfast.cli.log.report import examine
 from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.federation.core.identity import RESTORED_STARTS, BadIdentity
+from holdfast.federation.sidecar.store.identity import IDENTITY, skip_starts
+from holdfast.federation.sidecar.store.identity import IN_A_BROKER as FEDERATION
 from holdfast.server.disk.raft_files import FOLDER as RAFT
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import segment_name
+from holdfast.storage.files.layout import FORMER_MAX, DataDirectory, segment_name
 from holdfast.storage.journal.epoch_folders import FOLDERS
+from holdfast.storage.journal.recovery import open_journal
 
 PROBLEMS_SHOWN: Final = 5
+AGE_STARTS_MAX: Final = 2**23
+"""The most starts that the age of a backup adds, one a second."""
+GENERATION_BITS: Final = 52
+"""The length of a generation: programs that read JSON numbers as floats keep all of it."""
 PARTIAL: Final = ".restoring"
 """The end of the name of a directory that is not complete yet."""
 
@@ -72,8 +87,38 @@ def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> lis
             RaftFiles(OsFileSystem(root), member, is_new=False).close()
         except DamagedRaft as error:
             raise BackupError(f"{copied.source}: {error}") from None
+    _begin_generation(directory)
+    if (root / FEDERATION / IDENTITY).exists():
+        try:
+            skip_starts(root / FEDERATION, _restored_starts(manifest))
+        except BadIdentity as error:
+            raise BackupError(f"{copied.source}: {error}") from None
     copied.finish()
     return lines
+
+
+def _restored_starts(manifest: BackupManifest) -> int:
+    """The starts to add: more for a later restore of the same backup, because the member may have
+    run after the one before."""
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(manifest.began)
+    except (ValueError, TypeError):
+        return RESTORED_STARTS
+    return RESTORED_STARTS + min(max(int(age.total_seconds()), 0), AGE_STARTS_MAX)
+
+
+def _begin_generation(directory: DataDirectory) -> None:
+    """Give the log another generation than the one that goes on without this copy."""
+    manifest = directory.manifest
+    number = secrets.randbits(GENERATION_BITS) or 1
+    if manifest.is_replica:
+        return
+    ends = tuple(open_journal(directory, writes=False).journal.next_offset)
+    former = [(each, tuple(map(min, ends, kept))) for each, kept in manifest.former]
+    former.append((manifest.generation, ends))
+    directory.write_manifest(
+        replace(manifest, generation=number, former=tuple(former[-FORMER_MAX:]))
+    )
 
 
 def _check_log(root: Path, backup: Path) -> None:

@@ -205,9 +205,22 @@ def _fill(source: Source, root: Path, plan: ClusterPlan | None, node_id: str) ->
 def _manifest(before: Manifest, plan: ClusterPlan | None, node_id: str) -> Manifest:
     name = node_id or before.node_id
     if plan is None:
-        return replace(before, node_id=name, cluster_id="", incarnation="")
+        return replace(
+            before,
+            node_id=name,
+            cluster_id="",
+            incarnation="",
+            generation=before.log_generation,
+            restored=0,
+        )
+    # The new cluster agrees on the generation of its first node, as after a restore.
     return replace(
-        before, node_id=name, cluster_id=secrets.token_hex(8), incarnation=secrets.token_hex(8)
+        before,
+        node_id=name,
+        cluster_id=secrets.token_hex(8),
+        incarnation=secrets.token_hex(8),
+        former=(),
+        restored=before.generation,
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.client.log.errors import LogGap as LogGap
     from holdfast.client.log.errors import LogGapError as LogGapError
     from holdfast.client.log.errors import LogOptionError as LogOptionError
+    from holdfast.client.log.errors import LogRestored as LogRestored
+    from holdfast.client.log.errors import LogRestoredError as LogRestoredError
     from holdfast.client.log.errors import LogTruncatedError as LogTruncatedError
     from holdfast.client.log.messages import LogMessage as LogMessage
     from holdfast.client.log.offset_table import OffsetConflict as OffsetConflict
@@ -33,7 +35,8 @@ _HOMES: Final = {
     "holdfast.client.log.aio": "AsyncLogClient AsyncLogCursor",
     "holdfast.client.log.client": "LogClient",
     "holdfast.client.log.cursor": "LogCursor",
-    "holdfast.client.log.errors": "LogGap LogGapError LogOptionError LogTruncatedError",
+    "holdfast.client.log.errors": "LogGap LogGapError LogOptionError LogRestored LogRestoredError"
+    " LogTruncatedError",
     "holdfast.client.log.messages": "LogMessage",
     "holdfast.client.log.offset_table": "OffsetConflict OffsetTable",
     "holdfast.client.log.position": "Position",

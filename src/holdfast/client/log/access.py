@@ -8,7 +8,12 @@ from holdfast.client.admin_access import AdminAccess
 from holdfast.client.admin_connection import NoAnswer, Server
 from holdfast.client.log.errors import LogClosed, LogOptionError
 from holdfast.client.log.reading.journal_index import JournalMap
-from holdfast.client.log.reading.offsets import OffsetRange, Offsets, PartitionBounds
+from holdfast.client.log.reading.offsets import (
+    LogGeneration,
+    OffsetRange,
+    Offsets,
+    PartitionBounds,
+)
 from holdfast.client.log.reading.reader_http import RangeReader
 from holdfast.client.log.reading.reader_path import read_pieces
 from holdfast.client.log.reading.scan import Coverage
@@ -32,6 +37,10 @@ class ReadableLog(Protocol):
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
         """Return the offsets that each partition has. `at_least` are ends that were seen before."""
+        ...
+
+    def generation(self) -> LogGeneration:
+        """Return the generation of the log, as of the last `bounds` or `wait`."""
         ...
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
@@ -78,6 +87,10 @@ class ServedLog:
         """See ReadableLog. Raises AdminError."""
         return self._unless_closed(lambda: self.servers.bounds(at_least))
 
+    def generation(self) -> LogGeneration:
+        """See ReadableLog."""
+        return self.servers.generation
+
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog. Raises AdminError."""
         return self._unless_closed(lambda: self.servers.offsets_at(timestamp_us))
@@ -90,7 +103,7 @@ class ServedLog:
             self._reading = RangeReader(
                 self._addresses, topics, self._access, self._wait_s, self.pause
             )
-        chunks = self._reading.chunks(ranges, coverage)
+        chunks = self._reading.chunks(ranges, coverage, self.servers.generation.number)
         while True:
             chunk = self._unless_closed(lambda: next(chunks, None))
             if chunk is None:
@@ -152,6 +165,10 @@ class DirectoryLog:
         """See ReadableLog. Raises DataDirectoryError."""
         self._map.refresh()
         return self._map.bounds()
+
+    def generation(self) -> LogGeneration:
+        """See ReadableLog."""
+        return self._map.generation()
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog."""

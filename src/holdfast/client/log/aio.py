@@ -72,6 +72,7 @@ class AsyncLogCursor:
         self._messages: list[LogMessage] = []
         self._taken = 0
         self._before: dict[int, int] = {}
+        self._generation: int | None = None
         self._is_closed = False
 
     async def __aenter__(self) -> "AsyncLogCursor":
@@ -91,7 +92,7 @@ class AsyncLogCursor:
         """See `LogCursor.position`."""
         if self._taken == len(self._messages):
             return self._cursor.position
-        return Position(dict(self._before))
+        return Position(dict(self._before), self._generation)
 
     async def commit(self) -> None:
         """See `LogCursor.commit`."""
@@ -106,7 +107,8 @@ class AsyncLogCursor:
                 raise StopAsyncIteration
             if self._lists is None:
                 self._lists = self._cursor.batches()
-            self._before = dict(self._cursor.position.offsets)
+            before = self._cursor.position
+            self._before, self._generation = dict(before.offsets), before.generation
             found = await self._call(partial(next, self._lists, None))
             if found is None:
                 raise StopAsyncIteration

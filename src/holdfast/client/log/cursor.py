@@ -17,6 +17,8 @@ from holdfast.client.log.errors import (
     LogGap,
     LogGapError,
     LogOptionError,
+    LogRestored,
+    LogRestoredError,
     LogTruncatedError,
 )
 from holdfast.client.log.groups import GroupOffsets
@@ -24,8 +26,10 @@ from holdfast.client.log.messages import LogMessage, MessageDecoder
 from holdfast.client.log.position import EARLIEST, LATEST, Position, ResolvedPlace
 from holdfast.client.log.reading.offsets import (
     DataLossError,
+    LogGeneration,
     OffsetRange,
     Offsets,
+    RestoredError,
     ranges_to_read,
 )
 from holdfast.client.log.reading.scan import Coverage
@@ -90,6 +94,7 @@ class LogCursor:
         self._group = group
         self._on_gap = on_gap
         self._bounds: Bounds = access.bounds()
+        self._generation = access.generation()
         chosen = selection.topics.partitions(max(self._bounds, default=-1) + 1)
         if selection.partitions is not None:
             unknown = sorted(selection.partitions - set(self._bounds))
@@ -138,7 +143,7 @@ class LogCursor:
             found[partition] = end
         elif partition >= 0 and self._taken:
             found[partition] = messages[self._taken - 1].offset + 1
-        return Position(found)
+        return Position(found, self._generation.number)
 
     def commit(self, position: Position | None = None) -> None:
         """Commit a position, by default `position`, for the group of this read. When it returns,
@@ -147,7 +152,8 @@ class LogCursor:
         if self._group is None:
             raise LogOptionError("commit needs a read with a group")
         self._processed.add(self._part[0])
-        self._group.commit((position or self.position).offsets, self._processed)
+        position = position or self.position
+        self._group.commit(position.offsets, self._processed, position.generation)
         self._processed.clear()
 
     # Messages
@@ -323,8 +329,28 @@ class LogCursor:
                 # The server had nothing for a long time, or is away. Others may know more.
                 found = self._access.bounds({p: bound.end for p, bound in self._bounds.items()})
             self._bounds = found
+            self._note_generation()
             if any(self._bounds[p].end > self._next[p] for p in self._partitions):
                 return True
+
+    def _note_generation(self) -> None:
+        """Carry the position over to the present generation of the log, if it was restored."""
+        before, self._generation = self._generation, self._access.generation()
+        self._next = self._carried(self._next, before.number)
+
+    def _carried(self, position: Offsets, before: int | None) -> Offsets:
+        """A position of generation `before` in the log as it is. Raises LogRestoredError, or
+        reports what the log has lost of it to `on_gap`."""
+        now: LogGeneration = self._generation
+        moved, lost = now.carry(position, before, self._bounds)
+        for item in lost:
+            gap = LogRestored(item.partition, item.start, item.end)
+            if self._on_gap is None:
+                advice = "Pass on_gap to read() to go on there, or begin at another start"
+                text = str(RestoredError(before or 0, now.number or 0, lost, advice))
+                raise LogRestoredError(text, gap)
+            self._on_gap(gap)
+        return moved
 
     def _report_lost(self, coverage: Coverage) -> None:
         """Report the gaps that a read has found, before the messages behind them."""
@@ -343,7 +369,9 @@ class LogCursor:
                     f"the position has partition {unknown[0]}, the log has 0 to "
                     f"{len(self._bounds) - 1}"
                 )
-            return {p: place.offsets.get(p, bound.first) for p, bound in bounds.items()}
+            given = {p: at for p, at in place.offsets.items() if p in bounds}
+            given = self._carried(given, place.generation)
+            return {p: given.get(p, bound.first) for p, bound in bounds.items()}
         if isinstance(place, int):
             found = self._access.offsets_at(place)
             return {p: min(max(found.get(p, b.first), b.first), b.end) for p, b in bounds.items()}

@@ -29,6 +29,13 @@ class LogGap:
         return f"offsets {self.start} to {self.end} of partition {self.partition}"
 
 
+@dataclass(frozen=True)
+class LogRestored(LogGap):
+    """Offsets that the reader has passed, and that belong to other messages now: the log was
+    restored to a time before. The read goes on at `start`. In a cluster `start` is not known, and
+    messages before it may have been passed unread."""
+
+
 class LogGapError(Exception):
     """A gap in the log before the next message. A cursor that goes on after it has to be told so:
     with `on_gap`, or with a start behind it."""
@@ -55,3 +62,14 @@ class LogTruncatedError(Exception):
         self.partition = partition
         self.position = position
         self.end = end
+
+
+class LogRestoredError(LogTruncatedError):
+    """The log was restored since a position was taken, to a time before it."""
+
+    def __init__(self, text: str, gap: LogRestored) -> None:
+        Exception.__init__(self, text)
+        self.partition = gap.partition
+        self.position = gap.end
+        self.end = gap.start
+        self.gap = gap

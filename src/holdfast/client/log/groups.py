@@ -54,10 +54,13 @@ class GroupOffsets:
         self._committed = {p: item.offset for p, item in newest.items()}
         return dict(self._committed)
 
-    def commit(self, offsets: Mapping[int, int], processed: Collection[int]) -> None:
-        """Commit offsets. `processed` are the partitions of which messages were processed since the
-        last commit. Returns once they are durable. Raises AdminError if no server confirms it; they
-        may be committed all the same.
+    def commit(
+        self, offsets: Mapping[int, int], processed: Collection[int], generation: int | None = None
+    ) -> None:
+        """Commit offsets of a generation of the log. `processed` are the partitions of which
+        messages were processed since the last commit. Returns once they are durable. Raises
+        AdminError if the log has another generation, or no server confirms it; they may be
+        committed all the same.
 
         A commit is a record of each partition's topic, and so moves the ends of some partitions.
         Partitions without a message are left out, because two groups that follow the log would
@@ -72,6 +75,8 @@ class GroupOffsets:
         }
         if not changed:
             return
-        request = {"offsets": [*changed.items()]}
+        request: dict[str, object] = {"offsets": [*changed.items()]}
+        if generation is not None:
+            request["generation"] = generation
         self._servers.ask_one(lambda each: each.exchange("POST", self._path, request, _GroupAnswer))
         self._committed |= changed

@@ -12,6 +12,8 @@ from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.position import Position
 
 TABLE: Final = "holdfast_offsets"
+GENERATION: Final = -1
+"""The log_partition of the row whose next_offset is the generation of the log. Without it: 0."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 _MARKS: Final = {"sqlite3": "?", "psycopg": "%s"}
 
@@ -102,14 +104,20 @@ class OffsetTable:
         finally:
             cursor.close()
         self._connection.commit()
-        return Position(dict(self._known)) if self._known else None
+        if not self._known:
+            return None
+        known = dict(self._known)
+        return Position(known, known.pop(GENERATION, 0))
 
     def store(self, position: Position) -> None:
         """Store a position in the transaction of the connection, and do not commit. Raises
         OffsetConflict, or the driver's error if two processes store a first position."""
+        stored = dict(position.offsets)
+        if position.generation or GENERATION in self._known:
+            stored[GENERATION] = position.generation or 0
         cursor = self._connection.cursor()
         try:
-            for partition, offset in position.offsets.items():
+            for partition, offset in stored.items():
                 known = self._known.get(partition)
                 if known is None:
                     cursor.execute(self._insert, (self._sink, partition, offset))
@@ -122,4 +130,4 @@ class OffsetTable:
                         )
         finally:
             cursor.close()
-        self._known |= position.offsets
+        self._known |= stored

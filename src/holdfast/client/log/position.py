@@ -27,9 +27,12 @@ class Position:
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
+    generation: int | None = None
+    """The generation of the log that the offsets are of. A log that was restored has another one.
+    None: that of the log that is read, so a restore since then is not noticed."""
 
     def __str__(self) -> str:
-        return json.dumps(offsets.to_json(self.offsets))
+        return json.dumps(offsets.to_json(self.offsets, self.generation))
 
     @classmethod
     def parse(cls, text: str) -> "Position":
@@ -40,7 +43,7 @@ class Position:
             raise LogOptionError(str(error)) from None
         if isinstance(found, str):
             raise LogOptionError(f"the position is {text!r}; allowed: JSON offsets by partition")
-        return cls(found)
+        return cls(found, offsets.parse_generation("the position", text) or 0)
 
 
 Place = str | datetime | timedelta | Position

@@ -16,6 +16,11 @@ EPOCH_STEP_MAX: Final = 2**24
 """The most starts between two that others receive: one a second for half a year."""
 
 
+RESTORED_STARTS: Final = 2**20
+"""The starts that a restore adds: more than a member has made since its backup, and a sixteenth of
+what others believe at once."""
+
+
 class BadIdentity(ValueError):
     """A stored identity that is damaged. The text says what to do."""
 
@@ -46,6 +51,10 @@ class Identity:
 
     def restarted(self) -> "Identity":
         return Identity(self.node, self.epoch + 1)
+
+    def skipped(self, starts: int) -> "Identity":
+        """The identity after starts that are not made. A fresh member has none to skip."""
+        return Identity(self.node, self.epoch + starts) if self.epoch else self
 
     def encode(self) -> bytes:
         return f"{self.node.hex()} {self.epoch}\n".encode()

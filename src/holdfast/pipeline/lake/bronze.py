@@ -24,6 +24,8 @@ from holdfast.client.log.reading.offsets import (
     OffsetRange,
     Offsets,
     PartitionBounds,
+    RestoredError,
+    generation_in,
 )
 from holdfast.pipeline.lake.backfill.days import DAY_US, Days
 from holdfast.pipeline.lake.backfill.parts import TablePart, offsets_in
@@ -104,11 +106,13 @@ class Bronze:
         bounds = self._access.bounds(self.position())
         self._check_log(step)
         self.end = {p: bound.end for p, bound in bounds.items()}
-        begin = self._begin(step.last, bounds)
+        begin = self._begin(step, bounds)
         end = self._end(begin, bounds, target)
         # If the options set a start, a commit without rows fixes it. Otherwise `latest` would be
         # later at each attempt, and records between two attempts would be lost.
-        if end == begin and (step.last is not None or not self._starts_elsewhere()):
+        # A commit without rows also notes that the table goes on in another generation of the log.
+        goes_on = step.last is not None and step.last.log in ("", step.log)
+        if end == begin and (goes_on or (step.last is None and not self._starts_elsewhere())):
             return None
         skipped: list[OffsetRange] = []
         ranges = self._access.ranges(begin, end, bounds, skipped=skipped)
@@ -140,6 +144,8 @@ class Bronze:
             raise LakeError(f"{RECORDS} has not been written yet: run it first")
         bounds = self._access.bounds(self.position())
         self._check_log(step)
+        if step.last.log and generation_in(step.last.log) != generation_in(step.log):
+            raise LakeError(f"the log was restored since the last step: run {RECORDS} first")
         offsets.available(self.position(), bounds, fail_on_data_loss=True)  # another log?
         own = self.engine.log(RECORDS).live(step.version - 1)
         removed = [file for file in own if days.has(file)]
@@ -213,10 +219,12 @@ class Bronze:
         """Check that the log is the one that the table was made from. Raises LakeError.
 
         Offsets of two logs are alike. So without this check, rows of one log would follow those of
-        another without a word. A node that joins a cluster gets another kind of identity.
+        another without a word. A node that joins a cluster gets another kind of identity. `_begin`
+        compares the generations.
         """
         before, now = step.log, self._access.identity()
-        if before and now and before.split()[0] == now.split()[0] and before != now:
+        old, new = generation_in(before)[0], generation_in(now)[0]
+        if before and now and old.split()[0] == new.split()[0] and old != new:
             where = self.options.path or ", ".join(f"{h}:{p}" for h, p, *_ in self.options.servers)
             raise LakeError(
                 f"{RECORDS} of {self.engine.lake} was made from another log ({before}) than that "
@@ -229,9 +237,23 @@ class Bronze:
         options = self.options
         return (options.starting_offsets, options.starting_timestamp_us) != (None, None)
 
-    def _begin(self, last: Commit | None, bounds: Mapping[int, PartitionBounds]) -> Offsets:
+    def _begin(self, step: Step, bounds: Mapping[int, PartitionBounds]) -> Offsets:
+        """Return the position at which the step begins. Raises LakeError if the table has messages
+        that the log has lost, because it was restored."""
+        last = step.last
         if last is not None:
-            return offsets.from_json(last.offsets)
+            before = generation_in(last.log)[1] if last.log else None
+            try:
+                return self._access.carried(offsets.from_json(last.offsets), before, bounds)
+            except RestoredError as error:
+                first = error.lost
+                raise LakeError(
+                    f"{RECORDS} of {self.engine.lake} has messages that the log has lost, because"
+                    f" it was restored: those from offset {first.start if first else 0} of"
+                    f" partition {first.partition if first else 0} on. To keep them and go on with"
+                    " the messages that the log has there now, run once with"
+                    " failOnDataLoss=false; otherwise make a new lake in another directory"
+                ) from None
         options = self.options
         if options.starting_timestamp_us is not None:
             at = self._access.offsets_at(options.starting_timestamp_us)

@@ -67,6 +67,8 @@ class LakeStatus:
     """The end of each partition. None if the servers were not asked or did not respond."""
     problem: str = ""
     """The reason why the servers did not respond."""
+    restored: bool = False
+    """True if the log was restored since the last step of bronze."""
     skipped_total: int = 0
     """The number of offsets of the log that are in no table. They were missing or damaged when
     bronze read them, and failOnDataLoss=false let it skip them."""
@@ -103,7 +105,9 @@ def lake_status(
     last = {name: log.last() for name, log in logs.items()}
     records = last[RECORDS]
     position = dict(records.offsets) if records is not None else {}
-    found = _look(source, position) if source and ask_servers else _LogEnd()
+    found = _LogEnd()
+    if source and ask_servers:
+        found = _look(source, position, records.log if records is not None else "")
     tables = []
     for name in catalog.names():
         if name == RECORDS:
@@ -123,6 +127,7 @@ def lake_status(
         offsets=position,
         ends=found.ends,
         problem=found.problem,
+        restored=found.restored,
         skipped_total=records.skipped_total if records is not None else 0,
         skipped=list(records.skipped) if records is not None else [],
         hints=hints(lake, catalog) if with_hints else [],
@@ -165,17 +170,20 @@ class _LogEnd:
     ends: dict[str, int] | None = None
     lag_s: float | None = None
     problem: str = ""
+    restored: bool = False
 
 
-def _look(source: Mapping[str, str], position: Mapping[str, int]) -> _LogEnd:
+def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _LogEnd:
     """Ask the source for the end of its log, and how old the first record after `position` is."""
     access = None
     try:
         access = LogAccess(parse(source))
         ends = {p: bound.end for p, bound in access.bounds().items()}
+        before, now = (offsets.generation_in(each) for each in (log, access.identity()))
+        restored = log != "" and before[0] == now[0] and before[1] != now[1]
         own = {p: position.get(str(p), 0) for p in ends}
         if all(own[p] >= end for p, end in ends.items()):
-            return _LogEnd(offsets.to_json(ends), 0.0)
+            return _LogEnd(offsets.to_json(ends), 0.0, restored=restored)
         now_s = time.time()
 
         def is_older(age_s: float) -> bool:
@@ -183,7 +191,7 @@ def _look(source: Mapping[str, str], position: Mapping[str, int]) -> _LogEnd:
             begins = access.offsets_at(round((now_s - age_s) * 1_000_000))
             return any(own.get(p, 0) < begin for p, begin in begins.items())
 
-        return _LogEnd(offsets.to_json(ends), _greatest(is_older))
+        return _LogEnd(offsets.to_json(ends), _greatest(is_older), restored=restored)
     except Exception as error:  # noqa: BLE001 - shown: the status of the lake is there anyway
         text = str(error).strip()
         return _LogEnd(problem=text.splitlines()[0] if text else repr(error))
@@ -294,6 +302,11 @@ def status_lines(status: LakeStatus) -> list[str]:
 def _losses(status: LakeStatus) -> list[str]:
     """Describe records that are missing permanently."""
     lines = []
+    if status.restored:
+        lines.append(
+            "        the log was restored since the last run: the next run says whether the lake"
+            " has messages that the log has lost"
+        )
     if status.skipped_total:
         last = status.skipped[-1]
         ago_s = max(0.0, time.time() - last.at_us / 1e6)

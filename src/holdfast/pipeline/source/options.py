@@ -19,8 +19,9 @@ startingTimestamp    in place of startingOffsets: ISO 8601, UTC if it names no z
 endingTimestamp      in place of endingOffsets: each partition ends before its first record of that
                      time or later
 maxRecordsPerTrigger streams only: the most offsets in one micro-batch
-failOnDataLoss       `true` (default): missing offsets are an error; `false`: they are skipped, and
-                     a warning on standard error lists them
+failOnDataLoss       `true` (default): missing offsets are an error, and so is a position behind the
+                     place at which the log was restored; `false`: missing offsets are skipped, a
+                     position goes back to that place, and a warning on standard error lists them
 serverWait           how long a request waits for servers that are away: `30s`, `5m`, `2h`. Default:
                      5 minutes in a stream, 3 s in a batch read
 topics               only messages that these MQTT filters match, separated by commas: `a/+/b,c/#`
@@ -49,7 +50,12 @@ from holdfast.client.admin_access import (
     admin_address,
     load_access,
 )
-from holdfast.client.log.reading.offsets import Offsets, parse_position
+from holdfast.client.log.reading.offsets import (
+    EARLIEST,
+    Offsets,
+    parse_generation,
+    parse_position,
+)
 from holdfast.numbers import whole_number
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
 from holdfast.storage.reading.topic_filter import Clause, TopicFilter
@@ -123,6 +129,8 @@ class SourceOptions:
     push_filters: bool
     tasks: int
     columns: tuple[str, ...]
+    starting_generation: int | None = None
+    """The generation of the log in `startingOffsets`, if that is given."""
 
     @property
     def wait_s(self) -> float:
@@ -174,6 +182,9 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         push_filters=option_flag(given, "pushFilters", default=False),
         tasks=_option_number(given, "tasks", TASKS_MAX) or _processors(),
         columns=_columns(given.get("columns")),
+        starting_generation=parse_generation(
+            "startingOffsets", given.get("startingoffsets", EARLIEST)
+        ),
     )
 
 

@@ -40,9 +40,11 @@ from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import (
     EARLIEST,
     LATEST,
+    LogGeneration,
     OffsetRange,
     Offsets,
     PartitionBounds,
+    RestoredError,
 )
 from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.reader_path import Piece, read_pieces
@@ -65,6 +67,10 @@ logger = logging.getLogger("holdfast")
 
 LOST_SHOWN: Final = 20
 """The most lost ranges that one warning lists."""
+RESTORED_ADVICE: Final = (
+    "Start again from a new checkpoint, or set failOnDataLoss=false to go on from there: what was"
+    " read behind it stays in what this query has written"
+)
 TASK_RECORDS: Final = 20_000
 """The offsets of a micro-batch for one more task. For fewer, its start costs more than it saves."""
 
@@ -78,6 +84,8 @@ class ReadWork(InputPartition):
     servers: Sequence[Server] = ()
     """The servers in order of preference. If it is empty, the task uses those of the options."""
     topics: TopicFilter = TopicFilter()  # noqa: RUF009
+    generation: int | None = None
+    """The generation of the log in which the ranges were found, if the servers know it."""
 
 
 class LogAccess:
@@ -103,6 +111,31 @@ class LogAccess:
     def identity(self) -> str:
         """Return what distinguishes the log from others, as of the last `bounds`, if known."""
         return (self._servers() if self.options.path is None else self._journal()).identity()
+
+    def generation(self) -> LogGeneration:
+        """Return the generation of the log, as of the last `bounds`."""
+        return (
+            self._servers().generation
+            if self.options.path is None
+            else self._journal().generation()
+        )
+
+    def carried(
+        self, position: Offsets, before: int | None, bounds: Mapping[int, PartitionBounds]
+    ) -> Offsets:
+        """Return a position of generation `before` of the log as one of its present generation.
+
+        If the position has passed messages that the log has lost, this raises RestoredError. With
+        `failOnDataLoss=false` it logs a warning instead.
+        """
+        now = self.generation()
+        moved, lost = now.carry(position, before, bounds)
+        if lost:
+            error = RestoredError(before or 0, now.number or 0, lost, RESTORED_ADVICE)
+            if self.options.fail_on_data_loss:
+                raise error
+            logger.warning("%s", error)
+        return moved
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Return per partition the first offset that is not older than the time, as of the last
@@ -163,7 +196,8 @@ class LogAccess:
         topics = topics or self.options.topics
         if self.options.path is None:
             found = self._servers().assign(ranges, tasks, whole=whole)
-            return [ReadWork(each.ranges, [], each.servers, topics) for each in found]
+            generation = self._servers().generation.number
+            return [ReadWork(each.ranges, [], each.servers, topics, generation) for each in found]
         divide = offsets.group if whole else offsets.split
         journal = self._journal()
         choice = None
@@ -207,7 +241,13 @@ def read_work(
     if options.path is None:
         servers = work.servers or options.servers
         chunks = read_ranges(
-            servers, work.ranges, coverage, work.topics, options.access, options.wait_s
+            servers,
+            work.ranges,
+            coverage,
+            work.topics,
+            options.access,
+            options.wait_s,
+            work.generation,
         )
     else:
         chunks = read_pieces(work.pieces, coverage)
@@ -289,6 +329,7 @@ class HoldfastReader(DataSourceReader):
             start = _position(
                 access, bounds, options.starting_timestamp_us, options.starting_offsets, EARLIEST
             )
+            start = access.carried(start, options.starting_generation, bounds)
             end = _position(
                 access, bounds, options.ending_timestamp_us, options.ending_offsets, LATEST
             )
@@ -326,15 +367,11 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the position at which a query without a checkpoint begins."""
         bounds = self._log().bounds()
         options = self.options
-        return offsets.to_json(
-            _position(
-                self._log(),
-                bounds,
-                options.starting_timestamp_us,
-                options.starting_offsets,
-                LATEST,
-            )
+        start = _position(
+            self._log(), bounds, options.starting_timestamp_us, options.starting_offsets, LATEST
         )
+        start = self._log().carried(start, options.starting_generation, bounds)
+        return self._to_json(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of one micro-batch, from `maxRecordsPerTrigger`."""
@@ -344,8 +381,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
         """Return the end of the next micro-batch: committed, within the limit, and never below
         `start`."""
-        begin = offsets.from_json(start)
-        bounds = self._log().bounds(begin)
+        begin, bounds = self._from_json(start)
         end = offsets.available(begin, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
         if self._target is not None:
             end = {
@@ -356,12 +392,12 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             floor = {partition: bound.first for partition, bound in bounds.items()}
             end = offsets.admit(begin, end, floor, limit.max_rows)
-        return offsets.to_json(end)
+        return self._to_json(end)
 
     def reportLatestOffset(self) -> dict[str, int]:
         """Return the end of the log, from which Spark computes how far the query is behind."""
         bounds = self._log().bounds()
-        return offsets.to_json({partition: bound.end for partition, bound in bounds.items()})
+        return self._to_json({partition: bound.end for partition, bound in bounds.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the run at the current end of the log."""
@@ -372,8 +408,9 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Sequence[InputPartition]:
         """Plan the tasks of one micro-batch."""
         access = self._log()
-        begin, stop = offsets.from_json(start), offsets.from_json(end)
-        ranges = access.ranges(begin, stop, access.bounds(stop))
+        stop, bounds = self._from_json(end)
+        begin = access.carried(offsets.from_json(start), offsets.generation_of(start), bounds)
+        ranges = access.ranges(begin, stop, bounds)
         records = sum(each.records for each in ranges)
         # The number of tasks depends on the range only. So a micro-batch that Spark repeats has the
         # same tasks.
@@ -393,6 +430,21 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connections when the query ends."""
         if self._access is not None:
             self._access.close()
+
+    def _from_json(
+        self, position: Mapping[str, int]
+    ) -> tuple[Offsets, Mapping[int, PartitionBounds]]:
+        """Return a position of a checkpoint in the log as it is now, and the bounds of the log.
+
+        The position has the generation of the log at its time, because a log that was restored
+        gives its offsets to other messages.
+        """
+        found = offsets.from_json(position)
+        bounds = self._log().bounds(found)
+        return self._log().carried(found, offsets.generation_of(position), bounds), bounds
+
+    def _to_json(self, position: Offsets) -> dict[str, int]:
+        return offsets.to_json(position, self._log().generation().number)
 
     def _log(self) -> LogAccess:
         if self._access is None:

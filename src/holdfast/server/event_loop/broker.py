@@ -68,8 +68,7 @@ class Broker:
         self.node = node
         self.loop = loop
         self.reader = storage.reader
-        self.created = storage.directory.manifest.created
-        """The time at which the data directory was made."""
+        self._directory = storage.directory
         self.on_failed = on_failed
         self.waits = waits
         self.writer = JournalWriter(
@@ -104,6 +103,21 @@ class Broker:
     def new_runtime(self) -> Runtime:
         """Return what orders the turns, connected to the parts above."""
         return Runtime(self.node, self.writer, self.reads, self, self.waits)
+
+    @property
+    def created(self) -> str:
+        """The time at which the data directory was made."""
+        return self._directory.manifest.created
+
+    def generation(self) -> int | None:
+        """The generation of the log. None: the directory was restored, and the nodes of its cluster
+        have not agreed on the generation yet."""
+        manifest = self._directory.manifest
+        return None if manifest.restored else manifest.generation
+
+    def former_generations(self) -> list[tuple[int, list[int]]]:
+        """The generations before it, each with the offsets up to which it has the same records."""
+        return [(number, [*same]) for number, same in self._directory.manifest.former]
 
     # The turn
 

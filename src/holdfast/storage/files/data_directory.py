@@ -219,6 +219,11 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
         format, partitions = content["format"], content["partitions"]
         node_id, created = content["node_id"], content["created"]
         cluster_id, incarnation = content.get("cluster_id", ""), content.get("incarnation", "")
+        generation, restored = int(content.get("generation", 0)), int(content.get("restored", 0))
+        former = tuple(
+            (int(number), tuple(int(offset) for offset in offsets))
+            for number, offsets in content.get("former", ())
+        )
     except (FileNotFoundError, NotADirectoryError):
         raise DataDirectoryError(
             f"{path} is no Holdfast data directory: it has no {MANIFEST}"
@@ -236,7 +241,16 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
         raise DataDirectoryError(
             f"{path / MANIFEST}: {partitions!r} partitions, allowed 1 to {PARTITIONS_MAX}"
         )
-    return Manifest(str(node_id), partitions, str(created), str(cluster_id), str(incarnation))
+    return Manifest(
+        str(node_id),
+        partitions,
+        str(created),
+        str(cluster_id),
+        str(incarnation),
+        generation,
+        tuple(each for each in former if len(each[1]) == partitions),
+        restored,
+    )
 
 
 def _is_ours(name: str) -> bool:

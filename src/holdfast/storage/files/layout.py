@@ -1,7 +1,8 @@
 """The data directory: its files, their names, and how they are read and made durable.
 
     manifest.json             format, node_id, partitions, created; never changes. Of a replica
-                              also cluster_id and incarnation
+                              also cluster_id and incarnation; of a restored log its generation
+                              and those before it; of a replica `restored`
     lock                      locked as long as a node serves the directory alone
     watermarks                of a replica: what is committed and durable, see `journal.watermarks`
     journal/<sequence>.log    segments; <sequence>.idx their indexes
@@ -51,6 +52,8 @@ SNAPSHOTS: Final = "snapshots"
 QUARANTINE: Final = "quarantine"
 ASIDE: Final = "damaged"
 START: Final = "journal/start.json"
+FORMER_MAX: Final = 8
+"""The most former generations that a log lists."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,30 @@ class Manifest:
     incarnation: str = ""
     """The name made with a replica's directory; "": no replica. A node with another name has lost
     its former disk."""
+    generation: int = 0
+    """The generation of the log: 0 from its creation, and a random number since it was restored.
+
+    Invariant: two records with the same offset in one generation of a log are the same record. An
+    offset that leaves the process therefore goes with its generation. Counter-example: a reader is
+    at offset 100, the log is restored and ends at 90. Twenty messages later the reader goes on at
+    100, and never reads ten of them."""
+    former: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """The generations before it, the newest FORMER_MAX, each with the offset per partition up to
+    which its records are those of this one. Empty in a cluster."""
+    restored: int = 0
+    """Of a replica: a random number from its restore until the cluster has agreed on its
+    generation. 0 otherwise."""
 
     @property
     def is_replica(self) -> bool:
         """True if the journal's end may be cut off again; see `storage.journal.journal`."""
         return self.incarnation != ""
+
+    @property
+    def log_generation(self) -> int:
+        """The generation of the log in this directory. A restored replica has one of its own until
+        its cluster has agreed on one."""
+        return self.restored or self.generation
 
 
 class DataDirectory:
@@ -87,7 +109,7 @@ class DataDirectory:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, durably."""
-        content = {
+        content: dict[str, object] = {
             "format": FORMAT,
             "node_id": manifest.node_id,
             "partitions": manifest.partitions,
@@ -96,6 +118,12 @@ class DataDirectory:
         if manifest.is_replica:
             content["cluster_id"] = manifest.cluster_id
             content["incarnation"] = manifest.incarnation
+        if manifest.generation:
+            content["generation"] = manifest.generation
+        if manifest.former:
+            content["former"] = manifest.former
+        if manifest.restored:
+            content["restored"] = manifest.restored
         self.replace_file(MANIFEST, [json.dumps(content, indent=1).encode() + b"\n"])
         self.manifest = manifest
 

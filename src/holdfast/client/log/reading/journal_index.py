@@ -24,6 +24,7 @@ from typing import Final
 
 from holdfast.client.log.reading.indexed_read import chosen_pieces
 from holdfast.client.log.reading.offsets import (
+    LogGeneration,
     OffsetRange,
     Offsets,
     PartitionBounds,
@@ -74,7 +75,13 @@ class JournalMap:
         """Return what distinguishes the log from all others, as the servers of the log say it."""
         manifest = self.directory.manifest
         created = sha256(manifest.created.encode()).hexdigest()[:CREATED_CHARACTERS]
-        return log_identity(manifest.cluster_id, "" if manifest.cluster_id else created)
+        name = "" if manifest.cluster_id else created
+        return log_identity(manifest.cluster_id, name, manifest.log_generation)
+
+    def generation(self) -> LogGeneration:
+        """Return the generation of the log."""
+        manifest = self.directory.manifest
+        return LogGeneration(manifest.log_generation, dict(manifest.former))
 
     def refresh(self) -> None:
         """Map the segments that were added and forget those that were removed since the last call.
@@ -90,8 +97,8 @@ class JournalMap:
         for _ in range(CLAIM_LOOKS):
             directory = open_to_read(self.path)
             if directory.epoch != self.directory.epoch:
-                self.directory = directory
                 self._segments = []
+            self.directory = directory
             if directory.manifest.is_replica:
                 # The watermarks are read before the segments, so the segments contain every record
                 # below them.

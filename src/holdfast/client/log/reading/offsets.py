@@ -3,13 +3,15 @@
 The functions are pure: they open no file and import no Spark. A position in the log is a dict from
 partition to the first offset that is *not* yet read. A partition that is missing from it begins at
 the first offset that the log still has. In JSON (checkpoints, options) the keys are decimal
-strings.
+strings, and the key `generation` has the generation of the log unless that is 0.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from holdfast.storage.files.json_object import decode_object
 
 Offsets = dict[int, int]
 
@@ -17,6 +19,8 @@ SPLIT_RECORDS_MIN: Final = 100
 """The fewest records that are worth a task of their own."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+GENERATION: Final = "generation"
+"""The key of the generation in the JSON form of a position."""
 
 
 class DataLossError(Exception):
@@ -30,6 +34,19 @@ class DataLossError(Exception):
 
 class OffsetError(ValueError):
     """A position that the user gave cannot be used. The text says why."""
+
+
+class RestoredError(DataLossError):
+    """The log was restored since a position was taken, to before that position."""
+
+    def __init__(self, before: int, now: int, lost: "Sequence[OffsetRange]", advice: str) -> None:
+        first = lost[0]
+        super().__init__(
+            f"the position is of generation {before} of the log, which was restored and is at"
+            f" generation {now}: from offset {first.start} of partition {first.partition} on it has"
+            f" other messages than those that were read. {advice}",
+            first,
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,48 @@ class PartitionBounds:
     end: int
 
 
-def log_identity(log: str, created: str | None) -> str:
+@dataclass(frozen=True)
+class LogGeneration:
+    """The generation of a log (`storage.files.layout.Manifest`), as a reader knows it."""
+
+    number: int | None = None
+    """None: the server is of a version without generations."""
+    former: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """The offsets per partition up to which a former generation has the same records."""
+
+    def carry(
+        self, position: Mapping[int, int], before: int | None, bounds: Mapping[int, PartitionBounds]
+    ) -> tuple[Offsets, list[OffsetRange]]:
+        """Return a position of generation `before` as one of this generation, and what it has
+        passed that is not in the log any more.
+
+        A reader goes on where the two generations part. If that is not known, it goes on at its
+        position, or at the end of a log that ends before it. None: the position is of this log.
+        """
+        if before is None or self.number is None or before == self.number:
+            return dict(position), []
+        same = self.former.get(before)
+        moved, lost = {}, []
+        for partition, at in position.items():
+            bound = bounds.get(partition)
+            part = at if bound is None else bound.end
+            if same is not None and partition < len(same):
+                part = same[partition]
+            moved[partition] = min(at, part)
+            if part < at or (same is None and at):
+                lost.append(OffsetRange(partition, moved[partition], at))
+        return moved, lost
+
+
+def generation_of(position: Mapping[str, int]) -> int:
+    """Return the generation in a position's JSON form. Raises OffsetError when it is none."""
+    number = position.get(GENERATION, 0)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise OffsetError(f"generation {number!r} is not a number of 0 or more")
+    return number
+
+
+def log_identity(log: str, created: str | None, generation: int = 0) -> str:
     """Return a text that distinguishes a log from all others, or an empty one if nothing does.
 
     In a cluster, `created` is empty, and `log` is its random id. A server before this version sends
@@ -62,19 +120,29 @@ def log_identity(log: str, created: str | None) -> str:
     """
     if created is None or not (created or log):
         return ""
-    return f"directory {created}" if created else f"cluster {log}"
+    name = f"directory {created}" if created else f"cluster {log}"
+    return f"{name} generation {generation}" if generation else name
 
 
-def to_json(offsets: Mapping[int, int]) -> dict[str, int]:
+def generation_in(identity: str) -> tuple[str, int]:
+    """Return the two parts of an identity: the name of the log, and its generation."""
+    name, has_generation, number = identity.partition(" generation ")
+    return name, int(number) if has_generation else 0
+
+
+def to_json(offsets: Mapping[int, int], generation: int | None = 0) -> dict[str, int]:
     """Convert a position to the form of checkpoints, ordered by partition."""
-    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+    found = {str(partition): offsets[partition] for partition in sorted(offsets)}
+    return found | {GENERATION: generation} if generation else found
 
 
 def from_json(offsets: Mapping[str, object]) -> Offsets:
-    """Convert the form of checkpoints to a position. Raises OffsetError when a value is no
-    offset."""
+    """Convert the form of checkpoints to a position, without its generation. Raises OffsetError
+    when a value is no offset."""
     result: Offsets = {}
     for key, value in offsets.items():
+        if key == GENERATION:
+            continue
         if not (key.isascii() and key.isdecimal()):
             raise OffsetError(f"partition {key!r} is not a number")
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -98,9 +166,18 @@ def parse_position(option: str, text: str) -> str | Offsets:
             'such as {"0": 12, "1": 7}'
         )
     try:
+        generation_of(value)
         return from_json(value)
     except OffsetError as error:
         raise OffsetError(f"{option}: {error}") from None
+
+
+def parse_generation(option: str, text: str) -> int | None:
+    """Return the generation in a position that `parse_position` has parsed; None if it has none."""
+    if isinstance(parse_position(option, text), str):
+        return None
+    value = decode_object(text.encode())
+    return generation_of(value) if GENERATION in value else None
 
 
 def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> Offsets:

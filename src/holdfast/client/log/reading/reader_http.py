@@ -19,7 +19,7 @@ from holdfast.client.admin_connection import (
     NoAnswer,
     Server,
 )
-from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.scan import Coverage, find_batch_in
 from holdfast.storage.batch import BATCH_BYTES_MAX
 from holdfast.storage.columns.chunk import Chunk
@@ -67,6 +67,7 @@ class LogStream:
         self._connection = AdminConnection(server, access=access)
         self._clause = topics.narrowest() if topics else None
         self._requested: list[tuple[int, int, int]] | None = None
+        self._generation: int | None = None
         self._buffer = bytearray()
 
     @property
@@ -83,12 +84,18 @@ class LogStream:
         """End the request in progress from another thread."""
         self._connection.interrupt()
 
-    def read(self, wanted: list[tuple[int, int, int]]) -> ReadResponse:
-        """Read the next response for the wanted ranges (partition, start, end).
+    def read(
+        self, wanted: list[tuple[int, int, int]], generation: int | None = None
+    ) -> ReadResponse:
+        """Read the next response for the wanted ranges (partition, start, end) of a generation.
 
         If the request sent ahead does not fit them, the connection is closed, because its response
-        would come first. Raises NoAnswer, LogMovedError or AdminError.
+        would come first. Raises NoAnswer, LogMovedError, DataLossError if the log has another
+        generation, or AdminError.
         """
+        if generation != self._generation:
+            self.close()
+            self._generation = generation
         if self._requested != wanted:
             if self._requested is not None:
                 self.close()
@@ -118,6 +125,8 @@ class LogStream:
         if self._clause is not None:
             request["filters"] = self._clause.filters
             request["prefixes"] = self._clause.prefixes
+        if self._generation is not None:
+            request["generation"] = self._generation
         self._connection.send_request("POST", PATH, json.dumps(request).encode())
         self._requested = wanted
 
@@ -138,6 +147,11 @@ class LogStream:
                 return LogMovedError({int(p): int(o) for p, o in json.loads(body)["first_offsets"]})
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
                 return AdminError(f"{self.name}: 410 without first_offsets")
+        if response.status == 409:
+            return DataLossError(
+                f"{self.name} was restored during the read, and its log has another generation:"
+                " begin the read again"
+            )
         return AdminError(self._connection.complaint(PATH, response.status, body))
 
 
@@ -148,15 +162,16 @@ def read_ranges(
     topics: TopicFilter = TopicFilter(),  # noqa: B008
     access: AdminAccess = NO_ACCESS,
     wait_s: float = 0.0,
+    generation: int | None = None,
 ) -> Iterator[Chunk]:
-    """Read the wanted batches from the servers.
+    """Read the wanted batches of a generation from the servers.
 
     The data of a chunk is valid until the next chunk is requested. Missing records raise
     DataLossError, unusable servers AdminError.
     """
     reading = RangeReader(servers, topics, access, wait_s)
     try:
-        yield from reading.chunks(ranges, coverage)
+        yield from reading.chunks(ranges, coverage, generation)
     finally:
         reading.close()
 
@@ -182,6 +197,7 @@ class RangeReader:
         self._partitions: list[int] = []
         self._coverage = Coverage((), fail_on_data_loss=True)
         self._topics = topics
+        self._generation: int | None = None
         self._at = 0
         # The indexes of the servers that lack the next records, with the reason.
         self._refused: dict[int, str] = {}
@@ -206,14 +222,18 @@ class RangeReader:
         """The server that is read from."""
         return self._servers[self._at]
 
-    def chunks(self, ranges: Sequence[OffsetRange], coverage: Coverage) -> Iterator[Chunk]:
-        """Yield the wanted batches until all are found.
+    def chunks(
+        self, ranges: Sequence[OffsetRange], coverage: Coverage, generation: int | None = None
+    ) -> Iterator[Chunk]:
+        """Yield the wanted batches until all are found. `generation`: that of the log of which they
+        are, or None for a server that does not know it.
 
         Any progress makes all servers eligible again: a server that lacked one record may have the
         next. The errors are those of `read_ranges`.
         """
         self._partitions = [item.partition for item in ranges]
         self._coverage = coverage
+        self._generation = generation
         self._refused.clear()
         self._moved.clear()
         self._silent_since = time.monotonic()
@@ -248,7 +268,7 @@ class RangeReader:
             if coverage.next[p] < coverage.end[p]
         ]
         try:
-            answer = self._stream.read(wanted)
+            answer = self._stream.read(wanted, self._generation)
         except LogMovedError as error:
             self._note_moved(error)
             return None

@@ -23,6 +23,7 @@ from holdfast.client.admin_connection import (
 )
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import (
+    LogGeneration,
     OffsetRange,
     Offsets,
     PartitionBounds,
@@ -55,6 +56,11 @@ class _LogAnswer(Struct):
     log: str = ""
     leads: frozenset[int] = frozenset()
     created: str | None = None
+    generation: int | None = None
+    former: list[tuple[int, list[int]]] = []
+
+    def log_generation(self) -> LogGeneration:
+        return LogGeneration(self.generation, dict(self.former))
 
 
 class _OffsetsAnswer(Struct):
@@ -72,6 +78,7 @@ class ServerLog:
     leads: frozenset[int]
     created: str | None = None
     """The name of the data directory. Empty in a cluster, None from an older server."""
+    generation: LogGeneration = LogGeneration()  # noqa: RUF009
 
     def has(self, item: OffsetRange) -> bool:
         """Return whether the server has the whole range."""
@@ -107,6 +114,8 @@ class Servers:
         self._connections = [AdminConnection(server, access=access) for server in servers]
         self._penalties = [0.0] * len(servers)
         self._states: list[ServerLog] = []
+        self.generation = LogGeneration()
+        """The generation of the log, as of the last `bounds` or `bounds_after`."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -127,6 +136,12 @@ class Servers:
         deadline = time.monotonic() + LAG_WAIT_S
         while True:
             self._states = self._request_all(_log_of)
+            generations = [state.generation for state in self._states]
+            self.generation = generations[0]
+            if any(each != self.generation for each in generations) and time.monotonic() < deadline:
+                # Nodes learn one after the other that their cluster was restored.
+                self._pause(LAG_PAUSE_S)
+                continue
             found = self._merged_status()
             behind = [
                 p for p, end in (at_least or {}).items() if p not in found or found[p].end < end
@@ -143,6 +158,7 @@ class Servers:
         connection = next(each for each in self._connections if each.server == server)
         request = {"ends": ends, "wait_ms": int(timeout_s * 1000)}
         answer = connection.exchange("POST", WAIT_PATH, request, _LogAnswer)
+        self.generation = answer.log_generation()
         return {p: PartitionBounds(*bounds) for p, bounds in enumerate(answer.ranges)}
 
     def ask(self, question: Callable[[AdminConnection], T]) -> list[T]:
@@ -216,7 +232,7 @@ class Servers:
         known."""
         for state in self._states:
             if state.log:
-                return log_identity(state.log, state.created)
+                return log_identity(state.log, state.created, self.generation.number or 0)
         return ""
 
     def _order(self, preferred: list[Server], number: int) -> list[Server]:
@@ -293,4 +309,11 @@ class Servers:
 def _log_of(connection: AdminConnection) -> ServerLog:
     answer = connection.get("/api/v1/log", _LogAnswer)
     bounds = tuple(PartitionBounds(first, end) for first, end in answer.ranges)
-    return ServerLog(connection.server, answer.log, bounds, answer.leads, answer.created)
+    return ServerLog(
+        connection.server,
+        answer.log,
+        bounds,
+        answer.leads,
+        answer.created,
+        answer.log_generation(),
+    )

@@ -14,6 +14,15 @@ from holdfast.storage.files.filesystem import OsFileSystem, OsLock, read_file, r
 
 IDENTITY: Final = "identity"
 LOCK: Final = "lock"
+IN_A_BROKER: Final = "federation"
+"""The folder of a broker's member in the broker's data directory."""
+
+
+def skip_starts(directory: Path, starts: int) -> None:
+    """Skip starts of a member that no process runs. Raises `BadIdentity` and `OSError`."""
+    files = OsFileSystem(directory)
+    identity = decode_identity(read_file(files, IDENTITY))
+    replace_file(files, IDENTITY, [identity.skipped(starts).encode()])
 
 
 class IdentityFile:

@@ -156,6 +156,8 @@ def _offsets_of_commits(log: CommitLog, file: File) -> dict[int, Range] | None:
     if any(map(is_replacement, commits)):
         return None
     starts = log.read(first).offsets if first else {}
+    if first and log.read(first).log != commits[-1].log:
+        return None  # The log was restored meanwhile, and a commit has begun at lower offsets.
     ranges = {int(p): (starts.get(p, 0), end) for p, end in commits[-1].offsets.items()}
     return {p: (start, end) for p, (start, end) in ranges.items() if start < end}
 

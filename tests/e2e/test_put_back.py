@@ -1,0 +1,290 @@
+"""Numbers that leave the process, after the directory was put back to an earlier copy.
+
+Each test makes a copy, goes on, puts the copy back, and goes on again. What is acknowledged
+afterwards must reach whoever remembers the numbers from before. The table lists every such number,
+also those whose test is elsewhere.
+"""
+
+import json
+import shutil
+import sqlite3
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from holdfast.cli.backup.backup import make_backup
+from holdfast.cli.backup.restoration import restore
+from holdfast.client.log import (
+    AdminError,
+    LogClient,
+    LogGap,
+    LogMessage,
+    LogRestored,
+    LogRestoredError,
+    OffsetTable,
+    Position,
+)
+from holdfast.storage.files.data_directory import open_to_read
+from holdfast.testing import Broker
+from tests.e2e.wire import Wire
+from tests.support.ports import free_port
+
+NUMBERS: Final = {
+    "offset: position of the log client": "test_a_position",
+    "offset: cursor that follows": "test_a_cursor_that_follows_across_a_restore",
+    "offset: commit of a group": "test_a_commit_of_a_reader_from_before",
+    "offset: table in a sink's database": "test_a_position_in_a_table",
+    "offset: pages of the records": "test_the_cursor_of_a_page",
+    "offset: reads that are under way": "test_a_read_that_was_planned_before",
+    "offset: checkpoint of a Spark query": "test_a_checkpoint_of_spark",
+    "offset: two restores of one backup": "test_two_restores_of_one_backup_differ",
+    "offset: commits of a lake": "tests.unit.test_jobs_bronze:test_a_log_that_was_restored",
+}
+"""Number -> the test, in this module or in another one."""
+
+BEFORE, LOST, AFTER = 20, 15, 40
+"""The messages before the copy, those after it that the restore loses, and those after that."""
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_number_has_its_test(number: str) -> None:
+    module, _, name = NUMBERS[number].rpartition(":")
+    assert callable(getattr(import_module(module or __name__), name))
+
+
+def publish(broker: Broker, texts: list[str]) -> None:
+    with Wire(broker.port) as wire:
+        wire.connect("publisher")
+        for text in texts:
+            assert wire.publish("a/b", text.encode(), 1) in (0, 0x10)
+
+
+class PutBack:
+    """A broker whose directory is put back while its readers wait."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.data = directory / "data"
+        self.admin_port = free_port()
+        self.broker = self._broker()
+        self.broker.start()
+        publish(self.broker, [f"before {number}" for number in range(BEFORE)])
+        make_backup(self.data, directory / "backup")
+        publish(self.broker, [f"lost {number}" for number in range(LOST)])
+
+    def _broker(self) -> Broker:
+        settings = {"log.partitions": 2, "admin.port": self.admin_port, "admin.enabled": True}
+        return Broker(data=self.data, settings=settings)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.admin_port}"
+
+    @property
+    def log(self) -> LogClient:
+        return LogClient(self.address)
+
+    def put_back(self, after: int = AFTER) -> None:
+        """Restore, and go on until the log has more than it had before."""
+        self.broker.stop()
+        shutil.rmtree(self.data)
+        restore(self.directory / "backup", self.data, None)
+        self.broker = self._broker()
+        self.broker.start()
+        publish(self.broker, [f"after {number}" for number in range(after)])
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[PutBack]:
+    made = PutBack(tmp_path)
+    yield made
+    made.broker.close()
+
+
+def texts(messages: list[LogMessage]) -> list[str]:
+    return [message.payload.decode() for message in messages]
+
+
+ALL_AFTER = [f"after {number}" for number in range(AFTER)]
+
+
+def read(log: LogClient, start: Position | None, gaps: list[LogGap]) -> tuple[list[str], Position]:
+    with log.read(start=start, on_gap=gaps.append) as cursor:
+        return texts([*cursor]), cursor.position
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_position(site: PutBack, is_offline: bool) -> None:
+    log = LogClient.offline(site.data) if is_offline else site.log
+    found, position = read(log, None, [])
+    assert found[BEFORE:] == [f"lost {number}" for number in range(LOST)]
+    with site.log.read(end=position) as cursor:
+        early = [next(cursor) for _ in range(5)]
+        unharmed = cursor.position
+    assert texts(early)[-1] == "before 4"
+    site.put_back()
+    if is_offline:
+        log = LogClient.offline(site.data)
+    for kept in (position, Position.parse(str(position))):
+        with pytest.raises(LogRestoredError, match="generation 0 of the log, which was restored"):
+            log.read(start=kept)
+        gaps: list[LogGap] = []
+        found, again = read(log, kept, gaps)
+        assert found == ALL_AFTER
+        [gap] = gaps
+        assert isinstance(gap, LogRestored)
+        assert gap.offsets == LOST
+        assert read(log, Position.parse(str(again)), []) == ([], again)
+    # A reader that has nothing of what is lost goes on without a word.
+    assert texts([*log.read(start=unharmed)]) == [
+        *(f"before {number}" for number in range(5, BEFORE)),
+        *ALL_AFTER,
+    ]
+
+
+def test_a_cursor_that_follows_across_a_restore(site: PutBack) -> None:
+    strict, gaps = site.log.read(follow=True, idle_s=20.0), list[LogGap]()
+    lenient = site.log.read(follow=True, idle_s=20.0, on_gap=gaps.append)
+    for cursor in (strict, lenient):
+        assert len([next(cursor) for _ in range(BEFORE + LOST)]) == BEFORE + LOST
+    site.put_back()
+    with pytest.raises(LogRestoredError):
+        next(strict)
+    assert texts([next(lenient) for _ in range(AFTER)]) == ALL_AFTER
+    assert [gap.offsets for gap in gaps] == [LOST]
+    for cursor in (strict, lenient):
+        cursor.close()
+
+
+def test_a_commit_of_a_reader_from_before(site: PutBack) -> None:
+    with site.log.read(group="g") as cursor:
+        assert len([*cursor]) == BEFORE + LOST
+        site.put_back()
+        with pytest.raises(AdminError, match="another generation"):
+            cursor.commit()
+    with site.log.read(group="g") as cursor:
+        assert texts([*cursor])[BEFORE:] == ALL_AFTER
+        cursor.commit()
+    assert [*site.log.read(group="g")] == []
+
+
+def test_a_position_in_a_table(site: PutBack) -> None:
+    site.put_back(after=0)
+    generation = site.log.read().position.generation
+    assert generation
+    with closing(sqlite3.connect(":memory:")) as database:
+        table = OffsetTable(database, "sink")
+        assert table.load() is None
+        table.store(read(site.log, None, [])[1])
+        database.commit()
+        stored = OffsetTable(database, "sink").load()
+        assert stored is not None
+        assert stored.generation == generation
+        # A table of the version before has no generation, so it is that of a new log.
+        database.execute("delete from holdfast_offsets where log_partition = -1")
+        stored = OffsetTable(database, "sink").load()
+        assert stored is not None
+        assert stored.generation == 0
+
+
+def page(site: PutBack, after: str) -> tuple[int, str]:
+    choice = {"order": "oldest", "limit": 30} | ({"after": after} if after else {})
+    query = urllib.parse.urlencode(choice)
+    try:
+        with urllib.request.urlopen(
+            f"http://{site.address}/api/v1/log/records?{query}"
+        ) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_the_cursor_of_a_page(site: PutBack) -> None:
+    following = json.loads(page(site, "")[1])["next"]
+    site.put_back()
+    status, text = page(site, following)
+    assert (status, "was restored since this cursor" in text) == (410, True)
+    following = json.loads(page(site, "")[1])["next"]
+    status, text = page(site, following)
+    assert (status, "after 20" in text) == (200, True)
+
+
+def test_a_read_that_was_planned_before(site: PutBack) -> None:
+    """The tasks of a Spark query read ranges that the driver has found in the log before."""
+    pytest.importorskip("pyspark")
+    from holdfast.client.log.reading.offsets import DataLossError
+    from holdfast.pipeline.source.options import parse
+    from holdfast.pipeline.source.source import LogAccess, read_work
+    from holdfast.storage.columns.decode import SCHEMA
+
+    options = parse({"servers": site.address})
+    access = LogAccess(options)
+    bounds = access.bounds()
+    ranges = access.ranges({}, {p: each.end for p, each in bounds.items()}, bounds)
+    [work, *_] = access.plan_tasks(ranges, tasks=1)
+    site.put_back()
+    with pytest.raises(DataLossError, match="was restored during the read"):
+        list(read_work(options, work, SCHEMA))
+
+
+@pytest.mark.parametrize("way", ["servers", "path"])
+def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from holdfast.client.log.reading.offsets import RestoredError
+    from holdfast.pipeline.source.options import parse
+    from holdfast.pipeline.source.source import HoldfastStreamReader, read_work
+    from holdfast.storage.columns.decode import SCHEMA
+
+    def reader(fails: str) -> HoldfastStreamReader:
+        given = site.address if way == "servers" else str(site.data)
+        options = {way: given, "startingOffsets": "earliest", "failOnDataLoss": fails}
+        return HoldfastStreamReader(parse(options), SCHEMA)
+
+    def rows(query: HoldfastStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
+        found = []
+        for work in query.partitions(start, end):
+            for batch in read_work(query.options, work, SCHEMA):
+                found += [payload.decode() for payload in batch.column("payload").to_pylist()]
+        return found
+
+    query = reader("true")
+    begin = query.initialOffset()
+    checkpoint = query.latestOffset(begin, ReadAllAvailable())
+    assert len(rows(query, begin, checkpoint)) == BEFORE + LOST
+    assert "generation" not in checkpoint  # the form of the version before
+    site.put_back()
+    for call in (
+        lambda: reader("true").latestOffset(checkpoint, ReadAllAvailable()),
+        lambda: reader("true").partitions(begin, checkpoint),
+    ):
+        with pytest.raises(RestoredError, match="failOnDataLoss=false"):
+            call()
+    query = reader("false")
+    end = query.latestOffset(checkpoint, ReadAllAvailable())
+    assert end["generation"] == open_to_read(site.data).manifest.generation
+    assert rows(query, checkpoint, end) == ALL_AFTER
+    # A micro-batch of before that Spark repeats, and the next one behind it.
+    assert rows(query, begin, checkpoint) == [f"before {number}" for number in range(BEFORE)]
+    assert rows(reader("true"), end, end) == []
+
+
+def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
+    """What was read of the first one is no position of the second one, though both have the same
+    former generation."""
+    site.put_back()
+    first = read(site.log, None, [])[1]
+    site.put_back(AFTER + 10)
+    with pytest.raises(LogRestoredError):
+        site.log.read(start=first)
+    second = open_to_read(site.data).manifest
+    assert second.generation not in (0, first.generation)
+    assert [number for number, _ in second.former] == [0]
