@@ -180,8 +180,9 @@ image: $(VENV)/.installed
 
 # Installs what is in dist/ on bare Debian roots, as root; and the source with each Python here.
 test-packages: $(VENV)/.installed
-	deploy/packages/programs.sh mmdebstrap skopeo umoci docker-compose
-	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/e2e/test_install.py tests/unit/test_deploy_compose.py
+	deploy/packages/programs.sh mmdebstrap skopeo umoci docker-compose podman runc netavark aardvark-dns iptables
+	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/e2e/test_install.py \
+	  tests/e2e/test_containers.py tests/unit/test_deploy_compose.py
 
 # The tag is the last step: it names a commit that was tested and built as a whole.
 release: setup

@@ -3,7 +3,9 @@
 # root. usage: programs.sh PROGRAM...
 set -eu
 missing=()
-for program; do command -v "$program" >/dev/null || missing+=("$program"); done
+for program; do
+  command -v "$program" >/dev/null || dpkg -s "$program" >/dev/null 2>&1 || missing+=("$program")
+done
 [ ${#missing[@]} -eq 0 ] && exit 0
 echo "installing from Debian's packages: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive

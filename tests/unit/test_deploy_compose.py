@@ -1,8 +1,10 @@
 """deploy/compose: the settings of the containers exist and go together, and what they name is
 there."""
 
+import os
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,22 @@ import pytest
 from holdfast import __version__
 from holdfast.config.check import warnings
 from holdfast.config.load import load
-from tests.unit.test_deploy_federation import parse_yaml
+from holdfast.security.peer_secret import read_secret
+from tests.support.compose_files import COMPOSE, DEPLOY, FEDERATION, make_secrets, parse
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-FILES = sorted((DEPLOY / "compose").glob("*.yml"))
+FILES = sorted(COMPOSE.glob("*.yml"))
 SETTINGS = DEPLOY / "packages" / "image.toml"
-COMPOSE = shutil.which("docker-compose")
+PROGRAM = shutil.which("docker-compose")
 
 
 def services(path: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = parse_yaml(path.read_text())["services"]
+    found: dict[str, dict[str, Any]] = parse(path)["services"]
     return found
 
 
 def test_every_file_is_there() -> None:
     assert [path.stem for path in FILES] == ["cluster", "pair", "pipeline", "single"]
-    assert len(services(DEPLOY / "compose" / "cluster.yml")) == 3
+    assert len(services(COMPOSE / "cluster.yml")) == 3
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -49,15 +51,15 @@ def test_brokers_take_their_environment(path: Path, tmp_path: Path) -> None:
         ids.add(config.node.id)
         if path.stem == "cluster":
             assert config.cluster.peer_address() == f"{name}:21883"
-            begins = not config.cluster.wait_for_init
-            assert begins == (not config.cluster.join) == (name == "node-a")
+            assert config.cluster.join == [f"node-{each}:21883" for each in "abc"]
+            assert not config.cluster.wait_for_init
     brokers = [each for each in services(path).values() if "command" not in each]
     assert len(ids) == len(brokers)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_is_named_is_there(path: Path) -> None:
-    compose = parse_yaml(path.read_text())
+    compose = parse(path)
     volumes = set()
     for service in compose["services"].values():
         assert set(service.get("secrets", [])) <= set(compose["secrets"])
@@ -70,24 +72,47 @@ def test_what_is_named_is_there(path: Path) -> None:
     assert volumes == set(compose["volumes"])
 
 
+@pytest.mark.parametrize("path", [*FILES, FEDERATION], ids=lambda path: path.stem)
+def test_every_service_is_watched_and_may_end_in_peace(path: Path) -> None:
+    for name, service in services(path).items():
+        assert service["restart"] == "unless-stopped"
+        if name not in ("pipeline", "mosquitto-a", "mosquitto-b"):
+            assert service["healthcheck"]["test"][:2] == ["CMD", "/usr/bin/holdfast-healthcheck"]
+        if not name.startswith("mosquitto"):
+            assert int(service["stop_grace_period"].removesuffix("s")) >= 60, name
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the commands give files to another group: sudo")
+@pytest.mark.parametrize("path", [*FILES, FEDERATION], ids=lambda path: path.stem)
+def test_the_secrets_are_readable_for_the_broker_alone(path: Path, tmp_path: Path) -> None:
+    """Compose mounts the file itself, so its mode here is the mode that the broker sees."""
+    make_secrets(path, tmp_path)
+    for name, secret in parse(path)["secrets"].items():
+        file = tmp_path / secret["file"]
+        found = file.stat()
+        assert (found.st_gid, stat.S_IMODE(found.st_mode)) == (10001, 0o640)
+        if name != "passwords":
+            assert len(read_secret(file)) == 64
+
+
 def test_the_pipeline_has_a_command_that_exists() -> None:
     from holdfast.cli.main import build_parser
 
-    command = services(DEPLOY / "compose" / "pipeline.yml")["pipeline"]["command"]
+    command = services(COMPOSE / "pipeline.yml")["pipeline"]["command"]
     parsed = build_parser([command[0]]).parse_args(command)
     assert str(vars(parsed)["lake"]) == "/lake"
 
 
-@pytest.mark.skipif(COMPOSE is None, reason="docker-compose is not installed")
+@pytest.mark.skipif(PROGRAM is None, reason="docker-compose is not installed")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.long
 def test_compose_accepts_it(path: Path, tmp_path: Path) -> None:
-    assert COMPOSE is not None
+    assert PROGRAM is not None
     # Debian 12 has version 1.29, which does not know the project's name in the file yet.
     copy = tmp_path / path.name
     copy.write_text(re.sub(r"^name: .*\n", "", path.read_text(), flags=re.MULTILINE))
     done = subprocess.run(
-        [COMPOSE, "-f", str(copy), "config"], capture_output=True, text=True, timeout=110
+        [PROGRAM, "-f", str(copy), "config"], capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^services:", done.stdout, flags=re.MULTILINE)

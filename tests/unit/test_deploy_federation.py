@@ -1,6 +1,5 @@
 """deploy/federation: what the containers are told must be settings that exist and go together."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,54 +8,14 @@ import pytest
 from holdfast.config import load as broker_configuration
 from holdfast.federation.manager import settings as manager_settings
 from holdfast.federation.sidecar import sidecar_settings
+from tests.support.compose_files import DEPLOY, FEDERATION, parse
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 MEMBERS = ("federator-a", "federator-b", "holdfast-c")
-
-
-def parse_yaml(text: str) -> Any:
-    """Of the part of YAML that the file uses: mappings and lists by indentation, and scalars that
-    are plain or as in JSON."""
-    lines = [
-        (len(line) - len(line.lstrip()), line.strip())
-        for line in text.splitlines()
-        if line.strip() and not line.strip().startswith("#")
-    ]
-    value, rest = _block(lines, 0)
-    assert not rest, rest[0]
-    return value
-
-
-def _block(lines: list[tuple[int, str]], depth: int) -> tuple[Any, list[tuple[int, str]]]:
-    if lines[0][1].startswith("- "):
-        items = []
-        while lines and lines[0][0] == depth and lines[0][1].startswith("- "):
-            items.append(_scalar(lines[0][1][2:]))
-            lines = lines[1:]
-        return items, lines
-    found: dict[str, Any] = {}
-    while lines and lines[0][0] == depth:
-        key, colon, text = lines[0][1].partition(":")
-        assert colon, lines[0]
-        assert key not in found, f"{key} is there twice"
-        lines = lines[1:]
-        if text.strip():
-            found[key] = _scalar(text.strip())
-        elif lines and lines[0][0] > depth:
-            found[key], lines = _block(lines, lines[0][0])
-        else:
-            found[key] = None
-    return found, lines
-
-
-def _scalar(text: str) -> Any:
-    return json.loads(text) if text[0] in '"[{' else text
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = parse_yaml((DEPLOY / "federation/docker-compose.yml").read_text())
-    return found
+    return parse(FEDERATION)
 
 
 @pytest.fixture
