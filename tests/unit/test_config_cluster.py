@@ -11,6 +11,7 @@ from holdfast.config.check import warnings
 from holdfast.config.load import load
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Cluster, Config
+from holdfast.server.addresses import admin_address
 
 LOCAL = {"cluster.peer_bind": "127.0.0.1"}
 ANYWHERE = {"cluster.peer_bind": "10.0.0.1", "cluster.secret_file": "secret"}
@@ -220,3 +221,35 @@ def test_an_address_needs_a_port(
 ) -> None:
     assert serve(monkeypatch, "--peer-bind", "10.0.0.1") == (EXIT_CONFIG, None)
     assert capsys.readouterr().err == "holdfast: --peer-bind '10.0.0.1': give ADDR:PORT\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address"),
+    [
+        ({"admin.bind": "127.0.0.1"}, "127.0.0.1:18083"),
+        ({"admin.bind": "0.0.0.0", **LOCAL}, "127.0.0.1:18083"),
+        (
+            {
+                "admin.bind": "::",
+                "admin.port": 1,
+                "cluster.peer_bind": "0.0.0.0",
+                "cluster.peer_advertise": "n1.example:21883",
+                "cluster.secret_file": "secret",
+            },
+            "n1.example:1",
+        ),
+        ({"admin.bind": "::", **ANYWHERE, "cluster.peer_bind": "fd00::1"}, "[fd00::1]:18083"),
+        ({"admin.advertise": "gate.example:443", **LOCAL}, "gate.example:443"),
+        ({"admin.enabled": False, **LOCAL}, ""),
+    ],
+)
+def test_the_announced_address_of_the_admin_port(
+    overrides: dict[str, object], address: str
+) -> None:
+    assert admin_address(load(None, {}, overrides)) == address
+
+
+def test_an_announced_address_stands_for_one_machine() -> None:
+    for wrong in ("0.0.0.0:18083", "[::]:18083", "n1:0", "n1:65536"):
+        (problem,) = problems({"admin.advertise": wrong, **LOCAL})
+        assert problem.startswith("admin.advertise")

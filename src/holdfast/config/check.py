@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
-from holdfast.addresses import address_problem, is_loopback, overlap, split_address
+from holdfast.addresses import address_problem, is_any, is_loopback, overlap, split_address
 from holdfast.config.check_cluster import cluster_problems
 from holdfast.config.check_federation import federation_contradictions
 from holdfast.config.check_listener import is_network, listener_problems, listener_warnings
@@ -117,6 +117,14 @@ def _admin_problems(admin: Admin) -> Iterator[Problem]:
         yield "admin.key", f" = {shown(admin.key)}: needs a certificate beside it"
     if admin.certificate and not admin.key:
         yield "admin.certificate", f" = {shown(admin.certificate)}: needs a key beside it"
+    if admin.advertise:
+        host, port = split_address(admin.advertise)
+        if is_any(host) or not 1 <= port <= 65_535:
+            yield (
+                "admin.advertise",
+                f" = {shown(admin.advertise)}: give the host:port at which other machines reach the"
+                " admin port",
+            )
     for index, name in enumerate(admin.proxies):
         if not is_network(name):
             text = "must be an address or a network, as 10.0.0.0/8"

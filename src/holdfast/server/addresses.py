@@ -3,7 +3,7 @@
 import socket
 from typing import Final
 
-from holdfast.addresses import is_any, join_address
+from holdfast.addresses import is_any, join_address, split_address
 from holdfast.config.listener import Listener, kind_of
 from holdfast.config.schema import Config
 
@@ -36,9 +36,19 @@ def client_addresses(config: Config) -> str:
 
 
 def admin_address(config: Config) -> str:
-    """The address of the admin port, or ""."""
+    """The address of the admin port for other machines, or "". Never one that stands for all
+    addresses: a node that asked there would ask itself."""
     admin = config.admin
-    return f"{admin.bind}:{admin.port}" if admin.enabled and admin.port else ""
+    if not admin.enabled or not admin.port:
+        return ""
+    if admin.advertise:
+        return admin.advertise
+    host = admin.bind
+    if is_any(host):
+        cluster = config.cluster
+        is_node = bool(cluster.peer_bind)
+        host = split_address(cluster.peer_address())[0] if is_node else socket.getfqdn()
+    return join_address(host, admin.port)
 
 
 def _address(listener: Listener, advertised: str) -> str:
