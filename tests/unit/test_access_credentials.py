@@ -2,8 +2,12 @@
 
 import json
 import multiprocessing
+import os
 import random
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from hashlib import sha256
@@ -13,7 +17,13 @@ import pytest
 
 from holdfast.api.access.gate import is_loopback_address, session_secret
 from holdfast.security.access import changes, credentials, sessions, throttle
-from holdfast.security.access.access_file import AccessData, AccessError, AccessFile, parse
+from holdfast.security.access.access_file import (
+    AccessData,
+    AccessError,
+    AccessFile,
+    parse,
+    read_given,
+)
 from holdfast.security.access.credentials import AdminCredentials, Unauthenticated
 from holdfast.security.access.scopes import ROLES, Scope
 from holdfast.security.access.sessions import BrowserSessions
@@ -84,8 +94,8 @@ def test_wrong_changes_change_nothing(tmp_path: Path) -> None:
         changes.change_user("bob", "viewer"),
         changes.remove_user("bob"),
         changes.remove_token("x"),
-        changes.kept_admin(changes.remove_user("ada"), 1),
-        changes.kept_admin(changes.change_user("ada", "viewer"), 1),
+        changes.kept_admin(changes.remove_user("ada"), 1, AccessData()),
+        changes.kept_admin(changes.change_user("ada", "viewer"), 1, AccessData()),
     ):
         with pytest.raises(AccessError):
             file.change(make)
@@ -299,3 +309,72 @@ def test_identify_from_several_threads(tmp_path: Path) -> None:
     for each in threads:
         each.join(60)
     assert failures == []
+
+
+def test_the_lock_is_no_link_and_belongs_to_whom_it_belonged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory may be of another user, who lets the lock be a file of root."""
+    given: list[int] = []
+    monkeypatch.setattr(
+        AccessFile, "_give_owner", lambda self, descriptor: given.append(descriptor)
+    )
+    victim = tmp_path / "victim"
+    victim.touch(0o600)
+    data = tmp_path / "data"
+    data.mkdir()
+    make = changes.add_user("ada", "admin", HASHED, 1)
+    for target in (victim, tmp_path / "missing"):
+        (data / "access.lock").symlink_to(target)
+        with pytest.raises(AccessError, match=r"access\.lock"):
+            AccessFile(data).change(make)
+        (data / "access.lock").unlink()
+    assert not (tmp_path / "missing").exists()
+    assert not given
+    (data / "access.lock").hardlink_to(victim)
+    AccessFile(data).change(make)
+    assert len(given) == 1, "the new file only"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives up the rights of root")
+def test_root_works_as_the_owner_of_the_directory() -> None:
+    # The other user has to enter each directory above.
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        _check_root(Path(name))
+
+
+def _check_root(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    os.chown(data, 12_345, 12_345)
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    secret.chmod(0o600)
+    command = [sys.executable, "-m", "holdfast.cli.main", "access", "token", "create", "--role"]
+    command += ["admin", "--data", str(data)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
+    assert {each.stat().st_uid for each in data.iterdir()} == {12_345}
+    (data / "access.json").unlink()
+    (data / "access.json").symlink_to(secret)
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    assert "Permission denied" in done.stderr
+
+
+def test_users_of_the_configuration_count_beside_those_of_the_file(tmp_path: Path) -> None:
+    own = AccessFile(tmp_path / "own")
+    id, token = own.change(changes.add_token("viewer", 1))
+    given = AccessFile(tmp_path / "given")
+    other = given.change(changes.add_token("admin", 1))[1]
+    found = AdminCredentials(tmp_path / "own", read_given(str(given.path)))
+    assert found.identify(f"Bearer {token}", "").scope is Scope.VIEWER
+    assert found.identify(f"Bearer {other}", "").scope is Scope.ADMIN
+    # It is an administrator that a change over the port leaves.
+    found.change(changes.kept_admin(changes.remove_token(id), 1, found.given))
+    assert set(json.loads(own.path.read_text())["tokens"]) == set()
+    found.use_given(AccessData())
+    with pytest.raises(Unauthenticated):
+        found.identify(f"Bearer {other}", "")
+    with pytest.raises(AccessError, match=r"admin\.access_file: .*No such file"):
+        read_given(str(tmp_path / "none"))

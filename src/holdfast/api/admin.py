@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
+from holdfast.api.access.agreed import AgreedAccess
 from holdfast.api.access.audit import AuditLog
 from holdfast.api.access.gate import CredentialGate
 from holdfast.api.access.routes import AccessRoutes
@@ -47,6 +48,7 @@ from holdfast.api.readiness import obstacles
 from holdfast.api.routes.resources import resource_endpoints
 from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config
+from holdfast.security.access.access_file import AccessData, read_given
 from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
@@ -188,6 +190,11 @@ class AdminServer:
         self._serving: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
 
+    def reload(self, context: ssl.SSLContext | None, given: AccessData) -> None:
+        """Use another certificate, and the users and tokens of the configuration as they are."""
+        self.context = context
+        self._gate.credentials.use_given(given)
+
     def start(self) -> None:
         """Serve, and watch the file of users and tokens."""
         self._serving = watched(self._server.serve(sockets=[]))
@@ -218,7 +225,7 @@ class AdminServer:
 
 def admin_hosts(config: Config) -> list[str]:
     """The host names that the operator has given to this machine."""
-    advertised = (config.node.advertise, config.cluster.peer_advertise)
+    advertised = (config.node.advertise, config.cluster.peer_advertise, config.admin.advertise)
     return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
 
 
@@ -237,5 +244,8 @@ def gate_of(server: ServedProcess) -> CredentialGate:
     def open_scopes() -> frozenset[Scope]:
         return frozenset(Scope[each.upper()] for each in server.config.admin.open)
 
-    credentials = AdminCredentials(Path(server.config.node.data))
-    return CredentialGate(credentials, open_scopes, server.audit)
+    given = read_given(server.config.admin.access_file)
+    credentials = AdminCredentials(Path(server.config.node.data), given)
+    cluster = server.cluster
+    agreed = None if cluster is None else AgreedAccess(cluster.access, credentials)
+    return CredentialGate(credentials, open_scopes, server.audit, agreed)

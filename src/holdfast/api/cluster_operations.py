@@ -24,6 +24,7 @@ from holdfast.cluster.placement.forecast import PartitionForecast, forecast
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.server.event_loop.commands.agreement import AccessAgreement
 from holdfast.server.peers.questions import PeerQuestions
 
 PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] = {
@@ -78,8 +79,7 @@ class ClusterFigures:
     is_older_copy: bool = False
     """Whether the disk is an older copy. The node then waits until it may start as a new peer."""
     clock_skews_s: Mapping[str, float] = field(default_factory=dict)
-    """Nodes, including this one, and how far each clock is ahead of the cluster clock in
-    seconds."""
+    """Per node, this one included, the seconds by which its clock is ahead of the cluster's."""
     lacks_voters: bool = False
     """Whether some future voters do not vote yet, so that one failure may cost the majority."""
 
@@ -109,6 +109,9 @@ class ClusterOperations:
         self._refused = refused
         self._loop = loop
         self._requests: dict[int, asyncio.Future[Outcome]] = {}
+        self.access = AccessAgreement(
+            self._cluster_node, self._links.identity, config.cluster.join, self.propose, loop.time
+        )
 
     @property
     def questions(self) -> PeerQuestions:

@@ -45,9 +45,9 @@ class ClusterRoutes:
     def endpoints(self) -> list[Endpoint]:
         found = [
             Endpoint("GET", "/cluster", Scope.VIEWER, "the cluster as this node sees it",
-                     self._status, dict, refusals=(404,)),
+                     self._status, dict, refusals=(404,), before_users=True),
             Endpoint("POST", "/cluster/init", Scope.OPERATOR, "make a cluster of this node",
-                     self._init, dict, refusals=(404, 409)),
+                     self._init, dict, refusals=(404, 409), before_users=True),
             Endpoint("POST", "/cluster/rebalance", Scope.OPERATOR,
                      "give every partition its preferred leader", self._rebalance,
                      refusals=(404, 409)),

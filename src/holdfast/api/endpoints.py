@@ -229,6 +229,9 @@ class Endpoint:
     """Further content types of the reply, which the header `Accept` chooses."""
     reads_only: bool = False
     """Whether a POST changes nothing, so that it is not audited."""
+    before_users: bool = False
+    """Whether it serves processes of the machine while the node does not know the users of the
+    cluster that it was told to join."""
     any_parameter: bool = False
     """Whether unknown parameters are ignored, as load balancers and scrapers may send some."""
 

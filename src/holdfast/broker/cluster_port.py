@@ -84,7 +84,8 @@ RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS)
 """The features whose records older versions do not apply, as nodes announce them in the handshake
 (`PeerIdentity.features`)."""
 AGREED_USERS: Final = "agreed-users"
-"""The feature whose entries of the metadata older versions do not know, witnesses included."""
+AGREED_ACCESS: Final = "agreed-access"
+"""The features whose entries of the metadata older versions do not know, witnesses included."""
 
 
 class ClusterPort:

@@ -134,7 +134,8 @@ class PartEffects:
     ) -> None:
         before = self._context.metadata
         is_first = before is None
-        if metadata.users is not (None if before is None else before.users):
+        known = (None, None) if before is None else (before.users, before.access)
+        if metadata.users is not known[0] or metadata.access is not known[1]:
             self.users_changed = True
         if self._leadership.take_metadata(metadata, changed, now):
             self.nodes_changed = True

@@ -130,6 +130,9 @@ class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     proxies: list[str] = field(default_factory=list)
     """The addresses and networks of HTTP proxies in front. The address and the scheme of a request
     from one are those of its headers X-Forwarded-For and X-Forwarded-Proto."""
+    access_file: str = ""
+    """A file of users and tokens, in the format of `access.json` in the data directory, that counts
+    beside those of the data directory and of the cluster. The broker never writes it."""
     advertise: Annotated[str, Meta(pattern=ADDRESS_OR_NONE, description="host:port")] = ""
     """The address at which other machines reach the admin port; empty: `bind` and `port`, and for a
     `bind` that stands for all addresses the host of `cluster.peer_advertise`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
-from holdfast.broker.cluster_port import AGREED_USERS, RECORD_FEATURES
+from holdfast.broker.cluster_port import AGREED_ACCESS, AGREED_USERS, RECORD_FEATURES
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.failure.detector import DetectorConfig
@@ -184,6 +184,7 @@ class ClusterMembership:
                     *RECORD_FEATURES,
                     releases.FEATURE,
                     AGREED_USERS,
+                    AGREED_ACCESS,
                 )
             ),
             wire_lowest=WIRE_LOWEST,
@@ -239,6 +240,7 @@ class ClusterMembership:
         commands = self.broker.commands
         if isinstance(commands, AgreedCommandRunner):
             commands.changed()
+        self.operations.access.on_change()
 
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
         """Resolve the operator's operations."""
@@ -251,6 +253,7 @@ class ClusterMembership:
 
     def became_ready(self) -> None:
         """End `wait_until_ready`."""
+        self.operations.access.is_ready = True
         self._ready.set()
 
     def relieved(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from holdfast.config.problem import shown
 from holdfast.config.schema import Config
-from holdfast.security.access.access_file import AccessError, AccessFile
+from holdfast.security.access.access_file import AccessError, AccessFile, read_given
 from holdfast.security.peer_secret import SecretError
 from holdfast.security.tls import TlsError
 from holdfast.server.peers.authentication import PeerAuth
@@ -47,6 +47,7 @@ def file_problems(config: Config) -> list[str]:
     data = Path(config.node.data)
     try:
         AccessFile(data).read()
+        read_given(config.admin.access_file)
     except AccessError as error:
         found.append(str(error))
     place = next(each for each in (data, *data.absolute().parents) if each.exists())

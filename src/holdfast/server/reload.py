@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Final
 
@@ -26,6 +26,7 @@ from holdfast.config.listener import Listener
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.hooks import Hooks
+from holdfast.security.access.access_file import AccessData, AccessError, read_given
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
@@ -51,6 +52,7 @@ logger = logging.getLogger("holdfast")
 SECTIONS: Final = (
     "listeners",
     "security",
+    "admin.access_file",
     "admin.open",
     "admin.certificate",
     "admin.key",
@@ -106,6 +108,8 @@ class Preparation:
     """Each listener with its new settings and files."""
     admin_context: ssl.SSLContext | None = None
     """The new context of the admin port; None: plain HTTP."""
+    access: AccessData = field(default_factory=AccessData)
+    """The users and tokens of `admin.access_file`."""
 
     def apply_rules(self) -> None:
         """Make the connected clients of each listener follow its new settings."""
@@ -167,6 +171,7 @@ def prepare(
     try:
         security = load_security(config)
         admin = admin_context(config.admin)
+        access = read_given(config.admin.access_file)
         for settings in () if config.cluster.witness else config.listeners:
             files = load_listener(settings)
             one = next((each for each in left if each.is_at(settings)), None)
@@ -180,12 +185,12 @@ def prepare(
                     raise SecurityFileError(text)
             warn_if_expired(settings, files)
             found.append((one, settings, files))
-    except (SecurityFileError, OSError) as error:
+    except (AccessError, SecurityFileError, OSError) as error:
         for one in bound:
             one.close()
         raise ReloadError(_text(error)) from error
     needs_restart = [key for key in changed if not _is_reloadable(key)]
-    return Preparation(config, applied, needs_restart, security, found, admin)
+    return Preparation(config, applied, needs_restart, security, found, admin, access)
 
 
 def _text(error: Exception) -> str:

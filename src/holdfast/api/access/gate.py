@@ -3,11 +3,13 @@
 Without users and tokens the port serves processes of this machine only, with every scope, as the
 data directory is theirs anyway. Requests from other machines then receive 403, except for the
 scopes in `admin.open`. With users or tokens every request needs credentials, whatever its address.
+In a cluster the nodes agree on them (`agreed`), and a new node serves nobody before it knows them.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -15,6 +17,7 @@ from typing import Final
 
 from starlette.requests import Request
 
+from holdfast.api.access.agreed import AgreedAccess
 from holdfast.api.access.audit import AuditLog
 from holdfast.api.dispatch import AccessGate, remote_of
 from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint
@@ -30,6 +33,10 @@ REFRESH_S: Final = 1.0
 NOT_SET_UP: Final = (
     "without users and tokens this port serves processes of its own machine only: make a token"
     " there with `holdfast access token create --data DIR --role admin`"
+)
+NOT_KNOWN: Final = (
+    "this node was told to join a cluster, and does not know its users and tokens yet: wait, ask"
+    " another node, or give it some with `holdfast access` and --data on its machine"
 )
 COOKIE_BYTES_MAX: Final = 8192
 FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
@@ -64,17 +71,23 @@ class CredentialGate(AccessGate):
     """The gate of one admin port. `decide` reads memory only, and any thread may call it."""
 
     def __init__(
-        self, credentials: AdminCredentials, open_scopes: OpenScopes, audit: AuditLog
+        self,
+        credentials: AdminCredentials,
+        open_scopes: OpenScopes,
+        audit: AuditLog,
+        agreed: AgreedAccess | None = None,
     ) -> None:
-        """`open_scopes`: the scopes that need no credentials, besides `Scope.OPEN`."""
+        """`open_scopes`: the scopes that need no credentials, besides `Scope.OPEN`. `agreed`: the
+        agreement of the cluster's nodes; None: this node's file alone counts."""
         self.credentials = credentials
+        self.agreed = agreed
         self._open_scopes = open_scopes
         self._audit = audit
 
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
         shown = _shown_by(request)
         try:
-            return self.decide(shown, endpoint.scope)
+            return self.decide(shown, endpoint.scope, is_early=endpoint.before_users)
         except ApiRefusal as error:
             if error.status != 401 or not (shown.authorization or shown.cookie):
                 raise
@@ -98,13 +111,18 @@ class CredentialGate(AccessGate):
         self.credentials.refresh()
         return self.decide(shown, scope)
 
-    def decide(self, shown: ShownCredentials, scope: Scope, *, is_use: bool = True) -> Caller:
-        """The caller with these credentials. Raises `ApiRefusal` (401, 403)."""
+    def decide(
+        self, shown: ShownCredentials, scope: Scope, *, is_use: bool = True, is_early: bool = False
+    ) -> Caller:
+        """The caller with these credentials. `is_early`: see `Endpoint.before_users`. Raises
+        `ApiRefusal` (401, 403, 503)."""
         if scope is Scope.OPEN or scope in self._open_scopes():
             return Caller("anybody", scope, shown.remote)
         if not self.credentials.is_set_up:
             if shown.is_forwarded or not is_loopback_address(shown.remote):
                 raise ApiRefusal(403, NOT_SET_UP)
+            if not is_early and self.agreed is not None and self.agreed.is_locked():
+                raise ApiRefusal(503, NOT_KNOWN)
             return Caller("local", Scope.ADMIN, shown.remote)
         try:
             identity = self.credentials.identify(shown.authorization, shown.cookie, is_use=is_use)
@@ -122,14 +140,23 @@ class CredentialGate(AccessGate):
         await self._audit.append(call, status, error)
 
     async def watch(self) -> None:
-        """Read the file of users again whenever it changes, until cancelled."""
+        """Read the file of users again whenever it changes, and follow what the nodes of the
+        cluster agree on, until cancelled."""
+        changed = asyncio.Event()
+        if self.agreed is not None:
+            self.agreed.call_on_change(changed.set)
         while True:
-            await asyncio.sleep(REFRESH_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await changed.wait()
+            changed.clear()
             try:
                 # A directory that hangs delays this loop only.
                 await asyncio.to_thread(self._look)
             except AccessError as error:
                 logger.error("access_use_not_saved error=%r", str(error))
+            if self.agreed is not None:
+                await self.agreed.follow()
 
     def close(self) -> None:
         """Write the times of last use. Called in a thread, at the end."""

@@ -160,17 +160,17 @@ class AccessRoutes:
             Endpoint("DELETE", f"{v1}/login", Scope.OPEN, "log out", self._logout),
             Endpoint("GET", f"{v1}/users", admin, "all users", self._users, list[UserView]),
             Endpoint("POST", f"{v1}/users", admin, "add a user", self._add_user, UserView,
-                     body=NewUser, refusals=(409, 429)),
+                     body=NewUser, refusals=(409, 429, 503)),
             Endpoint("PUT", f"{v1}/users/{{name}}", admin, "change the role or password of a user",
                      self._change_user, UserView, (USER_NAME,), UserChange,
-                     refusals=(404, 409, 429)),
+                     refusals=(404, 409, 429, 503)),
             Endpoint("DELETE", f"{v1}/users/{{name}}", admin, "remove a user", self._remove_user,
-                     None, (USER_NAME,), refusals=(404, 409)),
+                     None, (USER_NAME,), refusals=(404, 409, 503)),
             Endpoint("GET", f"{v1}/tokens", admin, "all tokens", self._tokens, list[TokenInfo]),
             Endpoint("POST", f"{v1}/tokens", admin, "make a token", self._add_token, MadeToken,
-                     body=NewToken, refusals=(409,)),
+                     body=NewToken, refusals=(409, 503)),
             Endpoint("DELETE", f"{v1}/tokens/{{id}}", admin, "remove a token", self._remove_token,
-                     None, (TOKEN_ID,), refusals=(404, 409)),
+                     None, (TOKEN_ID,), refusals=(404, 409, 503)),
             Endpoint("GET", f"{v1}/audit", admin, "the changes over the port, newest first",
                      self._list_audit, AuditPage, (LIMIT, BEFORE), refusals=(503,)),
         ]  # fmt: skip
@@ -248,6 +248,7 @@ class AccessRoutes:
     async def _add_user(self, call: Call) -> UserView:
         wanted = call.body(NewUser)
         _check_role(wanted.role)
+        self._check_own(wanted.name)
         if not NAME.fullmatch(wanted.name):
             raise bad_request("name: 1 to 64 of A-Z a-z 0-9 . _ @ -")
         hashed = await self._hashed(wanted.password)
@@ -261,6 +262,7 @@ class AccessRoutes:
         if wanted.role:
             _check_role(wanted.role)
         before = self._present_role(name)
+        self._check_own(name)
         hashed = await self._hashed(wanted.password) if wanted.password else ""
         await self._change(changes.change_user(name, wanted.role, hashed))
         call.before = {"name": name, "role": before}
@@ -270,7 +272,14 @@ class AccessRoutes:
     async def _remove_user(self, call: Call) -> None:
         name = call[USER_NAME]
         call.before = {"name": name, "role": self._present_role(name)}
+        self._check_own(name)
         await self._change(changes.remove_user(name))
+
+    def _check_own(self, name: str) -> None:
+        """Refuse the change of a user or token of the configuration. Raises `ApiRefusal` (409)."""
+        given = self._credentials.given
+        if name in given.users or name in given.tokens:
+            raise ApiRefusal(409, f"{name!r} is in the file of admin.access_file: change it there")
 
     def _present_role(self, name: str) -> str:
         """The role of a user. Raises `ApiRefusal` (404)."""
@@ -310,6 +319,7 @@ class AccessRoutes:
         if token is None:
             raise ApiRefusal(404, f"there is no token {id!r}")
         call.before = self._token_info(id, token)
+        self._check_own(id)
         await self._change(changes.remove_token(id))
 
     async def _list_audit(self, call: Call) -> AuditPage:
@@ -336,9 +346,12 @@ class AccessRoutes:
             raise bad_request(str(error)) from None
 
     async def _change(self, make: Change[T]) -> T:
-        """Carry out a change. Raises `ApiRefusal` (409)."""
+        """Carry out a change. Raises `ApiRefusal` (409, 503)."""
+        credentials, agreed = self._credentials, self._gate.agreed
         try:
-            make = changes.kept_admin(make, time.time())
+            make = changes.kept_admin(make, time.time(), credentials.given)
+            if agreed is not None:
+                return await agreed.change(make)
             return await asyncio.to_thread(self._credentials.change, make)
         except AccessError as error:
             raise ApiRefusal(409, str(error)) from None

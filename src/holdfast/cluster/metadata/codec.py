@@ -66,8 +66,8 @@ def decode_command(data: bytes) -> Command:
 
 
 def encode_metadata(metadata: ClusterMetadata) -> bytes:
-    """The metadata as a line of JSON. The users are a second line, if there are any: older versions
-    read snapshots without them."""
+    """The metadata as a line of JSON. The users of dynamic security are a second line, and those of
+    the admin port a third one, if there are any: older versions read snapshots without them."""
     data = json.encode(
         _Snapshot(
             metadata.cluster_id,
@@ -80,7 +80,10 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
             metadata.removed,
         )
     )
-    return data if metadata.users is None else data + b"\n" + json.encode(metadata.users)
+    lines = [
+        b"" if each is None else json.encode(each) for each in (metadata.users, metadata.access)
+    ]
+    return b"\n".join((data, *lines)).rstrip(b"\n")
 
 
 def decode_metadata(data: bytes) -> ClusterMetadata:
@@ -88,7 +91,8 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
 
     Raises `BadFrame` if a field is invalid.
     """
-    data, has_users, users = data.partition(b"\n")
+    data, _, lines = data.partition(b"\n")
+    users, _, access = lines.partition(b"\n")
     found = _decode(_SNAPSHOT, data, "metadata")
     return ClusterMetadata(
         found.cluster_id,
@@ -99,7 +103,8 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
         found.version,
         found.voters,
         found.removed,
-        _decode(_USERS, users, "users") if has_users else None,
+        _decode(_USERS, users, "users") if users else None,
+        _decode(_USERS, access, "users of the admin port") if access else None,
     )
 
 

@@ -97,7 +97,15 @@ class PutUsers(_Command, frozen=True, tag="users"):
     data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
 
 
-Command = InitCluster | PutNode | RemoveNode | ChangePartitions | PutUsers
+class PutAccess(_Command, frozen=True, tag="access"):
+    """The users and tokens of the admin port, made from those of `expected_version`; 0: the
+    first."""
+
+    expected_version: Version
+    data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
+
+
+Command = InitCluster | PutNode | RemoveNode | ChangePartitions | PutUsers | PutAccess
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,11 @@ def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
         if isinstance(command, RemoveNode):
             return _remove_node(metadata, command)
         if isinstance(command, PutUsers):
-            return _put_users(metadata, command)
+            users = _successor(metadata, metadata.users, command)
+            return Applied(replace(metadata, users=users, version=users.version))
+        if isinstance(command, PutAccess):
+            users = _successor(metadata, metadata.access, command)
+            return Applied(replace(metadata, access=users, version=users.version))
         return _change_partitions(metadata, command)
     except _Refusal as error:
         return Applied(metadata, (), str(error))
@@ -196,13 +208,13 @@ def _remove_node(metadata: ClusterMetadata, command: RemoveNode) -> Applied:
     return Applied(made)
 
 
-def _put_users(metadata: ClusterMetadata, command: PutUsers) -> Applied:
-    present = 0 if metadata.users is None else metadata.users.version
+def _successor(
+    metadata: ClusterMetadata, users: AgreedUsers | None, command: PutUsers | PutAccess
+) -> AgreedUsers:
+    present = 0 if users is None else users.version
     expected = command.expected_version
     _require(present == expected, f"the users are at version {present}, not {expected}")
-    version = metadata.version + 1
-    users = AgreedUsers(version, command.data)
-    return Applied(replace(metadata, users=users, version=version))
+    return AgreedUsers(metadata.version + 1, command.data)
 
 
 def _change_partitions(metadata: ClusterMetadata, command: ChangePartitions) -> Applied:

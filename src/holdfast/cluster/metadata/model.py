@@ -1,5 +1,5 @@
 """The state that the nodes of a cluster agree on: its nodes, per partition the leader and replicas,
-and the users that clients change at run time.
+the users that clients change at run time, and those of the admin port.
 
 The module has values only. `commands.apply` changes them, on every node in the same order. All
 values are immutable, and a changed one shares its unchanged parts.
@@ -94,7 +94,8 @@ class PartitionInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class AgreedUsers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The users, groups and roles of dynamic security, as bytes that mean nothing here."""
+    """The users of dynamic security, or those of the admin port, as bytes that mean nothing
+    here."""
 
     version: Version
     data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
@@ -119,6 +120,8 @@ class ClusterMetadata(Struct, frozen=True):
     them, the oldest first."""
     users: AgreedUsers | None = None
     """None until the first change: each node then has those of its own file."""
+    access: AgreedUsers | None = None
+    """The users and tokens of the admin port, with hashes for their secrets."""
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
         """The metadata with these voters."""

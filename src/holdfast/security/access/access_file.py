@@ -7,10 +7,11 @@ The file is JSON and its format is a promise::
      "tokens": {ID: {"role": ROLE, "sha256": hash of the secret, "created_s": ..., "expires_s": ...,
                      "note": text, "created_by": text}}}
 
-`expires_s` 0 means never. The file contains no password and no token. It has mode 0600. Every
-change replaces it as a whole (write, fsync, rename) under a lock, so the broker and the command
-line may both change it. Counter-example without the lock: both read the file, and the second one
-writes back the token that the first one has removed.
+`expires_s` 0 means never. At a node of a cluster `agreed` has the version of what its nodes agree
+on, and the names that were changed in this file since (`AgreedMark`). The file contains no password
+and no token. It has mode 0600. Every change replaces it as a whole (write, fsync, rename) under a
+lock, so the broker and the command line may both change it. Counter-example without the lock: both
+read the file, and the second one writes back the token that the first one has removed.
 """
 
 import fcntl
@@ -70,12 +71,24 @@ class StoredToken(msgspec.Struct, frozen=True):
         return 0 < self.expires_s <= now_s
 
 
+class AgreedMark(msgspec.Struct, frozen=True):
+    """The version that a cluster has agreed on, and later changes of the file."""
+
+    cluster: str
+    version: int
+    users: list[str] = []
+    """The names that were added, changed or removed in this file since."""
+    tokens: list[str] = []
+
+
 class AccessData(msgspec.Struct, frozen=True):
     """All users and tokens. A change makes a new value."""
 
     format: int = FORMAT
     users: dict[str, StoredUser] = {}
     tokens: dict[str, StoredToken] = {}
+    agreed: AgreedMark | None = None
+    """None: no cluster has agreed on the file."""
 
     @property
     def is_set_up(self) -> bool:
@@ -102,15 +115,11 @@ class AccessFile:
     def read(self) -> AccessData:
         """The users and tokens; none if there is no file. Raises `AccessError`."""
         try:
-            with self.path.open("rb") as file:
-                text = file.read(FILE_BYTES_MAX + 1)
+            return _read(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return AccessData()
         except OSError as error:
             raise AccessError(f"{self.path}: {error.strerror}") from None
-        if len(text) > FILE_BYTES_MAX:
-            raise AccessError(f"{self.path} has more than {FILE_BYTES_MAX} bytes")
-        return parse(text, str(self.path))
 
     def stamp(self) -> tuple[int, int, int] | None:
         """A value that differs after each change of the file; None if there is no file."""
@@ -121,11 +130,25 @@ class AccessFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def change(self, make: Callable[[AccessData], tuple[AccessData, T]]) -> T:
-        """Replace the file by what `make` returns for its content. Raises `AccessError`."""
+        """Replace the file by what `make` returns for its content, and mark what no cluster has
+        agreed on yet. Raises `AccessError`."""
+        result: list[T] = []
+
+        def marked(before: AccessData) -> AccessData:
+            made, found = make(before)
+            result.append(found)
+            return _marked(before, made)
+
+        self.update(marked)
+        return result[0]
+
+    def update(self, make: Callable[[AccessData], AccessData]) -> AccessData:
+        """Replace the file by what `make` returns for its content, and return it. Raises
+        `AccessError`."""
         with self._changing, self._locked():
-            made, result = make(self.read())
+            made = make(self.read())
             self._replace(FILE, msgspec.json.format(msgspec.json.encode(made), indent=1))
-        return result
+        return made
 
     def read_uses(self) -> LastUses:
         """The times of last use. A damaged file counts as none, because only times are lost."""
@@ -145,19 +168,34 @@ class AccessFile:
     def _locked(self) -> Iterator[None]:
         try:
             self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            descriptor = os.open(
-                self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            descriptor = self._open_lock()
         except OSError as error:
             raise AccessError(f"{self.directory / LOCK}: {error.strerror}") from None
         try:
-            self._give_owner(descriptor)
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
             yield
         except OSError as error:
             raise AccessError(f"{self.directory}: {error.strerror}") from None
         finally:
             os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        """Open the lock, made if it is missing. Raises `OSError`.
+
+        The directory may belong to another user than the process. Counter-example with a link that
+        is followed, or with a file that was there before: the owner of the directory lets the lock
+        point to a file of root, and root gives that file to him.
+        """
+        path, flags = self.directory / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        with suppress(FileNotFoundError):
+            return os.open(path, flags)
+        try:
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            # Another process has made it meanwhile.
+            return os.open(path, flags)
+        self._give_owner(descriptor)
+        return descriptor
 
     def _replace(self, name: str, content: bytes) -> None:
         """Replace a file. Raises `OSError`."""
@@ -181,11 +219,28 @@ class AccessFile:
             os.close(folder)
 
     def _give_owner(self, descriptor: int) -> None:
-        """Give a file to the owner of the directory. The broker may run as another user than the
-        command line, and has to read the file."""
+        """Give a file that this process has just made to the owner of the directory. The broker may
+        run as another user than the command line, and has to read the file."""
         folder, file = self.directory.stat(), os.fstat(descriptor)
         if (folder.st_uid, folder.st_gid) != (file.st_uid, file.st_gid) and os.geteuid() == 0:
             os.fchown(descriptor, folder.st_uid, folder.st_gid)
+
+
+def read_given(path: str) -> AccessData:
+    """The users and tokens of `admin.access_file`, which has the same format; none without a path.
+    Raises `AccessError`."""
+    try:
+        return _read(Path(path)) if path else AccessData()
+    except OSError as error:
+        raise AccessError(f"admin.access_file: {path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> AccessData:
+    with path.open("rb") as file:
+        text = file.read(FILE_BYTES_MAX + 1)
+    if len(text) > FILE_BYTES_MAX:
+        raise AccessError(f"{path} has more than {FILE_BYTES_MAX} bytes")
+    return parse(text, str(path))
 
 
 def parse(text: bytes, name: str) -> AccessData:
@@ -211,6 +266,20 @@ def parse(text: bytes, name: str) -> AccessData:
         if not re.fullmatch(r"[0-9a-f]{64}", token.sha256):
             raise AccessError(f"{name}: tokens.{key}.sha256: 64 hexadecimal digits")
     return data
+
+
+def _marked(before: AccessData, made: AccessData) -> AccessData:
+    mark = before.agreed
+    if mark is None:
+        return made
+    users = {*mark.users, *_differing(before.users, made.users)}
+    tokens = {*mark.tokens, *_differing(before.tokens, made.tokens)}
+    mark = AgreedMark(mark.cluster, mark.version, sorted(users), sorted(tokens))
+    return AccessData(users=made.users, tokens=made.tokens, agreed=mark)
+
+
+def _differing(before: dict[str, T], made: dict[str, T]) -> list[str]:
+    return [key for key in before.keys() | made.keys() if before.get(key) != made.get(key)]
 
 
 def is_readable_by_others(path: Path) -> bool:

@@ -136,14 +136,15 @@ def remove_token(id: str) -> Callable[[AccessData], Made]:
     return make
 
 
-def kept_admin(make: Change[T], now_s: float) -> Change[T]:
-    """The same change, refused if no valid administrator would be left. The admin port cannot undo
-    that; the command line on the machine can."""
+def kept_admin(make: Change[T], now_s: float, given: AccessData) -> Change[T]:
+    """The same change, refused if no valid administrator would be left, those of the configuration
+    included. The admin port cannot undo that; the command line on the machine can."""
 
     def checked(data: AccessData) -> tuple[AccessData, T]:
         made, result = make(data)
-        roles = [user.role for user in made.users.values()]
-        roles += [token.role for token in made.tokens.values() if not token.has_expired(now_s)]
+        users, tokens = made.users | given.users, made.tokens | given.tokens
+        roles = [user.role for user in users.values()]
+        roles += [token.role for token in tokens.values() if not token.has_expired(now_s)]
         if Scope.ADMIN.role not in roles:
             raise AccessError(
                 "no user or valid token with the role admin would be left: add one first, or use"

@@ -52,14 +52,19 @@ class AdminCredentials:
     files or hash passwords, so they belong into threads.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Read the file. Raises `AccessError`."""
+    def __init__(self, directory: Path, given: AccessData | None = None) -> None:
+        """Read the file. Raises `AccessError`. `given`: see `use_given`."""
         self.file = AccessFile(directory)
+        self.is_written = True
+        """Whether the file has what is in force."""
+        self.given = given or AccessData()
         self.sessions = BrowserSessions()
         self.throttle = LoginThrottle()
         self._lock = threading.Lock()
         self._stamp = self.file.stamp()
-        self._data = self.file.read()
+        self.own = self.file.read()
+        """The users and tokens of the file."""
+        self._data = self._all()
         self._uses = dict(self.file.read_uses().used_s)
         self._written_uses = dict(self._uses)
         self._wrote_uses_s = time.monotonic()
@@ -77,6 +82,31 @@ class AdminCredentials:
     def is_set_up(self) -> bool:
         """Whether requests need credentials."""
         return self._data.is_set_up
+
+    def use_given(self, given: AccessData) -> None:
+        """Use the users and tokens of a file of the configuration, beside those of the data
+        directory. A name in both is that of the configuration."""
+        with self._lock:
+            self.given = given
+            self._data = self._all()
+
+    def _all(self) -> AccessData:
+        own, given = self.own, self.given
+        return AccessData(users=own.users | given.users, tokens=own.tokens | given.tokens)
+
+    def take(self, make: Callable[[AccessData], AccessData]) -> None:
+        """Change the file, and put the change in force also if the file cannot be written:
+        otherwise a full disk would keep a removed token valid."""
+        with self._lock:
+            try:
+                self.own = self.file.update(make)
+                self.is_written = True
+            except AccessError as error:
+                logger.error("access_file_not_written error=%r", str(error))
+                self.own = make(self.own)
+                self.is_written = False
+            self._stamp = self.file.stamp()
+            self._data = self._all()
 
     def last_use_s(self, name: str) -> int:
         """The seconds since 1970 of the last use of `user NAME` or `token ID`; 0: never."""
@@ -136,11 +166,11 @@ class AdminCredentials:
                 logger.error("access_file_gone path=%r text='the users stay'", str(self.file.path))
                 return
             try:
-                self._data = self.file.read()
+                self.own = self.file.read()
             except AccessError as error:
                 logger.error("access_file_refused error=%r text='the users stay'", str(error))
                 return
-            data = self._data
+            self._data = data = self._all()
             logger.info("access_read users=%d tokens=%d", len(data.users), len(data.tokens))
 
     def may_look(self) -> bool:

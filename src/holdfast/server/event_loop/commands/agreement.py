@@ -1,12 +1,15 @@
-"""The agreement of a cluster's nodes on the users of dynamic security: a part of the metadata."""
+"""The agreement of a cluster's nodes on the users of dynamic security, and on those of the admin
+port: parts of the metadata."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from holdfast.broker.cluster_port import AGREED_USERS
-from holdfast.cluster.metadata.commands import Command, PutUsers
+from holdfast.broker.cluster_port import AGREED_ACCESS, AGREED_USERS
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.metadata.commands import Command, PutAccess, PutUsers
 from holdfast.cluster.metadata.model import AgreedUsers
 from holdfast.cluster.metadata.requests import Outcome
 from holdfast.cluster.node import ClusterNode
+from holdfast.security.peer_identity import PeerIdentity
 
 
 class MetadataAgreement:
@@ -27,11 +30,87 @@ class MetadataAgreement:
 
     def refusal(self) -> str:
         """The nodes whose version does not know such a change, or ""."""
-        older = self._context.nodes_without(AGREED_USERS, witnesses=True)
-        names = ", ".join(older)
-        return f"the version of {names} has no agreed users: upgrade all nodes first" * bool(older)
+        return _older(self._context, AGREED_USERS)
 
     def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
         """Propose the users that follow those of a version. `done` is called within
         `requests.TIMEOUT_S`."""
         self._propose(PutUsers(expected_version, data), done)
+
+
+class AccessAgreement:
+    """The agreement on the users and tokens of the admin port."""
+
+    def __init__(
+        self,
+        cluster_node: ClusterNode,
+        identity: PeerIdentity,
+        join: Sequence[str],
+        propose: Callable[[Command, Callable[[Outcome], None]], None],
+        now: Callable[[], float],
+    ) -> None:
+        """`identity`: of this node as the process begins. `join`: the nodes that it is to join."""
+        self.was_told_to_join = bool(join) and not identity.cluster_id
+        """Whether the process has begun with an empty disk, and with nodes to join."""
+        self.is_ready = False
+        """Whether this node has followed the leaders of all partitions, so that its metadata are no
+        older than its disk."""
+        self.on_change: Callable[[], None] = _nothing
+        """Called when the metadata may have other users."""
+        self._node = cluster_node
+        self._context = cluster_node.context
+        self._incarnation = identity.incarnation
+        self._propose = propose
+        self._now = now
+
+    def cluster_id(self) -> str:
+        """The cluster of this node, or ""."""
+        metadata = self._context.metadata
+        return "" if metadata is None else metadata.cluster_id
+
+    def current(self) -> AgreedUsers | None:
+        """What is agreed on; None: nothing yet, so each node has its own file."""
+        metadata = self._context.metadata
+        return None if metadata is None else metadata.access
+
+    def is_entered(self) -> bool:
+        """Whether the metadata here have this node with its disk. They are then no older than its
+        entry into the cluster."""
+        metadata = self._context.metadata
+        own = None if metadata is None else metadata.nodes.get(self._context.node_id)
+        return own is not None and own.incarnation == self._incarnation
+
+    def older_nodes(self) -> str:
+        """The nodes whose version does not know such a change, or ""."""
+        return _older(self._context, AGREED_ACCESS)
+
+    def has_met_all(self) -> bool:
+        """Whether the version of each node is known."""
+        metadata = self._context.metadata
+        others = () if metadata is None else metadata.nodes
+        known = {self._context.node_id, *self._context.features}
+        return all(name in known for name in others)
+
+    def refusal(self) -> str:
+        """The reason why nothing can be agreed now, or ""."""
+        if not self.is_entered():
+            return (
+                "this node belongs to no cluster yet: initialise it or join it first, or use"
+                " `holdfast access` with --data on its machine"
+            )
+        if not self._node.meta.has_majority(self._now()):
+            return "this node reaches no majority of its cluster, so the users stay as they are"
+        return ""
+
+    def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
+        """Propose what follows a version. `done` is called within `requests.TIMEOUT_S`."""
+        self._propose(PutAccess(expected_version, data), done)
+
+
+def _older(context: ClusterContext, feature: str) -> str:
+    names = ", ".join(context.nodes_without(feature, witnesses=True))
+    return f"the version of {names} has no agreed users: upgrade all nodes first" * bool(names)
+
+
+def _nothing() -> None:
+    """Nothing has to follow the metadata."""
