@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.client import Options, Reconnect
+from holdfast.client import Options, PublishRefused, Reconnect
 from holdfast.client.blocking import Client
 from tests.e2e.cluster_processes import until
 
@@ -40,7 +40,11 @@ class Writer:
             began = time.monotonic()
             topic = f"rolling/{self.name}/{number % TOPICS}"
             payload = str(number).encode()
-            self.reasons.append(self._client.publish(topic, payload, qos=1 + number % 2).reason)
+            try:
+                reason = self._client.publish(topic, payload, qos=1 + number % 2).reason
+            except PublishRefused as error:
+                reason = error.reason
+            self.reasons.append(reason)
             self.longest_s = max(self.longest_s, time.monotonic() - began)
             number += 1
 

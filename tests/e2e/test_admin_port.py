@@ -37,6 +37,7 @@ class Nothing:
     cluster = None
     federation = None
     config = Config()
+    is_stopping = False
 
 
 def routes() -> list[tuple[str, str]]:

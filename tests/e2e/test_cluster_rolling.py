@@ -1,9 +1,17 @@
 """Nodes that are restarted one after the other, under traffic."""
 
+import signal
 from pathlib import Path
 
-from tests.e2e.cluster_processes import ClusterProcesses
-from tests.e2e.rolling_traffic import rolling_traffic
+import pytest
+
+from holdfast.client import Options, PublishRefused, Reconnect
+from holdfast.client.blocking import Client
+from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.rolling_traffic import Writer, rolling_traffic
+
+LONGEST_S = 15.0
+"""The most seconds that one publish may wait: those of a reconnect on a loaded machine."""
 
 
 def test_a_rolling_restart_loses_and_refuses_nothing(tmp_path: Path) -> None:
@@ -17,3 +25,65 @@ def test_a_rolling_restart_loses_and_refuses_nothing(tmp_path: Path) -> None:
                 assert cluster.stop(name) == 0
                 cluster.restart(name)
                 cluster.wait_healthy()
+
+
+MISSED_BYTES = 44_000_000
+"""The bytes that are published to one partition while a pod is away. Its leader has the last 32 MiB
+of them in memory, and sends the others at CATCH_UP_BYTES_PER_S."""
+CATCH_UP_BYTES_PER_S = 2_000_000
+PAYLOAD_BYTES = 1_000_000
+GRACE_S = 60.0
+"""`terminationGracePeriodSeconds`: afterwards follows SIGKILL."""
+
+
+def publish_bytes(servers: list[str]) -> None:
+    """Publish MISSED_BYTES to one partition."""
+    with Client(servers=servers, options=Options(client_id="bulk"), reconnect=Reconnect()) as bulk:
+        for _ in range(MISSED_BYTES // PAYLOAD_BYTES):
+            assert bulk.publish("bulk", bytes(PAYLOAD_BYTES), qos=1).reason == 0
+
+
+def update_stateful_set(cluster: ClusterProcesses) -> None:
+    """Restart all pods as the controller of a StatefulSet does: the highest ordinal first, SIGTERM
+    with a grace period, and the next one as soon as this one is ready."""
+    for name, node in reversed(cluster.nodes.items()):
+        assert node.process is not None
+        node.process.send_signal(signal.SIGTERM)
+        node.process.wait(GRACE_S)
+        node.process = None
+        publish_bytes([each for each in cluster.addresses if each != f"{node.host}:{node.port}"])
+        cluster.restart(name)
+        until(lambda node=node: node.readiness() == 200, "ready")
+
+
+@pytest.mark.parametrize("stop_wait_s", [pytest.param(0.0, marks=pytest.mark.long), GRACE_S / 2])
+def test_a_rolling_update_waits_for_what_its_last_pod_missed(
+    tmp_path: Path, stop_wait_s: float
+) -> None:
+    """A pod is ready long before it has fetched what it missed. Without a wait, the stop of the
+    next one leaves one replica in sync, and the cluster refuses publishes."""
+    settings = {
+        "cluster": {
+            "stop_wait_s": stop_wait_s,
+            "catch_up_bytes_per_s": CATCH_UP_BYTES_PER_S,
+            "partitions": 8,
+        }
+    }
+    with ClusterProcesses(tmp_path, settings=settings) as cluster:
+        servers = cluster.addresses
+        writers = [Writer(f"w{at}", servers[at:] + servers[:at]) for at in range(3)]
+        for writer in writers:
+            writer.start()
+        if stop_wait_s:
+            update_stateful_set(cluster)
+        else:
+            with pytest.raises(PublishRefused):
+                update_stateful_set(cluster)
+        for writer in writers:
+            writer.stop()
+        if stop_wait_s:
+            assert {reason for writer in writers for reason in writer.reasons} == {0}
+            assert max(writer.longest_s for writer in writers) < LONGEST_S
+            logs = [node.log_text() for node in cluster.nodes.values()]
+            assert sum("stop_waits" in each for each in logs) == 2, "all but the first pod waited"
+            assert sum("stop_continues" in each for each in logs) == 2

@@ -1,5 +1,6 @@
 """A broker as a service of systemd: its notifications, and the unit file."""
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.brokers import Holdfast
+from tests.e2e.cluster_processes import until
+from tests.e2e.wire import Wire
 
 ANALYZE = shutil.which("systemd-analyze")
 DEPLOY = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -69,6 +72,28 @@ def test_ready_watchdog_and_reload(manager: Manager, tmp_path: Path) -> None:
     finally:
         broker.kill()
     assert "Traceback" not in broker.log_text()
+
+
+def test_a_lame_duck_serves_and_is_not_ready(tmp_path: Path, manager: Manager) -> None:
+    """Listeners stay open for `lame_duck_s`, or until a second SIGTERM."""
+    broker = Holdfast(tmp_path, {"server": {"lame_duck_s": 200.0}})
+    broker.start()
+    try:
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGTERM)
+        stopping = manager.until("STOPPING=1")
+        assert stopping == "STOPPING=1\nEXTEND_TIMEOUT_USEC=290000000"
+        until(lambda: broker.admin("/readyz")[0] == 503, "not ready")
+        assert json.loads(broker.admin("/readyz")[1])["reasons"] == {
+            "closing": "the node is stopping"
+        }
+        assert json.loads(broker.admin("/stopz")[1]) == {"may_stop": True, "reasons": {}}
+        with Wire(broker.port) as client:
+            client.connect("late")
+            assert client.publish("t", b"x", 1) < 0x80
+            assert broker.stop() == 0
+    finally:
+        broker.kill()
 
 
 def test_a_manager_that_is_gone_harms_nobody(

@@ -121,6 +121,7 @@ class FakeServer:
         self.federation: BrokerFederation | None = None
         self.maintenance: Maintenance | None = None
         self.config = Config()
+        self.is_stopping = False
         self.explain = None
         self.audit = audit_of(self)
 

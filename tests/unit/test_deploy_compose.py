@@ -15,6 +15,7 @@ from holdfast import __version__
 from holdfast.config.check import warnings
 from holdfast.config.load import load
 from holdfast.security.peer_secret import read_secret
+from holdfast.server.service_manager import CLOSING_S
 from tests.support.compose_files import COMPOSE, DEPLOY, FEDERATION, make_secrets, parse
 
 FILES = sorted(COMPOSE.glob("*.yml"))
@@ -53,6 +54,8 @@ def test_brokers_take_their_environment(path: Path, tmp_path: Path) -> None:
             assert config.cluster.peer_address() == f"{name}:21883"
             assert config.cluster.join == [f"node-{each}:21883" for each in "abc"]
             assert not config.cluster.wait_for_init
+            grace_s = float(service["stop_grace_period"].removesuffix("s"))
+            assert config.cluster.stop_wait_s + CLOSING_S <= grace_s
     brokers = [each for each in services(path).values() if "command" not in each]
     assert len(ids) == len(brokers)
 

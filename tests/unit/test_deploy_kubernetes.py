@@ -15,6 +15,7 @@ from holdfast import __version__
 from holdfast.config.check import warnings
 from holdfast.config.load import load
 from holdfast.config.schema import Config
+from holdfast.server.service_manager import CLOSING_S
 from holdfast.testing import Broker
 
 BASE = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -81,6 +82,9 @@ def test_nodes_take_their_settings(resources: dict[tuple[str, str], Any], tmp_pa
         mounted = {each["mountPath"] for each in container["volumeMounts"]}
         assert mounted == {config.node.data, SECRETS.rstrip("/")}
         assert len(names) >= config.cluster.replication_factor > config.cluster.min_insync
+        waits_s = config.cluster.stop_wait_s + config.server.lame_duck_s
+        assert config.server.lame_duck_s > 0
+        assert waits_s + CLOSING_S <= pod["terminationGracePeriodSeconds"]
     budget = resources["PodDisruptionBudget", "holdfast"]["spec"]
     assert len(names) - budget["maxUnavailable"] >= config.cluster.min_insync
     headless = resources["Service", spec["serviceName"]]["spec"]

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.codec import (
     decode_command,
@@ -31,7 +32,7 @@ from holdfast.cluster.metadata.model import (
     NodePhase,
     PartitionInfo,
 )
-from holdfast.cluster.metadata.status import lacks_voters
+from holdfast.cluster.metadata.status import StopEffect, lacks_voters, stop_effect
 
 
 def node(name: str, incarnation: str = "i1", role: str = "data") -> NodeInfo:
@@ -452,3 +453,57 @@ def test_whether_all_nodes_vote_that_will() -> None:
     assert not lacks_voters(metadata.with_voters(("n1", "n2", "n3")))
     down = {**metadata.nodes, "n3": replace(metadata.nodes["n3"], state=NodePhase.DOWN)}
     assert not lacks_voters(replace(metadata.with_voters(("n1", "n2", "n3")), nodes=down))
+
+
+def in_sync(*nodes: str, adding: tuple[str, ...] = ()) -> ClusterMetadata:
+    """A partition of three replicas, of which these are in sync."""
+    one = PartitionInfo(("n1", "n2", "n3"), adding, nodes[0], 1, nodes)
+    return replace(cluster(), partitions=(one,)).with_voters(("n1", "n2", "n3"))
+
+
+def health(*present: str, **more: frozenset[str]) -> Health:
+    return Health({each: Presence("i1", "") for each in present}, **more)
+
+
+ALL = ("n1", "n2", "n3")
+N3 = frozenset({"n3"})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "nodes", "effect"),
+    [
+        pytest.param(in_sync(*ALL), health(*ALL), StopEffect(), id="all in sync"),
+        pytest.param(in_sync("n1", "n2"), health(*ALL), StopEffect(1, False, True), id="behind"),
+        pytest.param(
+            in_sync("n1", "n2"), health("n1", "n2"), StopEffect(1, True, False), id="down"
+        ),
+        pytest.param(
+            in_sync("n1", "n2"), health(*ALL, leaving=N3), StopEffect(1, True, False), id="leaves"
+        ),
+        pytest.param(
+            in_sync("n1", "n2"), health(*ALL, stalled=N3), StopEffect(1, True, False), id="stalls"
+        ),
+        # n3 has been killed a moment ago, and is still in the set.
+        pytest.param(in_sync(*ALL), health("n1", "n2"), StopEffect(1, True, False), id="lost"),
+        pytest.param(in_sync("n2", "n3"), health(*ALL), StopEffect(), id="not in sync itself"),
+        pytest.param(
+            in_sync("n1", "n2", adding=("n4",)),
+            health("n1", "n2", "n4"),
+            StopEffect(1, True, True),
+            id="a replica is added",
+        ),
+        # Two replicas with min_insync 2 lose one at any time.
+        pytest.param(
+            replace(
+                in_sync("n1", "n2").with_voters(("n1",)),
+                partitions=(PartitionInfo(("n1", "n2"), (), "n1", 1, ("n1", "n2")),),
+            ),
+            health("n1", "n2"),
+            StopEffect(),
+            id="no third node",
+        ),
+    ],
+)
+def test_the_effect_of_a_stop(metadata: ClusterMetadata, nodes: Health, effect: StopEffect) -> None:
+    metadata = replace(metadata, nodes={**metadata.nodes, "n4": node("n4")})
+    assert stop_effect(metadata, nodes, "n1") == effect

@@ -44,7 +44,7 @@ from holdfast.api.metrics.scrape import render
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
-from holdfast.api.readiness import obstacles
+from holdfast.api.readiness import obstacles, stop_obstacles
 from holdfast.api.routes.resources import resource_endpoints
 from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config
@@ -93,6 +93,8 @@ class AdminRoutes:
                      media_type="text/plain", any_parameter=True),
             Endpoint("GET", "/readyz", Scope.HEALTH, "whether the node serves clients",
                      self.readyz, dict, refusals=(503,), any_parameter=True),
+            Endpoint("GET", "/stopz", Scope.HEALTH, "whether the others serve without this node",
+                     self.stopz, dict, refusals=(503,)),
             Endpoint("GET", "/metrics", Scope.METRICS, "the metrics for Prometheus", self.metrics,
                      str, media_type="application/openmetrics-text",
                      other_media_types=("text/plain",), any_parameter=True),
@@ -144,6 +146,12 @@ class AdminRoutes:
         if self._server.maintenance is not None:
             body["maintenance_failing"] = self._server.maintenance.failing
         return JSONResponse(body, 503 if found else 200)
+
+    async def stopz(self, call: Call) -> Response:
+        """Report what a stop of this node would cost the clients of the cluster."""
+        found = stop_obstacles(self._server)
+        reasons = {each.name: each.text for each in found}
+        return JSONResponse({"may_stop": not found, "reasons": reasons}, 503 if found else 200)
 
     async def reload(self, call: Call) -> Reloaded:
         """Apply the configuration and the files as they are now."""

@@ -9,17 +9,11 @@ from typing import Final
 
 from holdfast.broker.session.session import Session
 from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.metadata import operations
+from holdfast.cluster.metadata import operations, status
 from holdfast.cluster.metadata.commands import Command
 from holdfast.cluster.metadata.history import MetadataChange
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
-from holdfast.cluster.metadata.status import (
-    below_min_insync,
-    cluster_status,
-    lacks_voters,
-    under_replicated,
-)
 from holdfast.cluster.placement.forecast import PartitionForecast, forecast
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.config.schema import Config
@@ -82,6 +76,8 @@ class ClusterFigures:
     """Per node, this one included, the seconds by which its clock is ahead of the cluster's."""
     lacks_voters: bool = False
     """Whether some future voters do not vote yet, so that one failure may cost the majority."""
+    stop: status.StopEffect = field(default_factory=status.StopEffect)
+    """The effect that a stop of this node would have."""
 
 
 class ClusterOperations:
@@ -167,7 +163,9 @@ class ClusterOperations:
             else self._links.unmet(),
         }
         if metadata is not None:
-            found.update(cluster_status(metadata, cluster_node.health(now), self._replaced()))
+            found.update(
+                status.cluster_status(metadata, cluster_node.health(now), self._replaced())
+            )
             partitions, nodes = found["partitions"], found["nodes"]
             assert isinstance(partitions, list)
             assert isinstance(nodes, list)
@@ -197,8 +195,8 @@ class ClusterOperations:
             self._config.cluster.witness,
             cluster_node.meta.is_leader,
             metadata.version,
-            under_replicated(metadata),
-            below_min_insync(metadata),
+            status.under_replicated(metadata),
+            status.below_min_insync(metadata),
             sum(not info.leader for info in metadata.partitions),
             sum(bool(info.adding) for info in metadata.partitions),
             len(cluster_node.state.sessions),
@@ -217,7 +215,8 @@ class ClusterOperations:
             self._runtime.fitness.is_damaged,
             bool(self._runtime.fitness.older_copy),
             cluster_node.clock.skews_s(),
-            lacks_voters(metadata),
+            status.lacks_voters(metadata),
+            status.stop_effect(metadata, cluster_node.health(now), node),
         )
 
     def replicated_sessions(self) -> list[Session]:

@@ -48,6 +48,8 @@ class ServedProcess(Protocol):
     maintenance: Maintenance | None
     config: Config
     audit: AuditLog
+    is_stopping: bool
+    """Whether the process is about to close its listeners."""
     explain: Callable[[], list[Setting]] | None
     """Reads all settings with their origin, in a thread. None: there is no configuration."""
 

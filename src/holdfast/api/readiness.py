@@ -13,12 +13,15 @@ from typing import Final
 
 from holdfast.api.cluster_operations import ClusterFigures
 from holdfast.api.process import ServedProcess
+from holdfast.cluster.metadata.status import StopEffect
 
 logger = logging.getLogger("holdfast")
 
 WAITS_S: Final = 2.0
 """The time in seconds after which a waiting acknowledgement is an obstacle."""
 LOOK_S: Final = 0.5
+STOP_LOOK_S: Final = 0.1
+"""The time in seconds between two looks at whether the others can do without this node."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def obstacles(server: ServedProcess) -> list[Obstacle]:
             found.append(Obstacle("not_serving", text, is_expected=True))
         return found
     state = broker.node.state
-    if state.closing:
+    if state.closing or server.is_stopping:
         found.append(Obstacle("closing", "the node is stopping", is_expected=True))
     if state.redirect:
         text = "clients are sent to other nodes"
@@ -103,6 +106,49 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
         )
         found.append(Obstacle("below_min_insync", text))
     return found
+
+
+def stop_obstacles(server: ServedProcess) -> list[Obstacle]:
+    """Return the reasons why a stop of this node now would end the service of the cluster."""
+    effect = _stop_effect(server)
+    found: list[Obstacle] = []
+    if effect.loses_majority:
+        text = "the other nodes would be no majority: nothing would be acknowledged"
+        found.append(Obstacle("no_majority", text))
+    if effect.below_min_insync:
+        text = (
+            f"{effect.below_min_insync} partitions would have fewer than min_insync replicas in"
+            " sync: their QoS 1 and 2 messages would be refused"
+        )
+        found.append(Obstacle("below_min_insync", text))
+    return found
+
+
+def _stop_effect(server: ServedProcess) -> StopEffect:
+    figures = None if server.cluster is None else server.cluster.figures()
+    # Without a majority the node acknowledges nothing that its stop could end.
+    return figures.stop if figures is not None and figures.has_majority else StopEffect()
+
+
+async def wait_until_spared(server: ServedProcess, longest_s: float) -> None:
+    """Wait while the stop of this node would end the service, and a connected node is about to
+    change that.
+
+    Counter-example: a rolling update restarts n3, then n2 as soon as n3 serves again. n3 has not
+    fetched yet what it missed. With n2 gone only n1 is in sync, and the cluster refuses publishes.
+    A node that is down is not waited for: when all nodes are stopped, none of them comes back.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    is_logged = False
+    while _stop_effect(server).is_passing and loop.time() < began + longest_s:
+        if not is_logged:
+            is_logged = True
+            text = "; ".join(each.text for each in stop_obstacles(server))
+            logger.warning("stop_waits longest_s=%g text=%r", longest_s, text)
+        await asyncio.sleep(STOP_LOOK_S)
+    if is_logged:
+        logger.info("stop_continues seconds=%.1f", loop.time() - began)
 
 
 class Readiness:

@@ -45,6 +45,9 @@ class Processes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     io_workers: Annotated[int, Meta(ge=0, le=64)] | Literal["auto"] = 0
     """The number of processes that hold the sockets of clients, with TLS and WebSocket; 0: the
     broker's own process does. "auto": one less than the cores, and none on two or fewer."""
+    lame_duck_s: Annotated[float, Meta(ge=0, le=600)] = 0.0
+    """The seconds after SIGTERM for which the listeners stay open and `/readyz` replies 503, so
+    that load balancers send new clients to other nodes."""
 
 
 class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -109,6 +112,9 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The seconds for which a node is down before its replicas are made on other nodes."""
     catch_up_bytes_per_s: Bytes = 67_108_864
     """The most bytes per second that a leader sends to all new replicas together; 0: no limit."""
+    stop_wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    """The most seconds after SIGTERM for which a node serves on while a replica elsewhere is about
+    to be in sync, without which publishes would be refused. A second SIGTERM ends the wait."""
 
     def peer_address(self) -> str:
         """The address at which the other nodes reach this one, host:port."""

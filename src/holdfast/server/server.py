@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of
 from holdfast.api.cluster_operations import ClusterOperations
-from holdfast.api.readiness import Readiness
+from holdfast.api.readiness import Readiness, wait_until_spared
 from holdfast.broker import federation_session as federating
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
@@ -84,7 +84,8 @@ class Server:
         self._security = SecurityFiles()
         self.manager = ServiceManager()
         self._stop = asyncio.Event()
-        self.request_stop = self._stop.set
+        self.is_stopping = False
+        self._departing: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
         self._hands_over = self._starts_anew = False
         self._serving: asyncio.Task[None] | None = None
@@ -335,6 +336,22 @@ class Server:
         logger.info("reloaded settings=%s needs_restart=%s disconnected=%d", *astuple(done))
         return done
 
+    def request_stop(self) -> None:
+        """Stop once the other nodes and the load balancers can do without this one; at once at the
+        second request."""
+        if self.broker is None or self._departing is not None:
+            self._stop.set()
+            return
+        self._departing = watched(self._depart())
+
+    async def _depart(self) -> None:
+        wait_s, lame_duck_s = self.config.cluster.stop_wait_s, self.config.server.lame_duck_s
+        self.manager.report_stop(wait_s + lame_duck_s)
+        await wait_until_spared(self, wait_s)
+        self.is_stopping = True
+        await asyncio.sleep(lame_duck_s)
+        self._stop.set()
+
     def hand_over(self) -> None:
         """Let another node of the shared directory take over, and stand by afterwards."""
         self._hands_over = True
@@ -376,7 +393,7 @@ class Server:
 
     async def stop(self) -> None:
         """Disconnect clients and write everything, with a snapshot if no standby has it."""
-        for task in (self._watching, self._reload_task):
+        for task in (self._watching, self._reload_task, self._departing):
             if task is not None:
                 task.cancel()
         sharing, broker = self.sharing, self.broker

@@ -16,6 +16,9 @@ from holdfast.server.reload import ReloadError
 logger = logging.getLogger("holdfast")
 
 STATUS_CHARACTERS_MAX: Final = 500
+CLOSING_S: Final = 60.0
+"""The seconds that the service manager grants after the waits of a stop: `TimeoutStopSec` of
+deploy/systemd."""
 
 
 class ServiceManager:
@@ -41,6 +44,10 @@ class ServiceManager:
         except ReloadError as error:
             status = f"running; the last reload failed: {error}"
         self.report_ready(status)
+
+    def report_stop(self, waits_s: float) -> None:
+        """Report the begin of a stop that waits this long before it ends what is open."""
+        self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int((waits_s + CLOSING_S) * 1_000_000)}")
 
     def _beat(self) -> None:
         self._send("WATCHDOG=1")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from holdfast.addresses import plain_address
 from holdfast.cluster.failure.health import Health
@@ -47,6 +48,41 @@ def under_replicated(metadata: ClusterMetadata) -> int:
 def below_min_insync(metadata: ClusterMetadata) -> int:
     """The number of partitions with so few that their QoS 1 and 2 messages are not acknowledged."""
     return _with_fewer(metadata, metadata.min_insync)
+
+
+@dataclass(frozen=True)
+class StopEffect:
+    """The effect that the stop of one node would have on the other nodes."""
+
+    below_min_insync: int = 0
+    """Partitions that would have fewer than `min_insync` replicas in sync."""
+    loses_majority: bool = False
+    """Whether the voters that remain would be no majority."""
+    is_passing: bool = False
+    """Whether a connected node is about to close the gap, so that a later stop has no effect."""
+
+
+def stop_effect(metadata: ClusterMetadata, health: Health, node: str) -> StopEffect:
+    """The effect of a stop of `node` now.
+
+    It counts only what another moment could spare. Two replicas with `min_insync` 2 cannot lose
+    one at any time, and one voter of two nodes is right, so neither counts.
+    """
+    left = health.present.keys() - health.leaving - health.unhealthy - {node}
+    below = 0
+    is_passing = False
+    for info in metadata.partitions:
+        kept = sum(each in left for each in info.in_sync)
+        if kept >= metadata.min_insync or node not in info.in_sync:
+            continue
+        others = {*info.replicas, *info.adding} - {node}
+        if kept < len(others):
+            below += 1
+            is_passing = is_passing or bool(others & left - set(info.in_sync))
+    voters = set(metadata.voters)
+    loses = node in voters and len(voters) > 2 and 2 * len(voters & left) <= len(voters)
+    is_passing = is_passing or (loses and bool(metadata.nodes.keys() & left - voters))
+    return StopEffect(below, loses, is_passing)
 
 
 def lacks_voters(metadata: ClusterMetadata) -> bool:
