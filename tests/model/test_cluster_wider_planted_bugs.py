@@ -164,7 +164,7 @@ def a_lost_node_keeps_what_it_had() -> AbstractContextManager[object]:
 
 
 def what_sessions_have_kept_is_given_again() -> AbstractContextManager[object]:
-    return patch.object(GroupPositions, "kept_by_members", lambda *_: set())
+    return patch.object(GroupPositions, "kept_by_sessions", lambda *_: set())
 
 
 def groups_begin_at_the_end() -> AbstractContextManager[object]:

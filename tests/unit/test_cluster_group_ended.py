@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.packets import Publish
 from holdfast.storage.partition import partition_of
 from tests.sim.checks import Message
@@ -12,7 +14,7 @@ from tests.sim.client import Client
 from tests.sim.host import Host
 from tests.sim.process import Process
 from tests.sim.world import Settings, World
-from tests.unit.test_cluster_groups import is_ready
+from tests.unit.test_cluster_groups import QuietClient, is_ready
 
 AWAY_S = 9.0
 """Longer than every wait of a coordinator with a limit."""
@@ -148,3 +150,57 @@ def test_while_its_coordinator_lags(
     corner.until(lambda: len(member.received) >= 4)
     corner.run(2.0)
     assert member.received == ["first", "1", "2", "3"]
+
+
+class Leaver(Receiver):
+    """A member with QoS 2 that unsubscribes. It acknowledges nothing until it may."""
+
+    def __init__(self, corner: Corner, name: str) -> None:
+        super().__init__(corner.world, name, corner.filter, 2)
+        self.client = QuietClient(corner.world, name, 5, filters=((corner.filter, 2),))
+        self.client.is_quiet = True
+        self.client.on_message = self._arrived
+        self.unsubacks = 0
+        handle = self.client._handle
+
+        def noted(packet: m.Packet) -> None:
+            self.unsubacks += isinstance(packet, m.Unsuback)
+            handle(packet)
+
+        self.client._handle = noted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("mode", ["keep", "complete"])
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, seed: int, mode: str
+) -> None:
+    """Its node is lost before the coordinator hears of it. [MQTT-4.8.2-4]"""
+    corner = Corner(monkeypatch, seed, SETTINGS)
+    one = Leaver(corner, corner.name("one", corner.hub))
+    corner.connect(one, corner.left)
+    corner.publish("x", "y", qos=2)
+    corner.until(lambda: len(one.received) == 2)
+    corner.run(1.0)
+    corner.cut(corner.left, corner.right)
+    one.client._write(encode(m.Unsubscribe(9, [corner.filter]), 5))
+    corner.until(lambda: one.unsubacks == 1)
+    if mode == "complete":
+        one.client.is_quiet = False
+        for packet_id in list(one.client._incoming):
+            one.client._reply(m.PUBREC, packet_id)
+        corner.run(0.5)
+    corner.host(corner.left).kill(power=False)
+    one.client.is_subscribed = True
+    one.client.filters = ()
+    two = Receiver(corner.world, corner.name("two", corner.hub), corner.filter, 2)
+    corner.connect(two)
+    corner.run(8.0)
+    one.client.is_quiet = False
+    one.client.connect(corner.host(corner.hub))
+    corner.until(lambda: one.client.is_connected)
+    corner.run(3.0)
+    assert sorted(set(one.received)) == ["x", "y"]
+    assert two.received == []
+    corner.publish("z", qos=2)
+    corner.until(lambda: two.received == ["z"])

@@ -1,19 +1,25 @@
 """What a session's own state tells of records that it has from a shared group."""
 
+import random
+
 import pytest
 
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.transmission import send_inflight
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.session_records import EndRecord, OpenRecord, encode_session
+from holdfast.broker.session.audience import Audience, encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Group, Inflight, Session, Subscription
+from holdfast.broker.session.session import Group, Inflight, Session, Subscription, tag_of
 from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.broker.state import NodeState
+from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import CURSOR, FLAG_AUDIENCE, MESSAGE, SESSION, Record
 
 
 @pytest.mark.parametrize(
@@ -54,14 +60,69 @@ def test_the_log_says_which_group_has_given_a_record() -> None:
     given = Inflight(0, 7, 2, False)
     given.group_tag = groups[0].tag
     entries = {1: Inflight(0, 5, 2, False), 2: Inflight(0, 6, 2, True), 3: given}
-    session.inflight = {
-        packet_id: entry
-        for packet_id, entry in decode_cursor(encode_cursor([], dict(entries), [])).inflight
-        if entry is not None
-    }
+    for packet_id, entry in decode_cursor(encode_cursor([], dict(entries), [])).inflight:
+        images._set_inflight(session, packet_id, entry)
     assert [entry.is_retained for entry in session.inflight.values()] == [False, True, False]
-    kept = [images.groups.kept_by_members(group.key) for group in groups]
+    kept = [images.groups.kept_by_sessions(group.key) for group in groups]
     assert kept == [{(0, 7)}, set(), set()]
     assert images.has_inflight("c", groups[0].tag, (0, 7))
     assert not images.has_inflight("c", groups[1].tag, (0, 7))
     assert not images.has_inflight("c", groups[0].tag, (0, 5))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_keeps_records_of_a_group_is_known_without_its_members(seed: int) -> None:
+    chance = random.Random(seed)
+    images = ReplicatedState(RecordedState(NodeConfig(partitions=1), Journal(1, replicated=True)))
+    keys = ["$share/g/t", "$share/h/t"]
+
+    def apply(kind: int, client_id: str, epoch: int, payload: bytes) -> None:
+        key = client_id.encode()
+        images.apply(Record(0, kind, client_id=key, sequence=epoch, payload=payload))
+
+    for epoch in range(1, 300):
+        client_id = chance.choice("abc")
+        if chance.random() < 0.2:
+            opened = OpenRecord(client_id, epoch, 9, chance.random() < 0.3, None)
+            record = chance.choice((opened, EndRecord(client_id)))
+            apply(SESSION, client_id, epoch, encode_session(record))
+        else:
+            entry = Inflight(0, chance.randrange(9), chance.choice((1, 2)), False)
+            entry.group_tag = chance.choice((0, *map(tag_of, keys)))
+            changes = {chance.randrange(1, 5): entry if chance.random() < 0.7 else None}
+            apply(CURSOR, client_id, epoch, encode_cursor([], changes, []))
+        for key in keys:
+            assert images.groups.kept_by_sessions(key) == {
+                (entry.partition, entry.offset)
+                for session in images.state.sessions.values()
+                for entry in session.inflight.values()
+                if entry.qos == 2 and entry.group_tag == tag_of(key)
+            }
+
+
+def test_a_coordinator_that_reads_the_log_respects_the_audience() -> None:
+    """As it does while it follows the end of the log."""
+    journal = Journal(1, replicated=True)
+    config = NodeConfig(partitions=1)
+    key = "$share/g/t"
+    audiences = {
+        "none": None,
+        "ours": Audience(True, [key, "$share/h/t"]),
+        "others": Audience(True, ["$share/h/t"]),
+        "nobody": Audience(False, ()),
+    }
+    coordination = Coordination(key, 0, 1, NodeState(config, journal))
+    coordination.cursor.positions = [0]
+    coordination.cursor.start_read()
+    records = []
+    for offset, (name, audience) in enumerate(audiences.items()):
+        record = Record(0, MESSAGE, flags=1, topic=b"t", payload=name.encode())
+        record.offset = offset
+        if audience is not None:
+            record.flags |= FLAG_AUDIENCE
+            record.audience = encode_audience(audience)
+        records.append(record)
+    coordination.handle_read(coordination.cursor, records, [len(records)], True)
+    assert coordination.cursor.outbox is not None
+    received = [each.message.payload.decode() for each in coordination.cursor.outbox]
+    assert received == ["none", "ours"]

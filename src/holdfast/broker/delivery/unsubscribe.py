@@ -7,11 +7,12 @@ from holdfast.broker.delivery.replay_start import plain_filter
 from holdfast.broker.delivery.subscribe import send_reply, size_of
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.broker.promise import Promise
+from holdfast.broker.recorded_state import detach_member
 from holdfast.broker.recovery.session_records import UnsubscribeRecord, encode_session
 from holdfast.broker.recovery.state_records import publish_state
 from holdfast.broker.rights import may_unsubscribe
 from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.session import Group, Session
+from holdfast.broker.session.session import Group, GroupMember, Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Unsuback, Unsubscribe
@@ -78,6 +79,13 @@ def handle_unsubscribe(
     if not allowed or not session.is_durable():
         promise.release(state)
         return
+    for filter in allowed:
+        subscription = session.subscriptions.get(filter)
+        if isinstance(subscription, GroupMember) and subscription.group is not None:
+            # No record of the group is given to the session behind its record in the log. A
+            # coordinator that has applied that one does not expect any.
+            detach_member(subscription.group, subscription)
+            state.cluster.groups.changed(subscription.group)
     promise.size_bytes = size_of(packet.filters)
     session.subscribes_awaited += 1
     state.promise_bytes += promise.size_bytes

@@ -48,6 +48,7 @@ from holdfast.broker.recovery.snapshot_entries import (
 from holdfast.broker.rights import forget
 from holdfast.broker.session.session import (
     ASSIGNED_MAX,
+    Inflight,
     Session,
     Subscription,
     new_subscription,
@@ -256,12 +257,15 @@ class Recovery(SenderPacketIds):
             assert session.positions is not None
             session.positions[partition] = offset
         for packet_id, entry in cursor.inflight:
-            if entry is None:
-                session.inflight.pop(packet_id, None)
-            else:
-                session.add_inflight(packet_id, entry)
+            self._set_inflight(session, packet_id, entry)
         if cursor.done:
             session.add_done(cursor.done)
+
+    def _set_inflight(self, session: Session, packet_id: int, entry: Inflight | None) -> None:
+        if entry is None:
+            session.inflight.pop(packet_id, None)
+        else:
+            session.add_inflight(packet_id, entry)
 
     def _unlogged_positions(self, session: Session) -> list[int]:
         """The positions before the first record of the session's cursor."""

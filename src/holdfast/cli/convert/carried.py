@@ -229,6 +229,12 @@ class _Groups:
     ) -> None:
         self._recovery = recovery
         self._ended = ended
+        # By tag of a group, the sessions with its QoS 2 records: also those that have left it.
+        self._holders: dict[int, set[Session]] = {}
+        for session in recovery.state.sessions.values():
+            for entry in session.inflight.values():
+                if entry.group_tag and entry.qos == 2:
+                    self._holders.setdefault(entry.group_tag, set()).add(session)
         self._state: RecordedState = recovery.state
         self._given_back = given_back
         self._reader = LogReader(opened.journal, opened.store, threading.Lock())
@@ -240,8 +246,9 @@ class _Groups:
 
     def _carry(self, group: Group) -> CarriedGroup:
         before = self._positions(group)
-        kept, sent = _with_members(group, group.members.keys() - self._ended)
-        of_ended, _ = _with_members(group, group.members.keys() & self._ended)
+        holders = self._holders.get(group.tag, set())
+        kept, sent = _with_holders(group, holders - self._ended)
+        of_ended, _ = _with_holders(group, holders & self._ended)
         confirmed = kept - sent
         waiting = sent | (self._given_back.get(group.key, set()) - confirmed)
         if isinstance(self._recovery, ReplicatedState):
@@ -293,11 +300,11 @@ class _Groups:
             low = Batch(found[-1], check=False).end_offset
 
 
-def _with_members(group: Group, members: Iterable[Session]) -> tuple[set[Place], set[Place]]:
-    """The QoS 2 records that the members have, and those of them that no client has confirmed."""
+def _with_holders(group: Group, holders: Iterable[Session]) -> tuple[set[Place], set[Place]]:
+    """The QoS 2 records that the sessions have, and those of them that no client has confirmed."""
     kept: set[Place] = set()
     sent: set[Place] = set()
-    for session in members:
+    for session in holders:
         for entry in session.inflight.values():
             if entry.qos == 2 and entry.group_tag == group.tag:
                 kept.add((entry.partition, entry.offset))

@@ -245,7 +245,7 @@ class Coordination:
             self.logged = list(positions)
             for partition, offsets in logged.done.get(self.key, {}).items():
                 self.skipped.update((partition, offset) for offset in offsets)
-        for place in logged.kept_by_members(self.key):
+        for place in logged.kept_by_sessions(self.key):
             if place not in self.holders.assigned and place not in self.skipped:
                 self.skipped.add(place)
                 self.finished.append(place)
@@ -306,7 +306,8 @@ class Coordination:
         cursor.reading = False
         for record in records:
             message = message_of(record)
-            if message.qos:
+            audience = message.audience
+            if message.qos and (audience is None or self.key in audience.groups):
                 cursor.push(Delivery(message, message.qos, message.retain, None))
         cursor.reading = True
         cursor.finish_read(positions, done)

@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.broker.delivery.delivery import pump_group
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Group, Inflight, Session
+from holdfast.broker.session.session import Group, Inflight, Session, tag_of
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
 from holdfast.cluster.shared_groups.codec import (
@@ -55,10 +55,12 @@ class NodeAgent:
         self._send_full_report = send_tell
         self._send_report = send_report
         self.assignments: dict[str, NodeAssignments] = {}
+        # The keys of `assignments` by tag.
+        self._keys: dict[int, set[str]] = {}
         self._touched: dict[NodeAssignments, None] = {}
         # The groups with something for `tidy`.
         self._untidy: dict[NodeAssignments, None] = {}
-        self.waits = FinishWaits(context.replicated, context.forwarding.promises)
+        self.waits = FinishWaits(context.replicated, context.forwarding.promises, self._unlogged)
         self.kept = KeptRecords(context, self._finish, self._return)
         self._number = 0
         self._was_ownership_expired = False
@@ -77,7 +79,22 @@ class NodeAgent:
         if share is None:
             share = NodeAssignments(key, partition_of(key.encode(), self._state.config.partitions))
             self.assignments[key] = share
+            self._keys.setdefault(tag_of(key), set()).add(key)
         return share
+
+    def _forget(self, key: str) -> None:
+        if self.assignments.pop(key, None) is None:
+            return
+        keys = self._keys[tag_of(key)]
+        keys.discard(key)
+        if not keys:
+            del self._keys[tag_of(key)]
+
+    def _unlogged(self, tag: int, place: Place) -> list[str]:
+        """Returns the groups with this tag whose record is here, and not finished in the log as far
+        as this node knows."""
+        shares = [self.assignments[key] for key in self._keys.get(tag, ())]
+        return [each.key for each in shares if place in each.assigned or place in each.finished]
 
     def changed(self, group: Group) -> None:
         """Notes that members of a group, or their capacity, may have changed."""
@@ -357,7 +374,7 @@ class NodeAgent:
             if share.group is None and not (
                 share.assigned or share.finished or share.done or share.returned or share.members
             ):
-                self.assignments.pop(share.key, None)
+                self._forget(share.key)
             elif share.finished or share.queued_at >= 0 or share.start is not None:
                 self._untidy[share] = None
 

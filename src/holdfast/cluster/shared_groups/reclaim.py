@@ -86,7 +86,7 @@ class Reclaimer:
             if barrier not in self._pending and not self.may_keep_more(coordination, node)
         }
         if known:
-            kept = self._replicated.kept_by_members(coordination.key)
+            kept = self._replicated.kept_by_sessions(coordination.key)
             coordination.resolve_doubtful(known, kept)
         if not coordination.holders.doubtful:
             del self._doubtful[coordination]

@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import GroupEntry
-from holdfast.broker.session.session import Session
+from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.broker.session.state import decode_cursor
 from holdfast.cluster.state.group_members import GroupMembers
 from holdfast.storage.record import Record
@@ -36,6 +36,10 @@ class GroupPositions:
         # By group and partition, the finished offsets at or above the position.
         self.done: dict[str, dict[int, set[int]]] = {}
         self.epochs: dict[str, int] = {}
+        # By tag, the groups with positions.
+        self._keys: dict[int, set[str]] = {}
+        # By tag of a group, the sessions that keep QoS 2 records of it, with their number.
+        self._keepers: dict[int, dict[Session, int]] = {}
         # A counter of applied records, from which readers see a change.
         self.version = 0
         # Groups with DONE_MAX offsets.
@@ -60,6 +64,7 @@ class GroupPositions:
             return
         self.epochs[key] = record.sequence
         positions = self.positions.setdefault(key, [0] * self._state.config.partitions)
+        self._keys.setdefault(tag_of(key), set()).add(key)
         done = self.done.setdefault(key, {})
         for partition, offset in cursor.positions:
             offset = max(offset, positions[partition])
@@ -115,21 +120,39 @@ class GroupPositions:
             for session, subscription in group.members.items()
         )
 
-    def kept_by_members(self, key: str) -> set[tuple[int, int]]:
+    def note_inflight(self, session: Session, entry: Inflight | None, count: int) -> None:
+        """Counts a packet id of a session that came into use (1) or is free again (-1)."""
+        if entry is None or entry.qos < 2 or not entry.group_tag:
+            return
+        sessions = self._keepers.setdefault(entry.group_tag, {})
+        left = sessions.get(session, 0) + count
+        if left:
+            sessions[session] = left
+        else:
+            sessions.pop(session, None)
+            if not sessions:
+                del self._keepers[entry.group_tag]
+
+    def kept_by_sessions(self, key: str) -> set[tuple[int, int]]:
         """Returns the (partition, offset) of QoS 2 records of the group that sessions keep under a
         packet id.
 
-        No other session may receive them. [MQTT-4.8.2-4] [MQTT-4.8.2-5]
+        No other session may receive them. [MQTT-4.8.2-4] [MQTT-4.8.2-5] A session that has left the
+        group is one of them. Counter-example without it: a member unsubscribes with a record
+        inflight and its node fails. Another member receives the record, and the first one receives
+        it again when it is back.
         """
-        group = self._state.groups.get(key)
-        if group is None:
-            return set()
-        found: set[tuple[int, int]] = set()
-        for session in group.members:
-            for entry in session.inflight.values():
-                if entry.qos == 2 and entry.group_tag == group.tag:
-                    found.add((entry.partition, entry.offset))
-        return found
+        tag = tag_of(key)
+        return {
+            (entry.partition, entry.offset)
+            for session in self._keepers.get(tag, ())
+            for entry in session.inflight.values()
+            if entry.qos == 2 and entry.group_tag == tag
+        }
+
+    def keys_of(self, tag: int) -> set[str]:
+        """Returns the groups with this tag that have positions in the log."""
+        return self._keys.get(tag, set())
 
     def starts(self, key: str) -> list[list[int]]:
         """Returns the start positions of the members in the log."""
@@ -167,6 +190,7 @@ class GroupPositions:
         """Loads a SNAPSHOT_GROUP entry whose positions are loaded already."""
         self.done[entry.key] = {partition: set(offsets) for partition, offsets in entry.done}
         self.epochs[entry.key] = entry.epoch
+        self._keys.setdefault(tag_of(entry.key), set()).add(entry.key)
         self.set_cursor(entry.key)
 
     def drop(self, key: str) -> None:
@@ -174,6 +198,10 @@ class GroupPositions:
         self.done.pop(key, None)
         self.epochs.pop(key, None)
         self._full.discard(key)
+        keys = self._keys.get(tag_of(key), set())
+        keys.discard(key)
+        if not keys:
+            self._keys.pop(tag_of(key), None)
         group = self._state.groups.get(key)
         if group is not None:
             group.tailing = True

@@ -145,6 +145,11 @@ class ReplicatedState(ReplicatedPacketIds):
             ]
         super()._advance(session, cursor)
 
+    def _set_inflight(self, session: Session, packet_id: int, entry: Inflight | None) -> None:
+        self.groups.note_inflight(session, session.inflight.get(packet_id), -1)
+        super()._set_inflight(session, packet_id, entry)
+        self.groups.note_inflight(session, entry, 1)
+
     def _unlogged_positions(self, session: Session) -> list[int]:
         if any(each.start is not None for each in session.subscriptions.values()):
             return first_starts(self.state, session)
@@ -168,6 +173,8 @@ class ReplicatedState(ReplicatedPacketIds):
 
     def _drop_session(self, session: Session) -> None:
         keys = [group.key for group in session.groups or ()]
+        for entry in session.inflight.values():
+            self.groups.note_inflight(session, entry, -1)
         super()._drop_session(session)
         for key in keys:
             self.group_members.review(key, session.client_id)
