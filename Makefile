@@ -181,8 +181,9 @@ image: $(VENV)/.installed
 # Installs what is in dist/ on bare Debian roots, as root; and the source with each Python here.
 test-packages: $(VENV)/.installed
 	deploy/packages/programs.sh mmdebstrap skopeo umoci docker-compose podman runc netavark aardvark-dns iptables
+	deploy/packages/deploy_tools.sh $(BIN)/python
 	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/e2e/test_install.py \
-	  tests/e2e/test_containers.py tests/unit/test_deploy_compose.py
+	  tests/e2e/test_containers.py tests/e2e/test_pods.py tests/unit/test_deploy_*.py
 
 # The tag is the last step: it names a commit that was tested and built as a whole.
 release: setup

@@ -23,8 +23,11 @@ VERSION = re.compile(r"\d+\.\d+\.\d+")
 HEADING = re.compile(r"^## (\S+) \((.+)\)$", re.MULTILINE)
 """A section of the changelog: a version, and its date or `unreleased`."""
 UNRELEASED = "unreleased"
-NAMED = re.compile(r'((?:holdfast|holdfast-spark)[-_:]|newTag: ")(\d+\.\d+\.\d+)')
-"""A package or an image with its version."""
+NAMED = re.compile(
+    r'((?:holdfast|holdfast-spark)[-_:]|newTag: "|appVersion: "|^version: )(\d+\.\d+\.\d+)',
+    re.MULTILINE,
+)
+"""A package, an image or a chart with its version."""
 
 
 class ReleaseError(Exception):

@@ -6,7 +6,6 @@ its compose file, so the secrets have the modes that the file says.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import yaml
 from tests.e2e.cluster_processes import until
 from tests.e2e.test_packages import package
 from tests.support.compose_files import COMPOSE, FEDERATION, PASSWORD, make_secrets, parse
-from tests.support.podman import PROGRAMS, Engine
+from tests.support.podman import PROGRAMS, Engine, is_installed
 from tests.support.ports import free_port
 
 START_S = 120.0
@@ -28,10 +27,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif("HOLDFAST_PACKAGES" not in os.environ, reason="make test-packages"),
-    pytest.mark.skipif(
-        not all(shutil.which(each) or Path("/usr/lib/podman", each).exists() for each in PROGRAMS),
-        reason=f"one of {PROGRAMS} is not installed",
-    ),
+    pytest.mark.skipif(not is_installed(), reason=f"one of {PROGRAMS} is not installed"),
 ]
 
 

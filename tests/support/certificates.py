@@ -24,8 +24,8 @@ class Authority:
         self.ca = str(directory / f"{name}.pem")
         self._authority.cert_pem.write_to_path(self.ca)
 
-    def issue(self, common_name: str = "", host: str = "127.0.0.1") -> Certificate:
-        issued = self._authority.issue_cert(host, common_name=common_name or None)
+    def issue(self, common_name: str = "", host: str = "127.0.0.1", *further: str) -> Certificate:
+        issued = self._authority.issue_cert(host, *further, common_name=common_name or None)
         stem = self._directory / f"{self._name}-{common_name or host}"
         made = Certificate(f"{stem}.pem", f"{stem}.key")
         issued.cert_chain_pems[0].write_to_path(made.certificate)

@@ -2,6 +2,7 @@
 a directory of the test."""
 
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -23,6 +24,10 @@ runtime = "runc"
 network_backend = "netavark"
 network_config_dir = "{networks}"
 """
+
+
+def is_installed() -> bool:
+    return all(shutil.which(each) or Path("/usr/lib/podman", each).exists() for each in PROGRAMS)
 
 
 class Engine:

@@ -1,10 +1,11 @@
-"""deploy/kubernetes: the nodes take their settings and meet, the probes get a reply, and what
-`kubectl kustomize` makes of it goes together."""
+"""deploy/kubernetes and the Helm chart: the nodes take their settings and meet, the probes get a
+reply, and what kustomize and helm make of it goes together."""
 
 import contextlib
 import http.client
-import shutil
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,34 @@ from holdfast.config.load import load
 from holdfast.config.schema import Config
 from holdfast.server.service_manager import CLOSING_S
 from holdfast.testing import Broker
+from tests.support.certificates import Authority
+from tests.support.kubernetes import (
+    BASE,
+    CHART,
+    HELM,
+    KUBECTL,
+    TOOLS,
+    Resources,
+    documents,
+    environment_of,
+    helm_template,
+    kustomize,
+    pod_of,
+)
 
-BASE = Path(__file__).parents[2] / "deploy" / "kubernetes"
 PACKAGES = BASE.parent / "packages"
-SECRETS = "/run/secrets/holdfast/"
-KUBECTL = shutil.which("kubectl")
+SECRETS = "/run/secrets/"
+COMPONENTS = ("load-balancer", "monitoring")
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
-
-def documents(text: str) -> dict[tuple[str, str], Any]:
-    """The resources by kind and name."""
-    found = yaml.safe_load_all(text)
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed: make test-packages")
 
 
 @pytest.fixture(scope="module")
-def resources() -> dict[tuple[str, str], Any]:
+def resources() -> Resources:
     files = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    assert {*files, "kustomization.yaml"} == {path.name for path in BASE.iterdir()}
+    assert {*files, "kustomization.yaml"} == {path.name for path in BASE.glob("*.yaml")}
     return documents("---\n".join((BASE / name).read_text() for name in files))
 
 
@@ -45,33 +57,45 @@ def get_status(port: int, path: str) -> int:
         return connection.getresponse().status
 
 
-def node_config(pod: dict[str, Any], name: str, tmp_path: Path) -> Config:
-    """The settings of the pod with this name."""
+def node_config(pod: dict[str, Any], name: str, directory: Path) -> Config:
+    """The settings of the pod with this name, with its secrets in a directory."""
+    mounted = {each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
     environment = {}
-    for each in pod["containers"][0]["env"]:
-        if "valueFrom" in each:
-            assert each["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-            value = name
-        else:
-            value = each["value"].replace("$(HOLDFAST_NODE__ID)", name)
-        environment[each["name"]] = value.replace(SECRETS, f"{tmp_path}/")
+    for key, value in environment_of(pod, name).items():
+        if value.startswith("/"):
+            assert value.rpartition("/")[0] in mounted, f"{key}: {value} is not mounted"
+        environment[key] = value.replace(SECRETS, f"{directory}/")
     return load(PACKAGES / "image.toml", environment, {})
 
 
-def test_nodes_take_their_settings(resources: dict[tuple[str, str], Any], tmp_path: Path) -> None:
-    (tmp_path / "passwords").touch()
-    (tmp_path / "cluster").write_text("0123456789abcdef" * 4)
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """A directory with the files of all secrets."""
+    for name in ("holdfast", "tls", "peers"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "holdfast" / "passwords").touch()
+    (tmp_path / "holdfast" / "cluster").write_text("0123456789abcdef" * 4)
+    authority = Authority(tmp_path)
+    made = authority.issue()
+    for name in ("tls", "peers"):
+        (tmp_path / name / "tls.crt").write_bytes(Path(made.certificate).read_bytes())
+        (tmp_path / name / "tls.key").write_bytes(Path(made.key).read_bytes())
+        (tmp_path / name / "ca.crt").write_bytes(Path(authority.ca).read_bytes())
+    return tmp_path
+
+
+def test_nodes_take_their_settings(resources: Resources, secrets: Path) -> None:
     spec = resources["StatefulSet", "holdfast"]["spec"]
     pod = spec["template"]["spec"]
     container = pod["containers"][0]
     names = [f"holdfast-{number}" for number in range(spec["replicas"])]
     peers = [f"{name}.{spec['serviceName']}:21883" for name in names]
     for name, address in zip(names, peers, strict=True):
-        config = node_config(pod, name, tmp_path)
+        config = node_config(pod, name, secrets)
         assert config.node.id == name
         assert config.cluster.peer_address() == address
         assert config.cluster.join == peers
-        assert config.cluster.wait_for_init
+        assert not config.cluster.wait_for_init
         assert not config.security.allow_anonymous
         assert [each for each in warnings(config) if "token of `holdfast access`" not in each] == []
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
@@ -80,7 +104,7 @@ def test_nodes_take_their_settings(resources: dict[tuple[str, str], Any], tmp_pa
             "mqtt": listener.port, "peers": config.cluster.peer_port, "admin": config.admin.port,
         }  # fmt: skip
         mounted = {each["mountPath"] for each in container["volumeMounts"]}
-        assert mounted == {config.node.data, SECRETS.rstrip("/")}
+        assert mounted == {config.node.data, SECRETS + "holdfast"}
         assert len(names) >= config.cluster.replication_factor > config.cluster.min_insync
         waits_s = config.cluster.stop_wait_s + config.server.lame_duck_s
         assert config.server.lame_duck_s > 0
@@ -92,8 +116,26 @@ def test_nodes_take_their_settings(resources: dict[tuple[str, str], Any], tmp_pa
     assert {each["name"]: each["port"] for each in headless["ports"]} == ports
 
 
-def test_pods_are_confined(resources: dict[tuple[str, str], Any]) -> None:
-    pod = resources["StatefulSet", "holdfast"]["spec"]["template"]["spec"]
+def size_of(text: str) -> int:
+    return int(text[:-2]) * UNITS[text[-2:]]
+
+
+def test_the_volume_and_the_memory_are_enough(resources: Resources, secrets: Path) -> None:
+    """By the figures of docs/sizing.md."""
+    spec = resources["StatefulSet", "holdfast"]["spec"]
+    pod = spec["template"]["spec"]
+    config = node_config(pod, "holdfast-0", secrets)
+    (claim,) = spec["volumeClaimTemplates"]
+    volume = size_of(claim["spec"]["resources"]["requests"]["storage"])
+    retention = config.log.retention
+    assert 0 < retention.bytes + retention.session_bytes + 4 * config.log.segment_bytes < volume
+    memory = pod["containers"][0]["resources"]
+    assert memory["requests"]["memory"] == memory["limits"]["memory"]
+    assert 56e6 + 20_000 * config.limits.connections < size_of(memory["limits"]["memory"]) / 2
+
+
+def test_pods_are_confined(resources: Resources) -> None:
+    pod = pod_of(resources)
     user = pod["securityContext"]["runAsUser"]
     assert f"holdfast:x:{user}:{user}::" in (PACKAGES / "image.sh").read_text()
     assert pod["securityContext"]["runAsNonRoot"]
@@ -104,27 +146,160 @@ def test_pods_are_confined(resources: dict[tuple[str, str], Any]) -> None:
     }
 
 
-def test_probes_are_answered_without_credentials(resources: dict[tuple[str, str], Any]) -> None:
-    container = resources["StatefulSet", "holdfast"]["spec"]["template"]["spec"]["containers"][0]
+def test_probes_are_answered_without_credentials(resources: Resources) -> None:
+    container = pod_of(resources)["containers"][0]
     with Broker(admin=True) as broker:
-        for probe in ("livenessProbe", "readinessProbe"):
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             path = container[probe]["httpGet"]["path"]
             assert get_status(broker.admin_port, path) == 200
             assert get_status(broker.admin_port, f"{path}-other") == 404
 
 
-@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
-def test_what_kustomize_makes_of_it() -> None:
-    done = subprocess.run(
-        [str(KUBECTL), "kustomize", str(BASE)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    made = documents(done.stdout)
-    spec = made["StatefulSet", "holdfast"]["spec"]
-    labels = spec["template"]["metadata"]["labels"]
-    assert labels == spec["selector"]["matchLabels"]
+def check_selectors(made: Resources) -> None:
+    """What selects pods selects these. A constraint without a selector would match none."""
+    (name,) = [name for kind, name in made if kind == "StatefulSet"]
+    spec = made["StatefulSet", name]["spec"]
+    labels = spec["template"]["metadata"]["labels"].items()
+    assert spec["selector"]["matchLabels"].items() <= labels
     assert spec["template"]["spec"]["containers"][0]["image"] == f"holdfast:{__version__}"
-    for kind, name in (("Service", "holdfast"), ("Service", "holdfast-nodes")):
-        assert made[kind, name]["spec"]["selector"] == labels
-    budget = made["PodDisruptionBudget", "holdfast"]["spec"]
-    assert budget["selector"] == {"matchLabels": labels}
+    selectors = [
+        *[each["labelSelector"] for each in spec["template"]["spec"]["topologySpreadConstraints"]],
+        *[each["spec"]["selector"] for (kind, _), each in made.items() if kind != "StatefulSet"
+          and "selector" in each.get("spec", {})],
+        made["NetworkPolicy", name]["spec"]["podSelector"],
+    ]  # fmt: skip
+    assert len(selectors) >= 6
+    for selector in selectors:
+        wanted = selector.get("matchLabels", selector)
+        assert wanted, "selects nothing"
+        assert wanted.items() <= labels
+    ports = {
+        each["name"]: each["containerPort"]
+        for each in spec["template"]["spec"]["containers"][0]["ports"]
+    }
+    clients, nodes, admins = made["NetworkPolicy", name]["spec"]["ingress"]
+    assert "from" not in clients
+    assert {each["port"] for each in clients["ports"]} >= {ports["mqtt"], ports.get("mqtts", 8883)}
+    assert nodes["from"] == [{"podSelector": spec["selector"]}]
+    assert {each["port"] for each in nodes["ports"]} == {ports["peers"], ports["admin"]}
+    assert [each["port"] for each in admins["ports"]] == [ports["admin"]]
+
+
+def check_schemas(text: str, file: Path) -> None:
+    """Against the schemas of Kubernetes, strictly, if they are installed."""
+    if not (TOOLS / "python").exists():
+        return
+    file.write_text(text)
+    for version in ("1.27", "1.34"):
+        done = subprocess.run(
+            [*[sys.executable, "-m", "kubernetes_validate", "--strict", "--quiet", "-k", version],
+             str(file)],
+            env={**os.environ, "PYTHONPATH": str(TOOLS / "python")},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )  # fmt: skip
+        unknown = [each for each in done.stderr.splitlines() if "PodMonitor" not in each]
+        assert (done.returncode, unknown) == (0, []), done.stdout
+
+
+@needs_kubectl
+def test_what_kustomize_makes_of_it(tmp_path: Path) -> None:
+    text = kustomize(BASE)
+    check_selectors(documents(text))
+    check_schemas(text, tmp_path / "made.yaml")
+
+
+@needs_kubectl
+def test_an_overlay_with_all_components(secrets: Path) -> None:
+    """TLS at 8883 behind a load balancer, and a monitor."""
+    assert {path.name for path in BASE.iterdir() if path.is_dir()} == set(COMPONENTS)
+    overlay = secrets / "overlay"
+    overlay.mkdir()
+    relative = os.path.relpath(BASE, overlay.resolve())
+    (overlay / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {"resources": [relative], "components": [f"{relative}/{name}" for name in COMPONENTS]}
+        )
+    )
+    text = kustomize(overlay)
+    check_schemas(text, secrets / "made.yaml")
+    made = documents(text)
+    check_selectors(made)
+    check_public(made, node_config(pod_of(made), "holdfast-1", secrets))
+
+
+def check_public(made: Resources, config: Config) -> None:
+    (name,) = [name for kind, name in made if kind == "StatefulSet"]
+    assert [listener.port for listener in config.listeners] == [1883, 8883]
+    assert config.listeners[1].certificate
+    assert "metrics" in config.admin.open
+    ports = {each["name"]: each["containerPort"] for each in pod_of(made)["containers"][0]["ports"]}
+    (port,) = made["Service", f"{name}-public"]["spec"]["ports"]
+    assert (port["port"], ports[port["targetPort"]]) == (8883, 8883)
+    (endpoint,) = made["PodMonitor", name]["spec"]["podMetricsEndpoints"]
+    assert ports[endpoint["port"]] == config.admin.port
+
+
+def without_helm(value: Any) -> Any:
+    """A resource without what helm adds and what is the same when it is left out."""
+    if isinstance(value, dict):
+        return {
+            key: without_helm(each)
+            for key, each in value.items()
+            if key not in ("helm.sh/chart", "imagePullPolicy")
+            and (not key.startswith("app.kubernetes.io/") or key.endswith("/name"))
+        }
+    return [without_helm(each) for each in value] if isinstance(value, list) else value
+
+
+@needs_kubectl
+@needs_helm
+def test_the_chart_makes_the_same_as_kustomize(tmp_path: Path) -> None:
+    chart = helm_template("holdfast", {}, tmp_path)
+    check_selectors(documents(chart))
+    check_schemas(chart, tmp_path / "made.yaml")
+    made, rendered = documents(kustomize(BASE)), documents(chart)
+    assert rendered.keys() == made.keys()
+    for name, resource in made.items():
+        assert without_helm(rendered[name]) == without_helm(resource), name
+
+
+@needs_helm
+def test_every_value_of_the_chart_arrives(secrets: Path) -> None:
+    values = {
+        "replicas": 5,
+        "tlsSecret": "door",
+        "peerTlsSecret": "nodes",
+        "monitor": {"enabled": True},
+        "publicService": {"enabled": True, "proxies": ["10.0.0.0/8", "10.1.0.0/16"]},
+        "storage": {"className": "fast", "size": "20Gi"},
+        "environment": {"HOLDFAST_LOGGING__LEVEL": "debug"},
+        "config": '[node]\ndata = "/var/lib/holdfast"\n',
+    }
+    text = helm_template("mq", values, secrets)
+    check_schemas(text, secrets / "made.yaml")
+    made = documents(text)
+    check_selectors(made)
+    config = node_config(pod_of(made), "mq-holdfast-4", secrets)
+    check_public(made, config)
+    assert config.listeners[1].proxies == ["10.0.0.0/8", "10.1.0.0/16"]
+    assert config.logging.level == "debug"
+    assert len(config.cluster.join) == 3
+    assert config.cluster.ca.endswith("/peers/ca.crt")
+    assert made["ConfigMap", "mq-holdfast"]["data"]["holdfast.toml"] == values["config"]
+    (claim,) = made["StatefulSet", "mq-holdfast"]["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "fast"
+
+
+@needs_helm
+def test_wrong_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="replicas"):
+        helm_template("mq", {"replicas": 2}, tmp_path)
+    with pytest.raises(AssertionError, match="tlsSecrets"):
+        helm_template("mq", {"tlsSecrets": "x"}, tmp_path)
+
+
+def test_the_chart_has_the_version_of_the_broker() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

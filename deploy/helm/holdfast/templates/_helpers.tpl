@@ -1,0 +1,20 @@
+{{/* The name of the resources and, with an ordinal, of the nodes: at most 32 characters. */}}
+{{- define "holdfast.name" -}}
+{{- if contains "holdfast" .Release.Name -}}
+{{- .Release.Name | trunc 28 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-holdfast" (.Release.Name | trunc 19 | trimSuffix "-") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "holdfast.selector" -}}
+app.kubernetes.io/name: holdfast
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "holdfast.labels" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
