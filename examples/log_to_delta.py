@@ -1,6 +1,6 @@
 """An exactly-once sink: messages of a broker's log in a Delta table, without Spark.
 
-    pip install 'holdfast[arrow]' deltalake
+    pip install '.[arrow]' deltalake
     python examples/log_to_delta.py 127.0.0.1:18083 'plant/#' lake/messages
 
 The rows and the position in the log are one commit of the table. Delta keeps a number for each

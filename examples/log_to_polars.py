@@ -1,6 +1,6 @@
 """The last hour of some topics as a Polars frame, from a broker's log.
 
-    pip install 'holdfast[arrow]' polars
+    pip install '.[arrow]' polars
     python examples/log_to_polars.py 127.0.0.1:18083 'plant/+/temperature'
 
 It prints count, mean and maximum of each topic. Payloads that are no numbers are left out.

@@ -1,6 +1,6 @@
 """A Sparkplug B plant: an edge node with two machines, and a host application that shows them.
 
-    pip install holdfast protobuf
+    pip install . protobuf
     python examples/sparkplug.py host 127.0.0.1 scada
     python examples/sparkplug.py edge 127.0.0.1 plant line-1
 
