@@ -260,6 +260,21 @@ def test_packets_and_frames_need_not_align(shared: WebSocketHoldfast) -> None:
         assert client.pong() == b"in between"
 
 
+def test_each_packet_has_a_frame(shared: WebSocketHoldfast) -> None:
+    """Clients built on Paho C read one packet of a frame, and wait for ever for the next."""
+    with WebSocketWire(shared.websocket_port) as client:
+        client.connect("framed")
+        client.subscribe(("framed", 1))
+        client.binary.clear()
+        client.send(b"".join(wire.publish("framed", b"%d" % n, n % 2, n + 2) for n in range(200)))
+        assert {int(client.message().payload) for _ in range(200)} == set(range(200))
+        client.ping()
+        assert client.binary
+        for each in client.binary:
+            size, start = wire.read_varint(each, 1)
+            assert start + size == len(each)
+
+
 def test_frames_cut_by_the_network(shared: WebSocketHoldfast) -> None:
     with WebSocketWire(shared.websocket_port) as client:
         client.connect("network")

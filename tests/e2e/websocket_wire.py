@@ -125,6 +125,7 @@ class WebSocketWire(wire.Wire):
     ) -> None:
         super().__init__(port, version, timeout_s)
         self.controls: list[Frame] = []
+        self.binary: list[bytes] = []
         self._reader = Protocol(CLIENT, max_size=None)
         self.socket.sendall(request(Sec_WebSocket_Protocol=subprotocol))
         head = b""
@@ -164,6 +165,7 @@ class WebSocketWire(wire.Wire):
         for one in self._reader.events_received():
             assert isinstance(one, Frame)
             if one.opcode in (Opcode.BINARY, Opcode.CONT):
+                self.binary.append(bytes(one.data))
                 self.inbox += self._frames.feed(bytes(one.data))
             else:
                 self.controls.append(one)

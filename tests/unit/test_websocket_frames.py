@@ -2,6 +2,7 @@
 
 import random
 import sys
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, SERVER, Protocol, Side
 
+from holdfast.protocol.mqtt.fields import varint
 from holdfast.protocol.websocket.frames import (
     BINARY,
     CLOSE,
@@ -22,6 +24,7 @@ from holdfast.protocol.websocket.frames import (
     close_payload,
     frame,
 )
+from holdfast.protocol.websocket.stream import PacketEnds
 from tests.e2e import websocket_wire as by_hand
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 125, 126, 127, 65_535, 65_536, 70_000)
@@ -41,6 +44,26 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 def decoded(decoder: FrameDecoder, pieces: list[bytes]) -> bytes:
     return b"".join(decoder.feed(piece) for piece in pieces)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 5, 127, 128, 300, 20_000]), max_size=20),
+    st.lists(st.integers(1, 400), min_size=1, max_size=9),
+)
+def test_the_ends_of_packets_in_any_pieces(bodies: list[int], sizes: list[int]) -> None:
+    packets = [b"\x30" + varint(size) + bytes(size) for size in bodies]
+    ends = PacketEnds()
+    offset = 0
+    found: set[int] = set()
+    for piece in cut(b"".join(packets), sizes):
+        start = 0
+        while start < len(piece):
+            start = ends.next(piece, start, len(piece))
+            found.add(offset + start)
+        offset += len(piece)
+    assert found.issuperset(accumulate(map(len, packets)))
+    pieces = {end for end in range(0, offset, 1) if end in found}
+    assert len(pieces) <= len(packets) + len(cut(bytes(offset), sizes))
 
 
 FRAMES = st.tuples(

@@ -43,6 +43,37 @@ OVER: Final = 3
 would reset the connection and might lose the last bytes sent."""
 
 
+class PacketEnds:
+    """Finds the ends of the MQTT packets of a stream, whatever pieces it comes in."""
+
+    def __init__(self) -> None:
+        # The bytes of the packet that are still to come, without its fixed header.
+        self._left_bytes = 0
+        # The place of the next seven bits of the packet's length; -1: a packet begins.
+        self._shift = -1
+
+    def next(self, data: bytes, start: int, limit: int) -> int:
+        """The end of the packet at `start`, or `limit` if it goes on there."""
+        position = start
+        if self._left_bytes == 0 or self._shift >= 0:
+            if self._shift < 0:
+                self._shift = 0
+                position += 1
+            while True:
+                if position >= limit:
+                    return limit
+                byte = data[position]
+                position += 1
+                self._left_bytes |= (byte & 127) << self._shift
+                self._shift += 7
+                if byte < 128:
+                    break
+            self._shift = -1
+        end = min(limit, position + self._left_bytes)
+        self._left_bytes -= end - position
+        return end
+
+
 class WebSocketStream:
     """The base of both sides. A subclass has `read_upgrade`, which calls `opened` when it is done.
 
@@ -62,6 +93,8 @@ class WebSocketStream:
         self._socket: asyncio.Transport | None = None
         self._head = b""
         self._frames = FrameDecoder(masked=not is_client)
+        # Clients built on Paho C process one packet of a message, and wait for ever for the next.
+        self._packet_ends = None if is_client else PacketEnds()
         self._congested = False
         self._timer: asyncio.TimerHandle | None = None
         self._error: WebSocketError | None = None
@@ -123,20 +156,21 @@ class WebSocketStream:
         as a closed socket does."""
         if self._state != OPEN:
             return
-        if len(payload) <= FRAME_BYTES_MAX:
-            self.socket.write(self._frame(BINARY, payload))
-            return
         # Each part is a message of its own: packets need not end with messages [MQTT-6.0.0-2], and
         # some clients collect a fragmented message before they process its first packet.
-        self.socket.write(
-            b"".join(
-                self._frame(BINARY, payload[start : start + FRAME_BYTES_MAX])
-                for start in range(0, len(payload), FRAME_BYTES_MAX)
-            )
-        )
+        size_bytes = len(payload)
+        start = 0
+        frames: list[bytes] = []
+        while start < size_bytes:
+            end = min(size_bytes, start + FRAME_BYTES_MAX)
+            if self._packet_ends is not None:
+                end = self._packet_ends.next(payload, start, end)
+            frames.append(self._frame(BINARY, payload[start:end]))
+            start = end
+        self.socket.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def writelines(self, list_of_data: Iterable[bytes]) -> None:
-        """Send one message for all data, because each frame has a header and a client's a key."""
+        """Send all data in one write."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
