@@ -128,6 +128,18 @@ def test_kept_while_the_bridge_is_down(
     assert list(dict.fromkeys(found)) == list(range(100))
 
 
+def test_a_burst_of_qos_2(bridge: Mosquitto, holdfast_broker: Holdfast) -> None:
+    """Mosquitto stores 20 unfinished QoS 2 messages, and drops what it is sent beyond them."""
+    wait_bridged(bridge, holdfast_broker)
+    with wire.Wire(bridge.port) as reader, wire.Wire(holdfast_broker.port) as writer:
+        reader.connect()
+        reader.subscribe(("in/2/burst", 2))
+        writer.connect()
+        writer.send(b"".join(wire.publish("in/2/burst", b"%d" % n, 2, n + 500) for n in range(100)))
+        found = [int(reader.message(BRIDGED_S).payload) for _ in range(100)]
+    assert found == list(range(100))
+
+
 @pytest.mark.parametrize("version", ["mqttv311", "mqttv50"])
 def test_one_topic_in_both_directions(
     holdfast_broker: Holdfast, tmp_path: Path, version: str

@@ -293,6 +293,27 @@ def test_ways_to_prove_a_name_by_listener() -> None:
         assert reason(peer) == expected
 
 
+def test_a_name_that_no_client_can_prove_at_a_listener_is_ignored_there() -> None:
+    """Another listener's password file does not matter, as in Mosquitto: devices that send some
+    name everywhere stay anonymous at the open listener."""
+    world = NodeBench(NodeConfig(partitions=2, sys_interval_s=0, authenticates_users=True))
+    state = world.node.state
+    open_listener = rules_of(allow_anonymous=True)
+    peer = connect(world, "a", open_listener, name="device7")
+    assert reason(peer) == reasons.SUCCESS
+    assert peer.connection.username is None
+    closed = rules_of(allow_anonymous=False)
+    assert reason(connect(world, "b", closed, name="device7")) == reasons.NOT_AUTHORIZED
+    certifying = rules_of(allow_anonymous=True, authentication=("certificate",))
+    assert reason(connect(world, "c", certifying, name="device7")) == reasons.NOT_AUTHORIZED
+    certified = world.peer(5, open_listener)
+    certified.connection.certificate_name = "alice"
+    certified.send(m.Connect(5, True, 0, "d", None, "bob", None, {}))
+    assert reason(certified) == reasons.NOT_AUTHORIZED
+    state.admission.authenticators = {"SCRAM-SHA-256": lambda: None}  # type: ignore[dict-item, return-value]
+    assert reason(connect(world, "e", open_listener, name="device7")) == reasons.NOT_AUTHORIZED
+
+
 def test_rights_by_listener() -> None:
     world = bench()
     state = world.node.state

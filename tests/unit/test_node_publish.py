@@ -227,6 +227,16 @@ def test_qos0_to_a_full_socket_is_dropped_and_counted() -> None:
     assert peer.connection.out_bytes < 200
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_fewer_topic_aliases_than_the_client_allows(most: int) -> None:
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, outgoing_topic_alias_max=most))
+    subscriber = bench.connect("sub", properties={34: 5})
+    subscriber.send(subscribe("#"))
+    for topic in ("one", "two"):
+        bench.connect("pub").send(publish(topic, b""))
+    assert [each.topic_alias for each in subscriber.publishes()] == [most, 0]
+
+
 def test_topic_alias_both_ways() -> None:
     """[MQTT-3.3.2-8] [MQTT-3.1.2-26]"""
     bench = NodeBench()

@@ -17,6 +17,7 @@ from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.effects import ReadLog
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.rights import replace_rules
+from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import STEPS_AT_ONCE
 from holdfast.broker.sys_topics import publish_own
@@ -463,10 +464,13 @@ def test_a_name_that_nobody_can_prove_is_none() -> None:
 
 def test_a_name_that_is_not_proved_is_refused_where_names_can_be() -> None:
     for bench in (Bench(), Bench(proves=False)):
-        if not bench.config.authenticates_users:
+        listener = ListenerRules("test")
+        if bench.config.authenticates_users:
+            listener.authentication = ("certificate",)
+        else:
             bench.node.state.admission.authenticators["SCRAM-SHA-256"] = lambda: None  # type: ignore[assignment,return-value]
         for name in ("", "device"):
-            peer = bench.peer()
+            peer = bench.peer(5, listener)
             peer.connection.certificate_name = name
             peer.send(m.Connect(5, True, 0, "c", None, "alice", b"x", {}))
             assert connack(peer).reason == NOT_AUTHORIZED

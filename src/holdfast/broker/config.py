@@ -35,6 +35,7 @@ class NodeConfig:
     receive_maximum: int = 1024
     inflight_max: int = 256
     topic_alias_max: int = 64
+    outgoing_topic_alias_max: int = 65535
     outbox_messages: int = 1000
     outbox_bytes: int = 4_194_304
     retained_max: int = 5_000_000

@@ -220,6 +220,10 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     inflight_max: Uint16 = 256
     """The most QoS 1 and 2 deliveries that one client has not acknowledged."""
     topic_alias_max: Annotated[int, Meta(ge=0, le=65535)] = 64
+    """The most topic aliases that a client may set."""
+    outgoing_topic_alias_max: Annotated[int, Meta(ge=0, le=65535)] = 65535
+    """The most topic aliases that the broker sets for a client, which may allow fewer. 0: none, for
+    clients that announce aliases and do not understand them."""
     outbox_messages: CountAboveZero = 1000
     """The most messages in an outbox. Above this or `outbox_bytes` a slow client is served from the
     log."""

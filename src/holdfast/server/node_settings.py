@@ -37,6 +37,7 @@ def node_config(config: Config) -> NodeConfig:
         receive_maximum=limits.receive_maximum,
         inflight_max=limits.inflight_max,
         topic_alias_max=limits.topic_alias_max,
+        outgoing_topic_alias_max=limits.outgoing_topic_alias_max,
         outbox_messages=limits.outbox_messages,
         outbox_bytes=limits.outbox_bytes,
         retained_max=limits.retained_max,

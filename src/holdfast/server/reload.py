@@ -72,6 +72,7 @@ ANNOUNCED: Final = frozenset(
         "retain_available",
         "shared_available",
         "topic_alias_max",
+        "outgoing_topic_alias_max",
         "wildcard_available",
     )
 )

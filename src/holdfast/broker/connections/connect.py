@@ -6,11 +6,11 @@ from holdfast.addresses import server_reference
 from holdfast.broker.admission.checks import may_connect, note_failure
 from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
-from holdfast.broker.connections.exchange import start_exchange
+from holdfast.broker.connections.exchange import offered_methods, start_exchange
 from holdfast.broker.connections.session_open import admit, open_session
 from holdfast.broker.effects import AskSources, CheckPassword, DrainOlder, ResumeInput
 from holdfast.broker.recorded_state import IDENTITY_ENDS
-from holdfast.broker.rights import may_be_anonymous, proves_names
+from holdfast.broker.rights import may_be_anonymous
 from holdfast.broker.session.connection import (
     AUTHENTICATING,
     CLOSED,
@@ -99,7 +99,9 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
     if not (checks_passwords and listener.takes(PASSWORD)):
         if packet.username == certified:
             connection.username = packet.username
-        elif proves_names(state) or not may_be_anonymous(state, connection):
+        elif (
+            certified or _takes_proofs(state, connection) or not may_be_anonymous(state, connection)
+        ):
             note_failure(state, connection)
             refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
             return
@@ -110,6 +112,16 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
     connection.state = AUTHENTICATING
     connection.input_paused = True
     state.effects.append(CheckPassword(connection, packet.username, packet.password or b""))
+
+
+def _takes_proofs(state: NodeState, connection: Connection) -> bool:
+    """Whether a client can prove a user name at this listener, other than by password. What other
+    listeners take does not matter here, as in Mosquitto."""
+    return bool(
+        connection.listener.authentication
+        or state.admission.asks_sources
+        or offered_methods(state, connection)
+    )
 
 
 def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bool:

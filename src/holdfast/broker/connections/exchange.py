@@ -29,7 +29,7 @@ from holdfast.security.enhanced_authentication import Continue, Factory, Failure
 
 def start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
     """Begin enhanced authentication. [MQTT-4.12.0-1]"""
-    offered = _offered(state, connection)
+    offered = offered_methods(state, connection)
     factory = offered.get(method)
     if factory is None:
         note_failure(state, connection)
@@ -44,7 +44,7 @@ def start_exchange(state: NodeState, connection: Connection, packet: Connect, me
     _take_step(state, connection, step, method)
 
 
-def _offered(state: NodeState, connection: Connection) -> dict[str, Factory]:
+def offered_methods(state: NodeState, connection: Connection) -> dict[str, Factory]:
     """The methods that the client's listener offers."""
     return state.admission.authenticators if connection.listener.takes(SCRAM) else {}
 
@@ -66,7 +66,7 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     if packet.reason == reasons.REAUTHENTICATE:
         if connection.state != OPEN:
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
-        factory = _offered(state, connection).get(method)
+        factory = offered_methods(state, connection).get(method)
         if factory is None:
             text = f"authentication method {method!r} is not offered any more"
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, text)

@@ -51,6 +51,10 @@ SEQUENCES_2_KNOWN: Final = ("hf-seq", "2")
 ROOMY_PACKET_BYTES: Final = 1024
 """The Maximum Packet Size, in bytes, from which a client has room for that reply."""
 
+BRIDGE_INFLIGHT_MAX: Final = 20
+"""The most unacknowledged deliveries to a Mosquitto bridge. It stores 20 unfinished QoS 2 messages,
+and drops the others with a PUBREC, whose reason MQTT 3.1.1 cannot contain."""
+
 
 class ConnackPromise(Promise):
     """The promise of a CONNACK for a session that must be in the log first."""
@@ -354,7 +358,8 @@ def _announce(
     if packet.protocol_level >= 5:
         given = packet.properties
         receive_maximum = number_of(given, p.RECEIVE_MAXIMUM, 65535)
-        connection.alias_out_max = number_of(given, p.TOPIC_ALIAS_MAXIMUM, 0)
+        wanted = number_of(given, p.TOPIC_ALIAS_MAXIMUM, 0)
+        connection.alias_out_max = min(wanted, config.outgoing_topic_alias_max)
         if connection.alias_out_max:
             connection.aliases_out = AliasesOut()
         maximum = config.keep_alive_s_max
@@ -392,4 +397,6 @@ def _announce(
 def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:
     """Apply the limits that CONNACK announces."""
     session.inflight_max = min(connection.receive_maximum, state.config.inflight_max)
+    if connection.is_bridge and connection.version < 5:
+        session.inflight_max = min(session.inflight_max, BRIDGE_INFLIGHT_MAX)
     start_keep_alive(state, connection)
