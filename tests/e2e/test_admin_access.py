@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.api.access.gate import LOGINS_RECORDED
 from holdfast.api.routes.live_routes import STREAMS_MAX
 from tests.e2e.brokers import SOURCE, Holdfast
 
@@ -327,6 +328,54 @@ def test_the_audit_names_who_logs_in_and_what_a_reload_applies(secured: Secured)
     entries = secured.ask("GET", "/api/v1/audit?limit=3", "admin").json["entries"]
     assert [each["who"] for each in entries] == ["user ada"] * 3
     assert entries[1]["after"] == {"applied": [], "needs_restart": [], "disconnected": 0}
+
+
+def test_the_audit_says_what_was_done_to_whom(secured: Secured) -> None:
+    ban = {"client": "pump 7", "duration_s": 60, "reason": "too loud"}
+    assert secured.ask("POST", "/api/v1/ban", "operator", ban).status == 200
+    assert secured.ask("DELETE", "/api/v1/ban?client=pump%207", "operator").status == 200
+    path = "/api/v1/retained?filter=old%2F%23"
+    assert secured.ask("DELETE", f"{path}&dry_run=true", "operator").status == 200
+    assert secured.ask("DELETE", path, "operator").status == 200
+    user = {"name": "tim", "role": "viewer", "password": PASSWORD}
+    assert secured.ask("POST", "/api/v1/users", "admin", user).status == 200
+    assert secured.ask("DELETE", "/api/v1/users/tim", "admin").status == 200
+    entries = secured.ask("GET", "/api/v1/audit?limit=6", "admin").json["entries"][::-1]
+    assert [(each["parameters"], each.get("dry", False)) for each in entries] == [
+        ('client="pump 7" duration_s=60 reason="too loud"', False),
+        ('client="pump 7"', False),
+        ("filter=old/# dry_run=true", True),
+        ("filter=old/#", False),
+        ("name=tim role=viewer", False),
+        ("name=tim", False),
+    ]
+    assert entries[4]["action"] == "add a user"
+    lines = [each for each in secured.broker.log_text().splitlines() if " audit " in each]
+    assert "filter=old/# dry_run=true" in lines[-4]
+    assert "result=tried" in lines[-4]
+    assert "result=done" in lines[-3]
+
+
+def test_strangers_and_logins_do_not_fill_the_audit(secured: Secured) -> None:
+    port = secured.broker.admin_port
+    mark = {"name": "nobody-there"}
+    assert secured.ask("DELETE", "/api/v1/users/nobody-there", "admin").status == 404
+    for _ in range(5):
+        assert ask(port, "DELETE", "/api/v1/login").status == 200
+        assert (
+            ask(port, "DELETE", "/api/v1/login", headers={"Cookie": "holdfast_session=x"}).status
+            == 200
+        )
+    newest = secured.ask("GET", "/api/v1/audit?limit=1", "admin").json["entries"][0]
+    assert newest["path"].endswith(mark["name"])
+    # A viewer may change nothing, and logs in without end.
+    token = {"token": secured.tokens["viewer"]}
+    for _ in range(LOGINS_RECORDED + 10):
+        assert ask(port, "POST", "/api/v1/login", body=token).status == 200
+    page = secured.ask("GET", "/api/v1/audit?limit=500", "admin").json["entries"]
+    viewer = f"token {secured.tokens['viewer'].split('_')[1]}"
+    logins = [each for each in page if each["who"] == viewer]
+    assert LOGINS_RECORDED <= len(logins) <= LOGINS_RECORDED + 5
 
 
 def test_the_audit_outlives_a_restart(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ A handler returns the value of its reply type, None for `{}`, or a whole Starlet
 raises `ApiRefusal` with the status and one line for the caller.
 """
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
@@ -34,6 +35,8 @@ WHOLE_MAX: Final = 1 << 62
 TEXT_CHARACTERS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 262_144
 """The most bytes of a request's body, unless its endpoint says otherwise."""
+GIVEN_CHARACTERS_MAX: Final = 300
+"""The most characters of one parameter in the audit."""
 EVENT_STREAM: Final = "text/event-stream"
 """The content type of a stream. It ends with the credentials of its request."""
 
@@ -196,10 +199,39 @@ class Call:
         value: T | None = self.values.get(parameter.name)  # type: ignore[assignment]
         return value
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether the request asks only what a change would do."""
+        return self.values.get("dry_run") is True or getattr(self._body, "dry_run", False)
+
+    def given(self) -> str:
+        """The parameters, and the audited fields of the body, as `name=value` for people. Defaults
+        are left out."""
+        found = {
+            each.name: value
+            for each in self.endpoint.parameters
+            if (value := self.values.get(each.name)) is not None and value != each.default
+        }
+        for name in self.endpoint.audited:
+            value = getattr(self._body, name)
+            if value not in (None, "", 0, False, []):
+                found[name] = value
+        return " ".join(f"{name}={_as_word(value)}" for name, value in found.items())
+
     def body(self, kind: type[T]) -> T:
         """The decoded body. `kind` is the `body` type of the endpoint."""
         assert isinstance(self._body, kind)
         return self._body
+
+
+def _as_word(value: object) -> str:
+    """A value as one word, in quotes if it has blanks or special characters."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) > GIVEN_CHARACTERS_MAX:
+        text = text[:GIVEN_CHARACTERS_MAX] + "…"
+    if not isinstance(value, str) or (text.isprintable() and not set(' "=\\') & set(text)):
+        return text
+    return json.dumps(text)
 
 
 Handler = Callable[[Call], Awaitable[object]]
@@ -229,6 +261,8 @@ class Endpoint:
     """Further content types of the reply, which the header `Accept` chooses."""
     reads_only: bool = False
     """Whether a POST changes nothing, so that it is not audited."""
+    audited: tuple[str, ...] = ()
+    """The fields of the body that the audit records. Never one with a secret or a payload."""
     before_users: bool = False
     """Whether it serves processes of the machine while the node does not know the users of the
     cluster that it was told to join."""

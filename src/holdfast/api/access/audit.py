@@ -6,19 +6,28 @@ of messages pass over them. The record is replicated and kept as long as the log
 payload is JSON, and its format is a promise: `{"audit": 1, ...}` with the fields of `AuditEntry`.
 
 The file `audit-index` in the data directory has the position of each record of this node, one line
-each: `TIME_US PARTITION OFFSET`. It saves the search through the log. Its lines are hints: a line
-without a record at its position is passed over. OFFSET is -1 in a cluster, where another node may
-append the record; it is then found by its time.
+each: `TIME_US PARTITION OFFSET CALLER`. It saves the search through the log. Its lines are hints:
+a line without a record at its position is passed over. OFFSET is -1 in a cluster, where another
+node may append the record; it is then found by its time. CALLER is a checksum of `who`; a line of
+0.1 has none.
+
+Invariants
+- What nobody has proved a name for makes no record. A stranger could otherwise write until the
+  index has only his.
+- A caller removes its own entries from a full index before those of callers with fewer. A program
+  with a token could otherwise do the same.
 """
 
 import asyncio
 import logging
 import os
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 
@@ -38,13 +47,16 @@ logger = logging.getLogger("holdfast")
 FORMAT: Final = 1
 INDEX: Final = "audit-index"
 ENTRIES_MAX: Final = 100_000
-"""The most lines of the index. The oldest half is then removed."""
+"""The most lines of the index. The callers with the most lines then lose their oldest, until half
+of all are left."""
 VALUE_BYTES_MAX: Final = 16_384
 """The most bytes of `before` and of `after`. A longer value is left out, with its length."""
 WAIT_S: Final = 5.0
 """The most seconds that the reply to a change waits for its record."""
 TOGETHER_MAX: Final = 50
 """The most records of commands that are appended in one turn."""
+Position = tuple[int, int, int, int]
+"""Time, partition, offset or -1, and caller of a record; caller 0: of a version without it."""
 SEARCH_BYTES: Final = 4 << 20
 """The most bytes that are searched for a record of which only the time is known."""
 
@@ -63,12 +75,17 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     """The HTTP method, or `COMMAND` for a command of a client."""
     path: str
     parameters: str = ""
-    """The query string, or the names that a command names."""
+    """What was asked for: `name=value` of each parameter and of fields of the body, or the names
+    that a command names. A record of 0.1 has the query string."""
     before: Any = None
     after: Any = None
     status: int = 200
     error: str = ""
     """The reason of a refusal; empty: the change was carried out."""
+    dry: bool = False
+    """Whether the request only asked what a change would do."""
+    action: str = ""
+    """The change in words, as the OpenAPI document has it."""
     audit: int = FORMAT
 
 
@@ -102,8 +119,8 @@ class AuditLog:
         self._find_partition = find_partition
         self._path = directory / INDEX
         self._lock = asyncio.Lock()
-        # (time, partition, offset or -1), the oldest first; None: not read yet.
-        self._positions: list[tuple[int, int, int]] | None = None
+        # The oldest first; None: not read yet.
+        self._positions: list[Position] | None = None
         self._last_us = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -118,15 +135,18 @@ class AuditLog:
             "" if broker is None else broker.node.state.config.node_id,
             call.endpoint.method,
             call.request.url.path,
-            call.request.url.query,
+            call.given(),
             _bounded(call.before),
             _bounded(call.after),
             status,
             error,
+            call.is_dry,
+            call.endpoint.summary,
         )
         logger.info(
-            "audit who=%r remote=%r method=%s path=%r parameters=%r status=%d error=%r",
-            entry.who, entry.remote, entry.method, entry.path, entry.parameters, status, error,
+            "audit who=%r remote=%r method=%s path=%r parameters=%r result=%s status=%d error=%r",
+            entry.who, entry.remote, entry.method, entry.path, entry.parameters, _result(entry),
+            status, error,
         )  # fmt: skip
         if broker is None:
             logger.warning("audit_not_recorded path=%r error='no log here'", entry.path)
@@ -153,12 +173,13 @@ class AuditLog:
     async def _record(self, broker: Broker, entries: list[AuditEntry]) -> None:
         """Append records, and wait for their commit."""
         stored = await asyncio.gather(*(self._store(broker, each) for each in entries))
-        positions: list[tuple[int, int, int]] = []
+        positions: list[Position] = []
         for entry, (record, failure) in zip(entries, stored, strict=True):
             if failure:
                 logger.error("audit_not_recorded path=%r error=%r", entry.path, failure)
             else:
-                positions.append((record.timestamp_us, record.partition, record.offset))
+                caller = crc32(entry.who.encode("utf-8", "surrogatepass"))
+                positions.append((record.timestamp_us, record.partition, record.offset, caller))
         if positions:
             try:
                 async with self._lock:
@@ -201,7 +222,7 @@ class AuditLog:
         if question.before is not None:
             time_us, node = question.before
             own = broker.node.state.config.node_id
-            end = bisect_left(positions, (time_us + (own < node), -1, -1))
+            end = bisect_left(positions, (time_us + (own < node), -1, -1, -1))
         start = max(0, end - question.limit)
         found: list[AuditEntry] = []
         for position in reversed(positions[start:end]):
@@ -210,7 +231,7 @@ class AuditLog:
                 found.append(entry)
         return AuditAnswer(found, start > 0)
 
-    def _read(self) -> list[tuple[int, int, int]]:
+    def _read(self) -> list[Position]:
         """The positions. Runs in a thread, under the lock."""
         if self._positions is None:
             self._positions = []
@@ -220,31 +241,37 @@ class AuditLog:
                 text = ""
             for line in text.splitlines():
                 try:
-                    time_us, partition, offset = map(int, line.split())
+                    time_us, partition, offset, *more = map(int, line.split())
                 except ValueError:
                     continue  # A line that a crash has cut.
-                self._positions.append((time_us, partition, offset))
+                self._positions.append((time_us, partition, offset, more[0] if more else 0))
             self._positions.sort()
         return self._positions
 
-    def _note(self, added: list[tuple[int, int, int]]) -> None:
+    def _note(self, added: list[Position]) -> None:
         """Add positions. Runs in a thread, under the lock."""
         positions = self._read()
         for position in added:
             # The records of two requests may be committed in another order than they were appended.
             insort(positions, position)
         if len(positions) > ENTRIES_MAX:
-            del positions[: len(positions) - ENTRIES_MAX // 2]
+            positions[:] = fair_half(positions, ENTRIES_MAX // 2)
             lines, flags = positions, os.O_TRUNC
         else:
             lines, flags = added, os.O_APPEND
-        text = "".join(f"{time_us} {part} {offset}\n" for time_us, part, offset in lines)
+        text = "".join(" ".join(map(str, each)) + "\n" for each in lines)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
         try:
             os.write(descriptor, text.encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _result(entry: AuditEntry) -> str:
+    if entry.status >= 400:
+        return "refused"
+    return "tried" if entry.dry else "done"
 
 
 def _command_entry(change: SecurityChange, node: str) -> AuditEntry:
@@ -267,6 +294,26 @@ def _command_entry(change: SecurityChange, node: str) -> AuditEntry:
     )
 
 
+def fair_half(positions: list[Position], most: int) -> list[Position]:
+    """The newest positions of each caller, at most `most` of all: who has fewer than an equal share
+    keeps all."""
+    counts = sorted(Counter(caller for _, _, _, caller in positions).values())
+    left = most
+    share = 0
+    for number, count in enumerate(counts):
+        share = left // (len(counts) - number)
+        if count > share:
+            break
+        left -= count
+    kept: Counter[int] = Counter()
+    found = []
+    for position in reversed(positions):
+        kept[position[3]] += 1
+        if kept[position[3]] <= share:
+            found.append(position)
+    return found[::-1]
+
+
 def _bounded(value: object) -> object:
     if value is None:
         return None
@@ -276,9 +323,9 @@ def _bounded(value: object) -> object:
     return msgspec.json.decode(encoded)
 
 
-def _fetch(broker: Broker, position: tuple[int, int, int]) -> AuditEntry | None:
+def _fetch(broker: Broker, position: Position) -> AuditEntry | None:
     """The entry at a position, or None if retention has removed it. Runs in the reading thread."""
-    time_us, partition, offset = position
+    time_us, partition, offset, _ = position
     if partition >= broker.node.state.config.partitions:
         return None
     entry = None if offset < 0 else _search(broker, partition, offset, time_us, 1)

@@ -8,6 +8,7 @@ In a cluster the nodes agree on them (`agreed`), and a new node serves nobody be
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from holdfast.security.access.access_file import AccessError
 from holdfast.security.access.credentials import AdminCredentials, Unauthenticated
 from holdfast.security.access.scopes import Scope
 from holdfast.security.access.sessions import COOKIE
+from holdfast.security.access.throttle import Buckets
 
 logger = logging.getLogger("holdfast")
 
@@ -38,6 +40,12 @@ NOT_KNOWN: Final = (
     "this node was told to join a cluster, and does not know its users and tokens yet: wait, ask"
     " another node, or give it some with `holdfast access` and --data on its machine"
 )
+ANYBODY: Final = "anybody"
+"""The caller of a route that is open, until a login proves another one."""
+LOGINS_RECORDED: Final = 60
+"""The logins and logouts of one caller that the audit records at once."""
+LOGINS_REGAIN_S: Final = 10.0
+"""The seconds after which one more is recorded."""
 COOKIE_BYTES_MAX: Final = 8192
 FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """The headers by which a proxy announces itself."""
@@ -83,6 +91,7 @@ class CredentialGate(AccessGate):
         self.agreed = agreed
         self._open_scopes = open_scopes
         self._audit = audit
+        self._logins = Buckets(LOGINS_RECORDED, LOGINS_REGAIN_S)
 
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
         shown = _shown_by(request)
@@ -117,7 +126,7 @@ class CredentialGate(AccessGate):
         """The caller with these credentials. `is_early`: see `Endpoint.before_users`. Raises
         `ApiRefusal` (401, 403, 503)."""
         if scope is Scope.OPEN or scope in self._open_scopes():
-            return Caller("anybody", scope, shown.remote)
+            return Caller(ANYBODY, scope, shown.remote)
         if not self.credentials.is_set_up:
             if shown.is_forwarded or not is_loopback_address(shown.remote):
                 raise ApiRefusal(403, NOT_SET_UP)
@@ -134,9 +143,15 @@ class CredentialGate(AccessGate):
         return Caller(identity.name, identity.scope, shown.remote)
 
     async def record(self, call: Call, status: int, error: str) -> None:
-        # Failed logins would let strangers fill the log; they have a line of their own.
-        if call.endpoint.scope is Scope.OPEN and status >= 400:
-            return
+        if call.endpoint.scope is Scope.OPEN:
+            # Failed logins, and logouts without a session, would let strangers fill the log. A
+            # failed login has a line of its own.
+            if status >= 400 or call.caller.name == ANYBODY:
+                return
+            # So would a role that may change nothing.
+            if not self._logins.take(call.caller.name, time.monotonic()):
+                logger.warning("audit_logins_not_recorded who=%r", call.caller.name)
+                return
         await self._audit.append(call, status, error)
 
     async def watch(self) -> None:

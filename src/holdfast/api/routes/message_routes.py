@@ -146,6 +146,7 @@ class MessageRoutes:
         return [
             Endpoint("POST", f"{v1}/publish", operator, "publish a message", self._publish,
                      Published, body=PublishRequest, body_bytes_max=PUBLISH_BYTES_MAX,
+                     audited=("topic", "qos", "retain", "client", "user", "expiry_s"),
                      refusals=(409, 503)),
             Endpoint("GET", f"{v1}/retained", Scope.VIEWER, "the retained messages of a filter",
                      self._list, RetainedPage, (FILTER, SYSTEM, LIMIT, AFTER_TOPIC),

@@ -116,7 +116,8 @@ class SessionRoutes:
                      (CLIENT, REASON), refusals=(404, 503)),
             Endpoint("POST", f"{v1}/session/move", operator,
                      "move a session in the log: skip messages, or send them again",
-                     self._move, Moved, (CLIENT,), body=MovePlan, refusals=(404, 409, 503)),
+                     self._move, Moved, (CLIENT,), body=MovePlan,
+                     audited=("to", "time_us", "offsets", "dry_run"), refusals=(404, 409, 503)),
         ]  # fmt: skip
 
     # Lists

@@ -13,7 +13,7 @@ KEYS_MAX: Final = 4096
 """The most addresses, and the most users, that are tracked. The oldest one is forgotten first."""
 
 
-class _Buckets:
+class Buckets:
     """The attempts left, by key."""
 
     def __init__(self, most: int, regain_s: float) -> None:
@@ -35,6 +35,13 @@ class _Buckets:
             del self._left[next(iter(self._left))]
         self._left[key] = (left, now_s)
 
+    def take(self, key: str, now_s: float) -> bool:
+        """Count an attempt. Returns False if none was left."""
+        left = self.left(key, now_s)
+        if left >= 1.0:
+            self.set(key, left - 1.0, now_s)
+        return left >= 1.0
+
     def wait_s(self, left: float) -> float:
         """The seconds until a whole attempt is left."""
         return max(0.0, 1.0 - left) * self._regain_s
@@ -48,8 +55,8 @@ class LoginThrottle:
     """
 
     def __init__(self) -> None:
-        self._addresses = _Buckets(ADDRESS_ATTEMPTS, ADDRESS_REGAIN_S)
-        self._users = _Buckets(USER_ATTEMPTS, USER_REGAIN_S)
+        self._addresses = Buckets(ADDRESS_ATTEMPTS, ADDRESS_REGAIN_S)
+        self._users = Buckets(USER_ATTEMPTS, USER_REGAIN_S)
 
     def begin(self, remote: str, user: str, now_s: float) -> float:
         """Count an attempt. Returns 0, or the seconds to wait for the next one."""

@@ -143,7 +143,7 @@ export const text = {
     key: "Setting", value: "Value", origin: "From", standard: "default",
   },
   audit: {
-    title: "Audit", note: "What was changed over the admin port, and by whom", none: "Nothing has been changed.", time: "Time", who: "Who", from: "From", action: "Request", result: "Result", done: "done",
+    title: "Audit", note: "What was changed over the admin port, and by whom", none: "Nothing has been changed.", time: "Time", who: "Who", from: "From", action: "What", request: "Request", result: "Result", done: "done", tried: "tried (dry run)",
     node: "Node", refusal: "Refused because", before: "Before", after: "After",
   },
   access: {

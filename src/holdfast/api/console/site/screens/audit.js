@@ -16,7 +16,7 @@ export const scope = "admin";
 export const group = text.groups.admin;
 
 /** @param {any} row */
-const action = (row) => `${row.method} ${row.path}${row.parameters ? "?" + row.parameters : ""}`;
+const action = (row) => [row.action || `${row.method} ${row.path}`, row.parameters].filter(Boolean).join(": ");
 
 export function component() {
   const [open, setOpen] = useState(/** @type {any} */ (null));
@@ -32,8 +32,8 @@ export function component() {
       { key: "t", title: own.time, cell: (/** @type {any} */ row) => html`<${Time} us=${row.time_us} />` },
       { key: "w", title: own.who, cell: (/** @type {any} */ row) => html`<${Raw} value=${row.who} />` },
       { key: "a", title: own.action, cell: (/** @type {any} */ row) => html`<${Raw} value=${action(row)} max=${70} />` },
-      { key: "r", title: own.result, cell: (/** @type {any} */ row) => (row.status || 200) < 400 ? html`<${Badge} kind="good">${own.done}<//>` : html`<${Badge} kind="bad">${row.status}<//>` },
+      { key: "r", title: own.result, cell: (/** @type {any} */ row) => (row.status || 200) < 400 ? html`<${Badge} kind=${row.dry ? "" : "good"}>${row.dry ? own.tried : own.done}<//>` : html`<${Badge} kind="bad">${row.status}<//>` },
       { key: "n", title: own.node, minor: true, cell: (/** @type {any} */ row) => row.node }]} /></div>
-    ${open && html`<${Drawer} key=${open.time_us} title=${action(open)} onClose=${() => setOpen(null)}><${Facts} rows=${[[own.time, html`<${Time} us=${open.time_us} fine />`], [own.who, html`<${Raw} value=${open.who} />`], [own.from, open.remote], [own.node, open.node], [own.refusal, open.error && html`<${Raw} value=${open.error} max=${400} />`]]} />
+    ${open && html`<${Drawer} key=${open.time_us} title=${action(open)} onClose=${() => setOpen(null)}><${Facts} rows=${[[own.time, html`<${Time} us=${open.time_us} fine />`], [own.who, html`<${Raw} value=${open.who} />`], [own.from, open.remote], [own.request, html`<${Raw} value=${`${open.method} ${open.path}`} />`], [own.node, open.node], [own.refusal, open.error && html`<${Raw} value=${open.error} max=${400} />`]]} />
       ${value(own.before, open.before)}${value(own.after, open.after)}<//>`}</div>`;
 }
