@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -152,15 +153,64 @@ def test_a_database_in_use(journal: Journal, tmp_path: Path) -> None:
         assert db.execute("SELECT id FROM custody").fetchall() == [(1,)]
 
 
-@pytest.mark.parametrize("path", ["../data/manifest.json", "/etc/passwd", "journal/../../x"])
+@pytest.mark.parametrize(
+    "path", ["../data/manifest.json", "/etc/passwd", "journal/../../x", "../backup/x", ""]
+)
 def test_a_file_outside(journal: Journal, tmp_path: Path, path: str) -> None:
     make_backup(journal.directory, tmp_path / "backup")
     file = tmp_path / "backup" / NAME
     content = json.loads(file.read_text())
     content["files"].append({"path": path, "bytes": 1})
     file.write_text(json.dumps(content))
+    (tmp_path / "backup" / "x").write_text("x")
     with pytest.raises(BackupError, match="is not below the backup"):
         read_manifest(tmp_path / "backup")
+
+
+@pytest.mark.parametrize("target", ["secret", "link", "none"])
+def test_a_restore_follows_no_link(journal: Journal, tmp_path: Path, target: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (journal.directory / "note").write_text("123456")
+    make_backup(journal.directory, tmp_path / "backup")
+    link = tmp_path / "backup" / "note"
+    link.unlink()
+    link.symlink_to(tmp_path / target if target != "link" else link)
+    with pytest.raises(BackupError):
+        restore(tmp_path / "backup", tmp_path / "restored", None)
+    folder = tmp_path / "backup" / "journal"
+    link.unlink()
+    link.write_text("123456")
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BackupError, match="is a link"):
+        restore(tmp_path / "backup", tmp_path / "restored", None)
+    assert not (tmp_path / "restored").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root reads what the other user may not")
+@pytest.mark.parametrize("name", ["note", "damaged/note"])
+def test_root_copies_no_file_of_another_user(journal: Journal, tmp_path: Path, name: str) -> None:
+    """The owner of the directory has put a link there."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "note").write_text("secret")
+    make_backup(journal.directory, tmp_path / "first")
+    os.chown(journal.directory, 12_345, 12_345)
+    # A process of root may serve the directory: its files are where their names say.
+    (journal.directory / "own").write_text("root's own")
+    make_backup(journal.directory, tmp_path / "second")
+    if "/" in name:
+        (journal.directory / "damaged").mkdir()
+    link = journal.directory / name
+    link.symlink_to(secret / "note")
+    with pytest.raises(BackupError, match="of another user"):
+        make_backup(journal.directory, tmp_path / "third")
+    copies = [each for each in (tmp_path / "third").rglob("*") if each.is_file()]
+    assert all(b"secret" not in each.read_bytes() for each in copies)
+    os.chown(secret / "note", 12_345, 12_345)
+    for each in (tmp_path / "third").iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    make_backup(journal.directory, tmp_path / "third")
 
 
 def test_a_newer_format(journal: Journal, tmp_path: Path) -> None:

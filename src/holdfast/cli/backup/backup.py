@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ from holdfast.storage.files.layout import ASIDE, JOURNAL, LOCK, SNAPSHOTS, START
 from holdfast.storage.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 
+COPY_BYTES: Final = 1 << 20
+"""The bytes that are copied at a time."""
 ATTEMPTS: Final = 5
 """The most attempts while retention removes files."""
 RAFT: Final = ("raft/log", "raft/snapshot")
@@ -76,28 +79,58 @@ class Copied:
     def link(self, name: str) -> None:
         """Link a file that never changes, or copy it where links are impossible."""
         if self.links:
+            place = self._place(name)
             try:
-                os.link(self.source / name, self._place(name))
+                os.link(self.source / name, place)
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
                 self.links = False
             else:
-                self.linked_bytes += self._add(name)
-                return
+                folder = (self.source / name).parent
+                is_here = folder.resolve() == self.source.resolve() / Path(name).parent
+                if is_here and stat.S_ISREG(place.lstat().st_mode):
+                    self.linked_bytes += self._add(name)
+                    return
+                # A link has got a second name, or a file elsewhere: `copy` decides.
+                place.unlink()
         self.copy(name)
 
     def copy(self, name: str) -> None:
-        """Copy a file that may grow meanwhile, durably."""
-        place = self._place(name)
-        shutil.copy2(self.source / name, place)
-        with place.open("rb") as copy:
-            os.fsync(copy.fileno())
+        """Copy a file that may grow meanwhile, durably. Raises `BackupError` for a file that the
+        owner of the directory may not have meant for it, see `_check_file`."""
+        with (self.source / name).open("rb") as there, self._place(name).open("wb") as here:
+            self._check_file(there.fileno(), name)
+            shutil.copyfileobj(there, here, COPY_BYTES)
+            here.flush()
+            found = os.fstat(there.fileno())
+            os.fchmod(here.fileno(), stat.S_IMODE(found.st_mode))
+            os.utime(here.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.fsync(here.fileno())
         self.copied_bytes += self._add(name)
+
+    def _check_file(self, descriptor: int, name: str) -> None:
+        """Check that an open file is where its name says, or belongs to the owner of the directory.
+
+        Counter-example: root makes a backup, and a name in the directory is a link to a file of
+        root. Whoever may read the backup reads that file then. The check is of the open file,
+        because the owner can replace each name at any time.
+        """
+        owner = self.source.stat().st_uid
+        if os.geteuid() != 0 or os.fstat(descriptor).st_uid == owner:
+            return
+        real = os.readlink(f"/proc/self/fd/{descriptor}")
+        if real != str(self.source.resolve() / name):
+            raise BackupError(
+                f"{self.source / name} is the file {real} of another user: replace the link by the"
+                " file, or remove it"
+            )
 
     def copy_database(self, name: str) -> None:
         """Copy an SQLite database as one of its transactions has left it."""
         place = self._place(name)
+        with (self.source / name).open("rb") as file:
+            self._check_file(file.fileno(), name)
         uri = f"{(self.source / name).absolute().as_uri()}?mode=ro"
         with (
             closing(sqlite3.connect(uri, uri=True, timeout=10)) as there,

@@ -1,8 +1,7 @@
 """The file `backup.json`: the content of a backup. It is written last, so a backup without it is
 incomplete."""
 
-import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import msgspec
@@ -73,15 +72,23 @@ def read_manifest(root: Path) -> BackupManifest:
 
 
 def _check(root: Path, file: BackupFile) -> None:
-    path = Path(os.path.normpath(root / file.path))
-    if not path.is_relative_to(os.path.normpath(root)):
+    # The restore uses the path as it is, so it must be the plain one. `../NAME/x` is below a backup
+    # of this name, and outside of the new directory.
+    parts = PurePosixPath(file.path).parts
+    if not parts or ".." in parts or "/".join(parts) != file.path or file.path.startswith("/"):
         raise BackupError(f"{root / NAME}: {file.path!r} is not below the backup")
+    path = root / file.path
     try:
+        is_link = path.resolve() != root.resolve() / file.path
         size = path.stat().st_size
     except OSError as error:
         raise BackupError(f"{path}: {error.strerror}; the backup is incomplete") from None
     except ValueError as error:
         raise BackupError(f"{root / NAME}: {file.path!r} is no path: {error}") from None
+    except RuntimeError:
+        is_link, size = True, 0  # A link to itself.
+    if is_link:
+        raise BackupError(f"{path} is a link, and a backup has none")
     # A segment that was the newest once may have grown since, under its name in the directory: if a
     # takeover drops an empty segment after it, or a deposed holder still writes behind the seal.
     if size < file.bytes or (size > file.bytes and path.suffix != ".log"):

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.convert.conversion import USERS_FILE, ClusterPlan, Conversion, convert
 from holdfast.cli.convert.source import ConversionError
 from holdfast.cli.text import count_text
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         made = convert(
             args.directory, args.target, _plan(args), args.node_id, is_last=args.last_node
         )
-    except (ConversionError, DataDirectoryError) as error:
+    except (BackupError, ConversionError, DataDirectoryError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 1
     except OSError as error:
