@@ -198,10 +198,10 @@ class AdminServer:
         self._serving: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
 
-    def reload(self, context: ssl.SSLContext | None, given: AccessData) -> None:
+    async def reload(self, context: ssl.SSLContext | None, given: AccessData) -> None:
         """Use another certificate, and the users and tokens of the configuration as they are."""
         self.context = context
-        self._gate.credentials.use_given(given)
+        await asyncio.to_thread(self._gate.credentials.use_given, given)
 
     def start(self) -> None:
         """Serve, and watch the file of users and tokens."""

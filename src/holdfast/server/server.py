@@ -328,7 +328,7 @@ class Server:
         if self.maintenance is not None:
             self.maintenance.reload(made.config)
         if self.admin is not None:
-            self.admin.reload(made.admin_context, made.access)
+            await self.admin.reload(made.admin_context, made.access)
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
         logger.setLevel(made.config.logging.level.upper())
         self._count_reload("reloads")

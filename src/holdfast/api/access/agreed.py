@@ -44,6 +44,8 @@ class AgreedAccess:
         # One change at a time: each begins with what the one before has put in force.
         self._lock = asyncio.Lock()
         self._problem = ""
+        # The agreed users and the file that were followed last.
+        self._followed: tuple[AgreedUsers | None, AccessData] | None = None
 
     def is_locked(self) -> bool:
         """Whether this node does not know yet who may use its admin port. Any thread may ask."""
@@ -95,12 +97,17 @@ class AgreedAccess:
         own = self._credentials.own
         if current is not None and self._is_behind(current, own):
             return
+        known = self._followed
+        if known is not None and known[0] is current and known[1] is own:
+            return
         agreed = AccessData() if current is None else await asyncio.to_thread(_unpack, current)
         wanted = merged(own, agreed, self._agreement.cluster_id())
         if wanted != agreed and self._may_propose(current):
             await self._agree(lambda data: (data, None))
         elif current is not None:
             await self._take(agreed, current.version, None)
+            if wanted == agreed and self._credentials.is_written:
+                self._followed = (current, self._credentials.own)
 
     def _may_propose(self, current: AgreedUsers | None) -> bool:
         """Whether a change of the file may be proposed. The first one waits for every node, because

@@ -85,7 +85,7 @@ class AdminCredentials:
 
     def use_given(self, given: AccessData) -> None:
         """Use the users and tokens of a file of the configuration, beside those of the data
-        directory. A name in both is that of the configuration."""
+        directory. A name in both is that of the configuration. It may wait for a file."""
         with self._lock:
             self.given = given
             self._data = self._all()
@@ -102,7 +102,8 @@ class AdminCredentials:
                 self.own = self.file.update(make)
                 self.is_written = True
             except AccessError as error:
-                logger.error("access_file_not_written error=%r", str(error))
+                if self.is_written:
+                    logger.error("access_file_not_written error=%r", str(error))
                 self.own = make(self.own)
                 self.is_written = False
             self._stamp = self.file.stamp()
