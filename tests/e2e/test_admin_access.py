@@ -356,6 +356,27 @@ def test_the_audit_says_what_was_done_to_whom(secured: Secured) -> None:
     assert "result=done" in lines[-3]
 
 
+def test_the_audit_on_the_command_line(secured: Secured) -> None:
+    place = ["--admin", f"127.0.0.1:{secured.broker.admin_port}"]
+    assert secured.ask("POST", "/api/v1/ban", "operator", {"client": "a\x1bb"}).status == 200
+    assert secured.ask("DELETE", "/api/v1/retained?filter=x&dry_run=true", "operator").status == 200
+    assert secured.ask("DELETE", "/api/v1/users/none", "admin").status == 404
+    done = access("audit", "--limit", "3", *place, token=secured.tokens["admin"])
+    assert done.returncode == 0, done.stderr
+    head, refused, tried, banned = done.stdout.splitlines()
+    assert head.split() == ["time", "who", "from", "node", "what", "result"]
+    assert "  remove a user: name=none  " in refused
+    assert refused.endswith("refused: there is no user 'none'")
+    assert tried.endswith("tried (dry run)")
+    assert "client=" in banned
+    assert "\x1b" not in banned
+    listed = access("audit", "--json", "--limit", "2", *place, token=secured.tokens["admin"])
+    assert [each.get("status", 200) for each in json.loads(listed.stdout)] == [404, 200]
+    denied = access("audit", *place, token=secured.tokens["viewer"])
+    assert denied.returncode == 1
+    assert "needs the role admin" in denied.stderr
+
+
 def test_strangers_and_logins_do_not_fill_the_audit(secured: Secured) -> None:
     port = secured.broker.admin_port
     mark = {"name": "nobody-there"}

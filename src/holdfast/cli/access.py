@@ -19,6 +19,7 @@ from urllib.parse import quote
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
 from holdfast.cli.durations import duration_s
 from holdfast.cli.passwd import PasswordInputError, ask_password
+from holdfast.cli.resources.audit import add_audit_parser, run_audit
 from holdfast.cli.resources.may import add_may_parser, run_may
 from holdfast.cli.text import table
 from holdfast.client.admin_connection import AdminError
@@ -35,7 +36,7 @@ Row: TypeAlias = Mapping[str, str | int]
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "access",
-        help="users and tokens of the admin port; the rights of a client",
+        help="users, tokens and audit of the admin port; the rights of a client",
         description="Manage the users and tokens of the admin port. As soon as there is one, every"
         " request to the port needs credentials.",
     )
@@ -77,6 +78,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         each.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     add_may_parser(kinds)
+    add_audit_parser(kinds)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 1 with one line on standard error if it cannot do its work."""
     if args.access_kind == "may":
         return run_may(args)
+    if args.access_kind == "audit":
+        return run_audit(args)
     try:
         place: FilePlace | PortPlace
         if args.data is not None:
