@@ -10,7 +10,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/us
 TIMEOUT_S = 20.0
 USE_ANOTHER_SERVER = 0x9C
 SERVER_REFERENCE = 0x1C
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "haproxy" / "haproxy.cfg"
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 
@@ -297,6 +298,60 @@ def test_clients_of_a_balancer_are_sent_to_the_balancer(tmp_path: Path) -> None:
         cluster.end()
     for node in cluster.nodes.values():
         assert "Traceback" not in node.log_text()
+
+
+@pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+def test_the_example_in_front_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """deploy/haproxy with other addresses: a node that hangs loses its clients to the others, and
+    receives some again when it is ready."""
+    monkeypatch.setenv("HOLDFAST_LISTENERS__0__PROXIES", "127.0.0.0/8")
+    port = free_port()
+    assert HAPROXY is not None
+    with ClusterProcesses(tmp_path / "cluster", settings={"cluster": {"partitions": 4}}) as cluster:
+        text = EXAMPLE.read_text().replace("bind :1883", f"bind 127.0.0.1:{port}")
+        for number, node in enumerate(cluster.nodes.values(), 1):
+            line = f"server n{number} 10.0.0.{number}:1884"
+            assert line in text
+            text = text.replace(
+                line, f"server n{number} 127.0.0.1:{node.port} port {node.admin_port}"
+            )
+        (tmp_path / "haproxy.cfg").write_text(text.replace("maxconn 100000", "maxconn 100"))
+        proxy = subprocess.Popen([HAPROXY, "-f", str(tmp_path / "haproxy.cfg"), "-db"])
+        try:
+            until(lambda: accepts(port), "HAProxy listens")
+            with Wire(port) as client:
+                client.connect("c")
+                assert client.publish("t", b"x", qos=1) < 0x80
+                counts = {n.node_id: n.cluster()["sessions_here"] for n in cluster.running}
+                assert sorted(counts.values()) == [0, 0, 1]
+                name = max(counts, key=lambda node: int(counts[node]))
+                cluster.pause(name)
+                client.wait_closed(TIMEOUT_S)
+            until(lambda: is_served(port), "another node serves")
+            cluster.resume(name)
+            cluster.wait_healthy()
+            until(lambda: receives(cluster.nodes[name], port), "the node serves again")
+        finally:
+            proxy.kill()
+            proxy.wait()
+
+
+def receives(node: ClusterNode, port: int) -> bool:
+    """Whether the node gets one of three new clients of the proxy."""
+    with ExitStack() as clients:
+        for number in range(3):
+            clients.enter_context(Wire(port)).connect(f"e{number}")
+        return bool(node.cluster()["sessions_here"])
+
+
+def is_served(port: int) -> bool:
+    """Whether a new client of the proxy gets a publish acknowledged."""
+    try:
+        with Wire(port) as client:
+            client.connect("d")
+            return client.publish("t", b"x", qos=1) < 0x80
+    except (OSError, AssertionError):
+        return False
 
 
 def test_unix_sockets(tmp_path: Path) -> None:
