@@ -37,7 +37,8 @@ find "$root/usr" -name '*.so' | grep -q . && arch=$(dpkg --print-architecture)
 size=$(du -sk --exclude DEBIAN "$root" | cut -f1)
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" \
   "$here/debian/control" >"$root/DEBIAN/control"
-echo /etc/holdfast/holdfast.toml >"$root/DEBIAN/conffiles"
+install -Dm644 "$here/debian/default" "$root/etc/default/holdfast"
+printf '%s\n' /etc/holdfast/holdfast.toml /etc/default/holdfast >"$root/DEBIAN/conffiles"
 for script in postinst prerm postrm; do install -m755 "$here/debian/$script" "$root/DEBIAN/"; done
 (cd "$root" && find usr lib -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 mkdir -p dist

@@ -71,12 +71,16 @@ class BareRoot:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> BareRoot:
+    return bare_root(tmp_path)
+
+
+def bare_root(parent: Path) -> BareRoot:
     if not BASE.exists():
         BASE.parent.mkdir(exist_ok=True)
         part = BASE.with_suffix(".part.tar")
         run("mmdebstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", part)
         part.rename(BASE)
-    directory = tmp_path / "root"
+    directory = parent / "root"
     directory.mkdir()
     run("tar", "-xf", BASE, "-C", directory)
     return BareRoot(directory)
@@ -172,6 +176,50 @@ def test_the_debian_package(bare: BareRoot) -> None:
     assert not (bare.directory / "var/lib/holdfast").exists()
     assert not (bare.directory / "etc/holdfast").exists()
     print(f"\ndeb: apt install {installed_s:.1f} s, first message {first_s:.2f} s")
+
+
+@pytest.mark.parametrize(
+    ("settings", "default", "expected"),
+    [
+        ("", "auto", "restart"),
+        ("standby = true", "auto", "one of several nodes"),
+        ('[cluster]\npeer_bind = "127.0.0.1"', "auto", "one of several nodes"),
+        ('[cluster]\npeer_bind = "127.0.0.1"', "yes", "restart"),
+        ("", "no", "RESTART_ON_UPGRADE is no"),
+        ("no_such = 1", "yes", "this version refuses /etc/holdfast/holdfast.toml"),
+    ],
+)
+def test_an_upgrade_restarts_what_may_stop_alone(
+    upgraded: BareRoot, settings: str, default: str, expected: str
+) -> None:
+    """With programs in place of systemd's that write down how they are called."""
+    file = upgraded.directory / "etc/holdfast/holdfast.toml"
+    file.write_text(f'[node]\ndata = "/var/lib/holdfast"\nid = "n1"\n{settings}\n')
+    upgraded.run("rm -f /calls")
+    upgraded.run(f"echo RESTART_ON_UPGRADE={default} >/etc/default/holdfast")
+    shown = upgraded.run("dpkg -i --force-confold /holdfast.deb 2>&1")
+    calls = upgraded.run("cat /calls")
+    assert "is-active --quiet holdfast.service" in calls
+    if expected == "restart":
+        assert "restart holdfast.service" in calls
+        assert "was not restarted" not in shown
+    else:
+        assert "restart holdfast.service" not in calls
+        assert expected in shown
+
+
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory) -> BareRoot:
+    """A root with the package installed, which an upgrade finds running."""
+    bare = bare_root(tmp_path_factory.mktemp("upgraded"))
+    shutil.copy(package("holdfast_*.deb"), bare.directory / "holdfast.deb")
+    bare.run("apt-get update -q && apt-get install -y -q --no-install-recommends /holdfast.deb")
+    for name in ("systemctl", "deb-systemd-invoke"):
+        program = bare.directory / "usr/local/sbin" / name
+        program.write_text('#!/bin/sh\necho "$@" >>/calls\n')
+        program.chmod(0o755)
+    (bare.directory / "run/systemd/system").mkdir(parents=True)
+    return bare
 
 
 def test_the_unit_of_the_debian_package(tmp_path: Path) -> None:
