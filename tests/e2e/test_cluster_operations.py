@@ -169,7 +169,9 @@ def test_drain_and_remove(own_cluster: ClusterProcesses) -> None:
     assert "drain it first" in refused.stderr
     drained = ask(cluster, "n1", "drain", "n3", "--timeout", "60")
     assert (drained.returncode, drained.stderr.count("Traceback")) == (0, 0), drained.stderr
-    assert drained.stdout == "n3 is drained: it leads nothing and holds no replica\n"
+    assert drained.stdout == (
+        "n3 is drained: it leads nothing and holds no replica, and has no client\n"
+    )
     # Clients are sent away.
     with Wire(cluster.ports["n3"]) as late:
         assert late.connect("late").reason == 0x9C

@@ -224,7 +224,7 @@ def test_drain_waits_until_the_node_holds_nothing(cluster: FakeCluster, cli: Cli
     cluster.status = status  # type: ignore[method-assign]
     assert cli("drain", "n2") == 0
     assert cluster.asked == ["drain n2"]
-    assert cli.output == "n2 is drained: it leads nothing and holds no replica\n"
+    assert cli.output == "n2 is drained: it leads nothing and holds no replica, and has no client\n"
     assert cli.errors.splitlines() == [
         "n2 leads 2 partitions, holds 6 replicas",
         "n2 leads 1 partition, holds 6 replicas",

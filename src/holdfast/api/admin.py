@@ -31,6 +31,7 @@ from holdfast.api.access.audit import AuditLog
 from holdfast.api.access.gate import CredentialGate
 from holdfast.api.access.routes import AccessRoutes
 from holdfast.api.census import Census
+from holdfast.api.cluster.client_routes import ClientRoutes
 from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster_routes import ClusterRoutes
 from holdfast.api.console.pages import PREFIX, console_routes
@@ -77,7 +78,9 @@ class AdminRoutes:
         self._registry = registry_for(server, self.census)
         self.top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
-        self._resources = resource_endpoints(OwnNode(server), everywhere, self.figures)
+        node = OwnNode(server)
+        self.clients = ClientRoutes(node, everywhere)
+        self._resources = resource_endpoints(node, everywhere, self.figures, self.clients)
         if access is not None:
             access.share(everywhere)
         everywhere.connect()
@@ -186,6 +189,7 @@ class AdminServer:
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
         self.census, self._figures, self._top = routes.census, routes.figures, routes.top
+        self._clients = routes.clients
         self.context: ssl.SSLContext | None = admin_context(server.config.admin)
         """The TLS context of new connections; None: plain HTTP."""
         connections = bounded(LogConnections, connections_max, sender=self._sender)
@@ -211,6 +215,7 @@ class AdminServer:
             for each in (
                 self.census.run(),
                 self._figures.run(),
+                self._clients.run(),
                 self._gate.watch(),
                 self._door.run(),
             )

@@ -7,7 +7,6 @@ here blocks or raises because of what a client sends.
 
 from typing import Final
 
-from holdfast.addresses import server_reference
 from holdfast.broker.admission.expulsion import begin_admission
 from holdfast.broker.admission.proof import Proof
 from holdfast.broker.admission.throttle import charge_bytes, release_meter, throttled_until
@@ -15,7 +14,6 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections import connect as connecting
 from holdfast.broker.connections.accept import has_room, limit_pending, refuse_connection
 from holdfast.broker.connections.close import (
-    close_connection,
     handle_connection_lost,
     handle_disconnect,
     handle_violation,
@@ -37,7 +35,7 @@ from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.effects import AskRights, FetchInflight, ReadLog, ResumeInput
 from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
 from holdfast.broker.recorded_state import CANCELLED, SYS
-from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.relocation.client_relocation import ClientRelocation
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
@@ -89,6 +87,7 @@ class Node:
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.state = NodeState(config, journal)
         self.sys_topics = SysTopics(self.state)
+        self.relocation = ClientRelocation(self.state)
         self._readers = SpareReader()
 
     def tick(self, now: float, wall_us: int) -> None:
@@ -373,23 +372,16 @@ class Node:
         """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]
         `others`: the addresses of other nodes, see `holdfast.addresses`."""
         self.state.closing = True
-        self._send_away("shutting down", others)
+        self.relocation.send_all(others, "shutting down")
 
-    def redirect(self, others: str, text: str) -> None:
+    def redirect(self, others: str, text: str, per_s: float = 0.0) -> None:
         """Send all clients, also those that connect later, to other nodes; "" ends that. `text`
-        is the reason that clients are given."""
-        state = self.state
-        if state.redirect != others:
-            state.redirect = others
-            if others:
-                self._send_away(text, others)
-
-    def _send_away(self, text: str, others: str) -> None:
-        state = self.state
-        reason = reasons.USE_ANOTHER_SERVER if others else reasons.SERVER_SHUTTING_DOWN
-        for session in list(state.sessions.values()):
-            connection = session.connection
-            if connection is not None:
-                servers = server_reference(others, connection.listener.kind)
-                close_connection(state, connection, reason, text, servers)
-        log_progress(state)
+        is the reason that clients are given. `per_s`: the clients that leave in a second; 0: all
+        leave at once."""
+        self.state.redirect = others
+        if not others:
+            self.relocation.stop()
+        elif per_s:
+            self.relocation.drain(others, text, per_s)
+        else:
+            self.relocation.send_all(others, text)

@@ -46,6 +46,7 @@ DELAYED: Final = 11
 TOPIC_RIGHTS: Final = 12
 WITHHELD: Final = 13
 RIGHTS_CHANGED: Final = 14
+RELOCATION: Final = 15
 
 
 class Timer:

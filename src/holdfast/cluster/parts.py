@@ -46,6 +46,9 @@ class ClusterNodeConfig:
     replication: ReplicationConfig
     is_witness: bool = False
     """True if the node votes in Raft and stores no partition."""
+    drain_clients_per_s: float = 0.0
+    """The clients a second that a node sends to others when it is drained or stops; 0: all at
+    once."""
 
 
 class Parts:

@@ -115,6 +115,12 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     stop_wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     """The most seconds after SIGTERM for which a node serves on while a replica elsewhere is about
     to be in sync, without which publishes would be refused. A second SIGTERM ends the wait."""
+    drain_clients_per_s: Rate = 200.0
+    """The clients that a node sends to other nodes in a second while it is drained. A node that
+    stops does so within 10 s. 0: all at once."""
+    rebalance_connections_per_s: Rate = 0.0
+    """The clients above its even share that a node sends to other nodes in a second, without a
+    command, while all nodes are up; 0: none."""
 
     def peer_address(self) -> str:
         """The address at which the other nodes reach this one, host:port."""

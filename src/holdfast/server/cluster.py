@@ -313,7 +313,7 @@ class ClusterMembership:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._relieved.wait()
-        return cluster.hand_over(self._loop.time())
+        return await self.broker.hand_over()
 
     async def stop(self) -> None:
         """Close the links, write the last high watermarks, and let an older copy take part again
@@ -340,6 +340,7 @@ def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:
             catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
         ),
         is_witness=cluster.witness,
+        drain_clients_per_s=cluster.drain_clients_per_s,
     )
 
 

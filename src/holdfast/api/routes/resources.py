@@ -2,6 +2,7 @@
 
 from holdfast.api.access.bans import BanRoutes
 from holdfast.api.access.may import MayRoutes
+from holdfast.api.cluster.client_routes import ClientRoutes
 from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster.plan_routes import PlanRoutes
 from holdfast.api.cluster.timeline_routes import TimelineRoutes
@@ -27,7 +28,7 @@ from holdfast.api.routes.trace_routes import TraceRoutes
 
 
 def resource_endpoints(
-    node: OwnNode, everywhere: Everywhere, figures: FigureRecorder
+    node: OwnNode, everywhere: Everywhere, figures: FigureRecorder, clients: ClientRoutes
 ) -> list[Endpoint]:
     """The declarations of the endpoints, in the order of the documents."""
     return [
@@ -50,5 +51,6 @@ def resource_endpoints(
         *FigureRoutes(node, everywhere).endpoints(),
         *EventFeed(node, everywhere).endpoints(),
         *PlanRoutes(node, everywhere).endpoints(),
+        *clients.endpoints(),
         *TimelineRoutes(node, everywhere, figures).endpoints(),
     ]

@@ -20,6 +20,7 @@ from holdfast.broker.recorded_state import (
     IDENTITY_ENDS,
     KEEP_ALIVE,
     PROGRESS,
+    RELOCATION,
     REPLAY,
     RIGHTS_CHANGED,
     SESSION_EXPIRY,
@@ -32,6 +33,7 @@ from holdfast.broker.recorded_state import (
     Timer,
 )
 from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.relocation.client_relocation import ClientRelocation
 from holdfast.broker.session.connection import OPEN, Connection, Deadline
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
@@ -71,6 +73,9 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
     elif kind == KEEP_ALIVE:
         assert isinstance(subject, Deadline)
         check_deadline(state, subject)
+    elif kind == RELOCATION:
+        assert isinstance(subject, ClientRelocation)
+        subject.step()
     elif isinstance(subject, Connection):
         _fire_for_connection(state, kind, subject)
 

@@ -9,7 +9,8 @@ The subcommands for a cluster use a node's admin port (`--admin`):
     partitions  every partition; with --topic the one of a topic
     drain       move leaderships and replicas away from a node; undrain: let it take part again
     remove      remove a node for good that is drained or down
-    rebalance   give every partition its preferred leader
+    rebalance   give every partition its preferred leader; with --connections every node its share
+                of the clients
     unsafe-recover  let a node lead partitions that have lost every disk with all records
     watch       changes, one per line
     local       a whole cluster on this machine, for trying
@@ -45,7 +46,7 @@ _COMMANDS: Final[dict[str, tuple[Command, str]]] = {
     "drain": (cluster_commands.drain, "take leaderships and replicas away from a node"),
     "undrain": (cluster_commands.undrain, "let a drained node take part again"),
     "remove": (cluster_commands.remove, "remove a node that is drained or dead, for good"),
-    "rebalance": (cluster_commands.rebalance, "give every partition its preferred leader"),
+    "rebalance": (cluster_commands.rebalance, "give each partition its leader, or balance clients"),
     "unsafe-recover": (
         cluster_commands.unsafe_recover,
         "let a node lead lost partitions with what it has: messages may be lost",
@@ -93,6 +94,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         f" (default {cluster_commands.INIT_WAIT_S:g})",
     )
     _add_drain_options(parsers["drain"])
+    parsers["rebalance"].add_argument(
+        "--connections",
+        action="store_true",
+        help="send the clients above each node's even share to the other nodes, not the leaders",
+    )
+    for name in ("drain", "rebalance"):
+        parsers[name].add_argument(
+            "--clients-per-s",
+            type=cluster_commands.pace_argument,
+            metavar="N",
+            help="clients that a node sends away in a second (default: cluster.drain_clients_per_s)"
+            + ("; 0: all at once" if name == "drain" else "; 0: stop"),
+        )
     _add_handover(commands)
     cluster_local.add_options(
         commands.add_parser("local", help="run a whole cluster on this machine, for trying")

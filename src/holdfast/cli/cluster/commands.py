@@ -5,7 +5,8 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -21,6 +22,8 @@ EXIT_DEGRADED: Final = 1
 POLL_S: Final = 0.2
 INIT_WAIT_S: Final = 10.0
 WAIT_MAX_S: Final = 3600.0
+PACE_MAX: Final = 1_000_000
+CLIENTS: Final = "/api/v1/cluster/clients"
 
 
 def show_status(port: AdminPort, args: argparse.Namespace) -> int:
@@ -122,15 +125,53 @@ def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> No
         time.sleep(POLL_S)
 
 
+def pace_argument(text: str) -> float:
+    """Parse a number of clients a second. For argparse."""
+    try:
+        pace = float(text)
+    except ValueError:
+        pace = -1.0
+    if not 0 <= pace <= PACE_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r}: give clients a second, 0 to {PACE_MAX:g}")
+    return pace
+
+
 def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
     """Ask for the preferred leaders. The cluster moves them as their replicas come in sync."""
     _initialised(port.status())
+    if args.connections:
+        return _rebalance_connections(port, args)
+    if args.clients_per_s is not None:
+        raise AdminError("--clients-per-s goes with --connections")
     port.change("rebalance")
     _report(
         args,
         "accepted: every partition goes back to its first replica as soon as that is in sync",
         {"accepted": True},
     )
+    return 0
+
+
+def _rebalance_connections(port: AdminPort, args: argparse.Namespace) -> int:
+    """Send the clients above each node's share to other nodes, and wait for that."""
+    query = "" if args.clients_per_s is None else f"?clients_per_s={args.clients_per_s:g}"
+    progress = _quiet if args.json else _progress
+    found = port.exchange("POST", f"{CLIENTS}/balance{query}")
+    shown = ""
+    while moving := [each for each in found["nodes"] if each["leaving"]]:
+        text = ", ".join(f"{each['node']} {each['leaving']}" for each in moving)
+        if not shown:
+            pace = max(each["clients_per_s"] for each in moving)
+            progress(f"each node sends at most {pace:g} clients away a second")
+        if text != shown:
+            progress(f"clients to be sent to other nodes: {text}")
+            shown = text
+        time.sleep(POLL_S)
+        found = port.get_json(CLIENTS)
+    clients = {each["node"]: each["clients"] for each in found["nodes"]}
+    text = ", ".join(f"{node} {count}" for node, count in clients.items())
+    state = "stopped" if args.clients_per_s == 0 else "no node has clients to send away"
+    _report(args, f"{state}; clients now: {text}", {"clients": clients})
     return 0
 
 
@@ -167,15 +208,27 @@ def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
 
 def drain(port: AdminPort, args: argparse.Namespace) -> int:
     """Drain a node and wait for the end. The exit code 1 means that the time was too short."""
+    if args.clients_per_s is not None:
+        query = urlencode({"node": args.node, "clients_per_s": f"{args.clients_per_s:g}"})
+        port.exchange("POST", f"{CLIENTS}/pace?{query}")
     port.change("drain", args.node)
+    found = _clients_of(port, args.node)
+    said: dict[str, object] = {"node": args.node}
+    sent = ""
+    if found is not None:
+        pace = said["clients_per_s"] = found["clients_per_s"]
+        sent = f": its clients are sent away {f'at {pace:g} a second' if pace else 'at once'}"
     if args.no_wait:
-        _report(args, f"{args.node} is being drained", {"node": args.node, "done": False})
+        _report(args, f"{args.node} is being drained{sent}", {**said, "done": False})
         return 0
-    left = _await_drained(port, args.node, args.timeout, _quiet if args.json else _progress)
+    progress = _quiet if args.json else _progress
+    if sent:
+        progress(f"{args.node}{sent}")
+    left = _await_drained(port, args.node, args.timeout, progress)
     _report(
         args,
-        left or f"{args.node} is drained: it leads nothing and holds no replica",
-        {"node": args.node, "done": not left, "left": left},
+        left or f"{args.node} is drained: it leads nothing and holds no replica, and has no client",
+        {**said, "done": not left, "left": left},
     )
     return EXIT_DEGRADED if left else 0
 
@@ -189,12 +242,17 @@ def _await_drained(
     while True:
         try:
             node = _known(port.status(), name)
-            if not node.leaders and not node.held:
+            found = _clients_of(port, name)
+            # A node that is down, or is asked in vain, has none that could be waited for.
+            clients = 0 if found is None else int(found["clients"])
+            if not node.leaders and not node.held and not clients:
                 return ""
             text = (
                 f"{name} leads {count_text(node.leaders, 'partition')},"
                 f" holds {count_text(node.held, 'replica')}"
             )
+            if clients:
+                text += f", has {count_text(clients, 'client')}"
         except NoAnswer as error:
             # The node may be unreachable only for a moment, and `timeout_s` limits the wait.
             text = str(error)
@@ -204,6 +262,18 @@ def _await_drained(
         if time.monotonic() >= deadline:
             return f"not drained within {timeout_s:g} s, and still at it: {text}"
         time.sleep(POLL_S)
+
+
+def _clients_of(port: AdminPort, name: str) -> dict[str, Any] | None:
+    """The clients of a node, or None if it does not reply."""
+    try:
+        nodes: list[dict[str, Any]] = port.get_json(CLIENTS)["nodes"]
+    except NoAnswer:
+        raise
+    except AdminError:
+        # The version of the node that is asked has no such route.
+        return None
+    return next((each for each in nodes if each["node"] == name), None)
 
 
 def _exit_code(status: ClusterStatus) -> int:

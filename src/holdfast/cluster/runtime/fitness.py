@@ -1,8 +1,12 @@
 """The fitness of a cluster node to serve clients: what is wrong with it, and what follows."""
 
+from typing import Final
+
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.metadata.model import DATA, NodePhase
 from holdfast.cluster.node import ClusterNode
+
+DRAINED: Final = "this node is being drained"
 
 
 class Fitness:
@@ -62,7 +66,7 @@ class Fitness:
         if phase == NodePhase.DOWN and self._cluster_node.state.disk_full:
             return "the disk of this node is full"
         if phase == NodePhase.DRAINING:
-            return "this node is being drained"
+            return DRAINED
         return ""
 
     def other_servers(self) -> str:

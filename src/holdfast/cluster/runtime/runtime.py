@@ -22,9 +22,11 @@ from holdfast.cluster.frame_kinds import HEARTBEAT
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.cluster.placement.client_shares import obstacle
 from holdfast.cluster.runtime.fitness import Fitness
 from holdfast.cluster.runtime.ports import ClusterPorts
 from holdfast.cluster.runtime.probes import ClusterProbes
+from holdfast.cluster.runtime.redirection import Redirection
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.segment import WriteGroup
@@ -56,6 +58,7 @@ class ClusterRuntime(Runtime):
         self.disk = DiskWatch(disk_stall_s)
         self._probes = ClusterProbes(cluster_node)
         self.fitness = Fitness(cluster_node, self.disk)
+        self.redirection = Redirection(cluster_node, self.fitness, ports.clients.touch)
         self._replica_reader = ports.reader
         self._raft = ports.raft
         self._links = ports.links
@@ -154,6 +157,8 @@ class ClusterRuntime(Runtime):
             effects.nodes_changed = False
             assert metadata is not None
             nodes = frozenset(metadata.nodes)
+            if obstacle(metadata):
+                self.redirection.stop_balance()
             cluster_node.disk_memory.forget(nodes)
             cluster_node.older_copies.forget(nodes)
             cluster_node.clock.forget(nodes, self.state.now)
@@ -161,7 +166,7 @@ class ClusterRuntime(Runtime):
         if self._reviewed is not metadata:
             self._reviewed = metadata
             self._links.review()
-        self._redirect()
+        self.redirection.review()
         if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable()):
             self._process.set_aside(keep=effects.has_diverged)
         if fitness.may_begin_anew and not self._begins_anew:
@@ -181,22 +186,11 @@ class ClusterRuntime(Runtime):
             fitness.is_ready = True
             self._is_watched = False
             self._process.became_ready()
-            self._redirect()
+            self.redirection.review()
         if self._is_leaving and not (
             any(cluster_node.context.leading) and cluster_node.context.connected
         ):
             self._process.relieved()
-
-    def _redirect(self) -> None:
-        """Send clients to other nodes while this node should not serve them."""
-        fitness = self.fitness
-        if self.cluster_node.context.metadata is None or not fitness.is_ready:
-            return
-        reason = fitness.redirect_reason()
-        servers = fitness.other_servers() if reason else ""
-        if servers != self.state.redirect:
-            self.clients.touch()
-            self.node.redirect(servers, reason)
 
     def _checkpoint(self) -> None:
         now = self.state.now
@@ -354,6 +348,7 @@ class ClusterRuntime(Runtime):
         """Give up Raft's leadership; returns where the clients may go."""
         self.clients.touch()
         self.cluster_node.meta.transfer_leadership(now)
+        self.redirection.hand_over()
         return self.fitness.other_servers()
 
     # Snapshots

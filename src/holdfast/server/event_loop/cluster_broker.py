@@ -10,6 +10,7 @@ from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import ANSWER, QUESTION, BadFrame
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.runtime.ports import ClusterPorts, ProcessPort
+from holdfast.cluster.runtime.redirection import LEAVE_CLIENTS_S
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.security.passwords import PasswordFile
@@ -74,6 +75,14 @@ class ClusterBroker(Broker):
             self._cluster_node, ports, self._replacement, self._disk_stall_s, self.waits
         )
         return self.cluster
+
+    async def hand_over(self) -> str:
+        """Give up Raft's leadership, and send clients to other nodes at the pace of a drain. Return
+        where those that are left may go."""
+        others = self.cluster.hand_over(self.loop.time())
+        if others and self.cluster.redirection.drain_per_s:
+            await self.wait_for_disconnects(LEAVE_CLIENTS_S)
+        return others
 
     def _raft_written(self) -> None:
         self.cluster.raft_written()
