@@ -161,6 +161,9 @@ def test_a_mosquitto_configuration(tmp_path: Path, capsys: pytest.CaptureFixture
     assert config.limits.inflight_max == config.limits.keep_alive_s_max == 65_535
     assert config.limits.session_expiry_s_max == 14 * 86_400
     assert config.logging.level == "debug"
+    assert config.node.data == str(tmp_path / "out" / "data")
+    text = (tmp_path / "out" / "holdfast.toml").read_text()
+    assert text.startswith("# Differences to mosquitto.conf, by line:\n# ")
     # A second import overwrites nothing.
     assert main(["config", "import", str(path), "--out", str(tmp_path / "out")]) == 1
     assert "File exists" in capsys.readouterr().err

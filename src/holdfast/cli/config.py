@@ -19,6 +19,7 @@ from holdfast.security.dynamic.document import parse
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 WIDTH: Final = 80
+DATA_FOLDER: Final = "data"
 USERS_FILE: Final = "dynamic-security.json"
 
 
@@ -152,6 +153,7 @@ def _write(made: MosquittoImport, directory: Path) -> None:
         security = made.tables.setdefault("security", {})
         security["dynamic_security_file"] = str((directory / USERS_FILE).absolute())
         files[USERS_FILE] = _read_users(made.users)
+    made.tables = {"node": {"data": str((directory / DATA_FOLDER).absolute())}, **made.tables}
     files["holdfast.toml"] = made.toml()
     for name, text in files.items():
         # The files have hashes of passwords, so only the owner may read them.

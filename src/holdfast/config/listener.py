@@ -83,8 +83,9 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     authentication: list[Literal["password", "scram", "certificate", "token", "http", "hook"]] = (
         field(default_factory=list)
     )
-    """The ways in which a client may prove its user name here; empty: each one that is
-    configured."""
+    """The ways in which a client may prove its user name here; empty: each one that is configured.
+    With `certificate` alone the certificate decides, whatever user name and password the client
+    sends."""
     password_file: str = ""
     """The file with the only users who may prove their name by password here; empty: those of
     `security`."""

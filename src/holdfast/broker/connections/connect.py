@@ -85,7 +85,7 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
     certified = connection.certificate_name
     if not listener.certifies(certified):
         certified = ""
-    if packet.username is None:
+    if packet.username is None or (certified and listener.is_certificate_only()):
         # A TLS client certificate may stand for a user name.
         if certified:
             connection.username = certified

@@ -39,6 +39,11 @@ class ListenerRules:
         """Whether a client may prove its user name in this way."""
         return not self.authentication or method in self.authentication
 
+    def is_certificate_only(self) -> bool:
+        """Whether a certificate decides on its own. The name and the password of CONNECT then mean
+        nothing, as with `use_identity_as_username` of Mosquitto."""
+        return self.authentication == (CERTIFICATE,)
+
     def certifies(self, name: str) -> bool:
         """Whether a name that TLS has proved counts here now."""
         return self.takes(CERTIFICATE) and (self.certified is None or name in self.certified)

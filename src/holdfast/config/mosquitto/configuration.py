@@ -112,8 +112,10 @@ class MosquittoImport:
     does."""
 
     def toml(self) -> str:
-        """The configuration file."""
-        lines: list[str] = []
+        """The configuration file, with the notes on top."""
+        lines = [f"# {note}" for note in self.notes]
+        if lines:
+            lines = ["# Differences to mosquitto.conf, by line:", *lines, ""]
         for name, table in self.tables.items():
             lines += [f"[{name}]", *_lines(table), ""]
         for listener in self.listeners:
@@ -182,6 +184,11 @@ class _Reader:
             elif "client_ca" in listener:
                 # There a certificate is a user name only if the configuration says so.
                 listener.setdefault("certificate_user", "none")
+            if listener.get("certificate_user") == "cn":
+                # There the certificate decides alone: the name and the password of CONNECT are
+                # ignored, and a certificate without a name is refused.
+                listener["authentication"] = ["certificate"]
+                listener["allow_anonymous"] = False
         security = made.tables.setdefault("security", {})
         if made.listeners and "allow_anonymous" not in security:
             security["allow_anonymous"] = False
@@ -224,6 +231,9 @@ class _Reader:
     def _include(self, directory: Path) -> None:
         if not directory.is_dir():
             raise ValueError(f"{self._where}: there is no directory {directory}")
+        self._note(
+            f"include_dir {directory}: its files are read here, so a line below this one wins"
+        )
         for path in sorted(directory.glob("*.conf")):
             self._included += 1
             if self._included > INCLUDES_MAX:
