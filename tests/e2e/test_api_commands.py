@@ -38,7 +38,21 @@ def test_lists_and_operations(
         assert len(lines("subscriptions", "list", "--topic", "in/1")) == 3
         [_, group] = lines("groups", "list")
         assert group.startswith("$share/g/in/#")
-        assert json.loads("\n".join(lines("groups", "show", "$share/g/in/#")))["members"]
+        shown = lines("groups", "show", "$share/g/in/#")
+        assert "members      1, connected 1" in shown
+        assert any(line.endswith("bad\\tname  at n1, QoS 1, 0 messages inflight") for line in shown)
+        [reply] = [json.loads("\n".join(lines("groups", "show", "$share/g/in/#", "--json")))]
+        assert reply["members"]
+        shown = lines("sessions", "show", "bad\tname")
+        assert shown[0] == "client       bad\\tname"
+        assert "             QoS 1  in/#" in shown
+        [heading, _] = lines("sessions", "list", "--sort", "log-lag", "--descending")
+        assert "log-lag" in heading
+        assert any(" connected " in line for line in lines("sessions", "history", "bad\tname"))
+        for what in ("storage", "limits", "drops", "audit"):
+            assert lines("show", what)
+            assert isinstance(json.loads("".join(lines("show", what, "--json"))), dict)
+        assert any("limits.connections" in line for line in lines("show", "limits"))
         client.subscribe(("$queue/jobs/#", 1))
         assert "it has 1 members" in error("groups", "delete", "$queue/jobs/#")
         assert "it is no queue" in error("groups", "delete", "$share/g/in/#")
@@ -67,13 +81,20 @@ def test_lists_and_operations(
         assert len(lines("delayed", "list")) == 1
         assert "no delayed message waits" in error("delayed", "cancel", partition, offset)
 
-        lines("clients", "disconnect", "bad\tname", "--reason", "maintenance")
+        assert lines("clients", "disconnect", "bad\tname", "--reason", "maintenance") == [
+            "bad\\tname was disconnected from n1; its session stays"
+        ]
         client.expect(DISCONNECT)
     until(lambda: not api.get("clients")["sessions"], "the client is gone")
-    row = json.loads("\n".join(lines("clients", "ban", "--address", "2001:db8::1", "--for", "1h")))
+    ban = ("clients", "ban", "--address", "2001:db8::1", "--for", "1h")
+    [sentence] = lines(*ban)
+    assert sentence.startswith("address 2001:db8::/64 is banned until 2")
+    row = json.loads("\n".join(lines(*ban, "--json")))
     assert (row["scope"], row["name"], row["by"]) == ("address", "2001:db8::/64", "local")
     assert lines("clients", "bans", "--scope", "address")[1].split()[1] == "2001:db8::/64"
-    lines("clients", "unban", "--address", "2001:db8::/64")
+    assert lines("clients", "unban", "--address", "2001:db8::/64") == [
+        "address 2001:db8::/64 may connect again: its ban was lifted"
+    ]
     assert len(lines("clients", "bans")) == 1
     lines("clients", "unban", "nobody", code=2)
     assert lines("access", "may", "c", "publish", "t", "--user", "u") == [
@@ -82,9 +103,12 @@ def test_lists_and_operations(
     lines("access", "may", "c", "publish", "$SYS/x", code=1)
     lines("access", "may", "c", "publish", "t/+", code=2)
     assert "no" in lines("sessions", "list")[1].split()
-    moved = json.loads("\n".join(lines("sessions", "move", "bad\tname", "end", "--dry-run")))
-    assert moved["dry_run"]
-    lines("sessions", "end", "bad\tname")
+    dry = ("sessions", "move", "bad\tname", "end", "--dry-run")
+    assert json.loads("\n".join(lines(*dry, "--json")))["dry_run"]
+    [sentence] = lines(*dry)
+    assert sentence.startswith("bad\\tname would move: ")
+    [sentence] = lines("sessions", "end", "bad\tname")
+    assert sentence.startswith("the session of bad\\tname has ended, with 3 subscriptions")
     [_, queue] = lines("groups", "list")
     assert queue.split()[:3] == ["$share/$queue/jobs/#", "0", "0"]
     lines("groups", "delete", "$queue/jobs/#")

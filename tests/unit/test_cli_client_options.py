@@ -111,6 +111,11 @@ def test_refused(arguments: list[str]) -> None:
         parsed(*arguments)
 
 
+def test_a_websocket_url_with_a_topic_names_the_option_to_use() -> None:
+    with pytest.raises(UsageError, match=r"use --server wss://HOST\[:PORT\]\[/PATH\] -t"):
+        parsed("-L", "wss://h/mqtt/t")
+
+
 def test_id_prefix_gets_the_process_id() -> None:
     name = parsed("-I", "box-").client_id
     assert name is not None

@@ -129,6 +129,16 @@ def test_a_denied_publish_is_one_line_a_minute(topic: str, qos: int) -> None:
     assert [each.fields["count"] for each in lines(bench) if each.event == "publish_denied"] == [5]
 
 
+def test_the_line_about_a_denied_publish_names_the_rule_that_denies_it() -> None:
+    bench = Bench("user mallory\ntopic readwrite #\ntopic deny secret/#\n")
+    writer = bench.login("mallory")
+    lines(bench)
+    writer.send(publication("secret/x", b"x", 1))
+    assert str(only(bench).fields["reason"]).endswith(":3: topic deny secret/#")
+    writer.send(publication("$SYS/broker/fake", b"x", 1))
+    assert only(bench).fields["reason"] == "no rule allows it"
+
+
 def test_a_message_that_a_subscriber_may_not_read_is_a_line_for_debugging() -> None:
     bench = Bench()
     reader = bench.login("mallory")

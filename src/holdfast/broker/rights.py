@@ -28,7 +28,7 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState, Route, Work
 from holdfast.protocol.topics.names import is_delayed_filter, is_queue
-from holdfast.security.acl import ClientRules, RuleSource
+from holdfast.security.acl import WRITE, ClientRules, RuleSource
 from holdfast.security.identity.asked_rules import AskedRules
 
 READABLE_MAX: Final = 1000
@@ -111,6 +111,16 @@ def may_write(connection: Connection, route: Route) -> bool:
     writes = rights.writes
     known = None if writes is None else writes.get(route.raw)
     return rights.learn_write(route.raw, route.topic) if known is None else known
+
+
+def write_denial(connection: Connection, topic: str) -> str:
+    """The rule that denies a publish to a topic, in words."""
+    rights = connection.rights
+    if isinstance(rights, Rights) and rights.acl is not None:
+        verdict = rights.acl.verdict_on(topic, WRITE)
+        if not verdict.is_allowed:
+            return verdict.text()
+    return "no rule allows it"
 
 
 def may_leave_now(state: NodeState, connection: Connection, topic: str) -> bool:

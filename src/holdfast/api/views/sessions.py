@@ -158,9 +158,10 @@ def is_connected(session: Session) -> bool:
 
 
 def log_lag(state: NodeState, session: Session) -> int:
-    """The records between the session's position and the end of the log; 0: it is live."""
+    """The records between the session's position and the end of the log; 0: it is live, or there
+    is nothing that it could be sent."""
     positions = session.positions
-    if positions is None:
+    if positions is None or not session.subscriptions:
         return 0
     return max(0, sum(state.delivered) - sum(positions))
 

@@ -7,6 +7,7 @@ claimed name, because an operator must see whose password was wrong. docs/logs.m
 
 from typing import Final
 
+from holdfast.broker.rights import write_denial
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
@@ -136,7 +137,7 @@ def note_publish_denied(
             "user": connection.username or "",
             "remote": connection.remote,
             "topic": topic[:TOPIC_SHOWN_MAX],
-            "reason": text or "no rule allows it",
+            "reason": text or write_denial(connection, topic)[:TOPIC_SHOWN_MAX],
             "count": count,
         }
         state.note("warning", "publish_denied", fields)

@@ -25,7 +25,7 @@ Connection:
   --quiet                    no error messages while running
   --version, --help
 
-TLS (--cafile, --capath, --tls-use-os-certs or an mqtts or wss URL switch it on):
+TLS (--cafile, --capath, --tls-use-os-certs, an mqtts URL, or --server wss://... switch it on):
   --cafile FILE, --capath DIR, --tls-use-os-certs    CA certificates
   --cert FILE, --key FILE    client certificate
   --insecure                 do not check the name in the server's certificate

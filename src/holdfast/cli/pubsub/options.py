@@ -321,10 +321,15 @@ class ClientOptions:
         self.will_topic = text
 
     def _set_url(self, text: str) -> None:
-        """Take the URL mqtt(s)://[user[:password]@]host[:port]/topic."""
+        """Take the URL mqtt(s)://[user[:password]@]host[:port]/topic, as mosquitto_sub does. In one
+        of ws or wss the path of the WebSocket and the topic could not be distinguished."""
         from urllib.parse import unquote
 
         scheme, separator, rest = text.partition("://")
+        if separator and scheme in ("ws", "wss"):
+            raise UsageError(
+                f"-L takes mqtt or mqtts: use --server {scheme}://HOST[:PORT][/PATH] -t"
+            )
         if not separator or scheme not in ("mqtt", "mqtts"):
             raise UsageError("unsupported URL scheme.")
         authority, slash, topic = rest.partition("/")

@@ -7,7 +7,7 @@ Each is a list over the admin port of any node, and what an operator does with o
     holdfast clients bans --kind lockout
     holdfast clients ban CLIENT|--user NAME|--address NET --for 1h --reason TEXT
     holdfast clients unban CLIENT|--user NAME|--address NET
-    holdfast sessions show|end CLIENT
+    holdfast sessions show|end|history CLIENT
     holdfast sessions move CLIENT end --dry-run
     holdfast subscriptions list --topic factory/1/state
     holdfast groups list
@@ -15,7 +15,8 @@ Each is a list over the admin port of any node, and what an operator does with o
     holdfast retained delete 'factory/old/#' > deleted.json
     holdfast retained restore deleted.json
 
-`--json` prints what the port has sent. A list ends after `--most` rows and says so.
+Lists are tables, and the result about one row is text. `--json` prints what the port has sent. A
+list ends after `--most` rows and says so.
 """
 
 import argparse
@@ -29,12 +30,17 @@ from urllib.parse import quote, urlencode
 
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
 from holdfast.cli.resources.bans import add_ban_parsers, ban_request, banned_name
+from holdfast.cli.resources.sentences import SENTENCES, fields_text, time_text
 from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
 from holdfast.client.admin_connection import AdminError
 from holdfast.client.log.position import resolve_place
 
 EXIT_ERROR: Final = 2
 PAGE: Final = 500
+SORTS: Final = (
+    "client", "user", "address", "queued", "inflight", "subscriptions", "log-lag", "dropped",
+)  # fmt: skip
+"""The orders of a list of sessions, as its headings have them."""
 MOST: Final = 1000
 """The default of the most rows that a list prints."""
 
@@ -42,9 +48,7 @@ MOST: Final = 1000
 def _time(name: str, none: str = "") -> Callable[[Row], object]:
     def text(row: Row) -> object:
         value = row.get(name, 0)
-        if not value:
-            return none
-        return datetime.fromtimestamp(value / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return time_text(value) if value else none
 
     return text
 
@@ -84,6 +88,11 @@ LISTS: Final[dict[str, tuple[str, list[Column]]]] = {
     "retained": (
         "messages",
         [*_columns("topic", "bytes", "qos", "publisher"), ("at", _time("at_us"))],
+    ),
+    "history": (
+        "events",
+        [("at", _time("at_us")), *_columns("event", "node"),
+         ("fields", lambda row: fields_text(row["fields"]))],
     ),
     "delayed": (
         "messages",
@@ -129,19 +138,26 @@ Commands = Any
 def _session_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
     listing.add_argument("--search", metavar="TEXT", help="a part of client id, user or address")
     listing.add_argument("--user", metavar="NAME", help="of this user only")
-    listing.add_argument("--sort", metavar="FIELD", help="order, as queued or log_lag")
+    listing.add_argument("--sort", metavar="FIELD", type=_sort_field, choices=SORTS,
+                         help=f"the order: {', '.join(SORTS)}")  # fmt: skip
     listing.add_argument("--descending", action="store_true", help="the largest first")
     disconnect = commands.add_parser("disconnect", help="disconnect a client; its session stays")
     disconnect.add_argument("--reason", metavar="TEXT", help="a text for the client")
     show = commands.add_parser("show", help="one in full")
     end = commands.add_parser("end", help="end a session and forget its messages")
     move = commands.add_parser("move", help="skip messages in the log, or send them again")
-    for each in (disconnect, show, end, move):
+    history = commands.add_parser("history", help="what happened to a client, the newest first")
+    for each in (disconnect, show, end, move, history):
         each.add_argument("client", metavar="CLIENT", help="the client id")
     move.add_argument("to", choices=("start", "end", "time"), help="where it continues")
     move.add_argument("--at", metavar="TIME", help="with time, as 2026-01-31T12:00:00Z")
     move.add_argument("--dry-run", action="store_true", help="only count the messages")
-    return [disconnect, show, end, move]
+    return [disconnect, show, end, move, history]
+
+
+def _sort_field(text: str) -> str:
+    """The heading of a column, also as the admin port writes it."""
+    return text.replace("_", "-")
 
 
 def _client_options(listing: argparse.ArgumentParser, commands: Commands) -> Parsers:
@@ -208,7 +224,14 @@ def run(args: argparse.Namespace) -> int:
             return _list(port, args, args.resource)
         if args.action == "bans":
             return _list(port, args, "bans")
-        print(json.dumps(_ACTIONS[args.action](port, args), indent=2, ensure_ascii=False))
+        if args.action == "history":
+            return _history(port, args)
+        reply = _ACTIONS[args.action](port, args)
+        text = SENTENCES.get((args.resource, args.action))
+        if args.json or text is None:
+            print(json.dumps(reply, indent=2, ensure_ascii=False))
+        else:
+            print(text(reply))
     except (AdminError, ValueError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -229,6 +252,8 @@ def path_of(resource: str, **parameters: object) -> str:
 def _list(port: AdminPort, args: argparse.Namespace, name: str) -> int:
     field, columns = LISTS[name]
     wanted = {key: getattr(args, key, None) for key in _LIST_PARAMETERS}
+    if wanted["sort"]:
+        wanted["sort"] = wanted["sort"].replace("-", "_")
     rows: list[Row] = []
     after, missing = "", {}
     while len(rows) < args.most:
@@ -248,6 +273,15 @@ def _list(port: AdminPort, args: argparse.Namespace, name: str) -> int:
         print(f"there are more than {args.most}: --most N", file=sys.stderr)
     for node, reason in missing.items():
         print(f"holdfast: node {escaped(node)} is missing: {escaped(reason)}", file=sys.stderr)
+    return 0
+
+
+def _history(port: AdminPort, args: argparse.Namespace) -> int:
+    events = port.get_json(path_of("session/history", client=args.client))["events"]
+    if args.json:
+        print(json.dumps(events, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(table_lines(events, LISTS["history"][1])))
     return 0
 
 
@@ -317,7 +351,7 @@ def time_us(text: str) -> int:
     return found_us
 
 
-_ACTIONS: Final[dict[str, Callable[[AdminPort, argparse.Namespace], object]]] = {
+_ACTIONS: Final[dict[str, Callable[[AdminPort, argparse.Namespace], Any]]] = {
     "show": _show,
     "disconnect": _disconnect,
     "ban": _ban,

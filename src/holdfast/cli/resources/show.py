@@ -1,0 +1,139 @@
+"""`holdfast show`: the disks, limits, drops or audit of all nodes, over the admin port of one."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.resources.sentences import fields_text, time_text
+from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
+from holdfast.client.admin_connection import AdminError
+
+EXIT_ERROR: Final = 2
+MEBIBYTE: Final = 1 << 20
+
+
+def _columns(*names: str) -> list[Column]:
+    return [(name.replace("_", "-"), partial(_cell, name)) for name in names]
+
+
+def _cell(name: str, row: Row) -> object:
+    return row.get(name, "")
+
+
+def _storage(reply: dict[str, Any]) -> list[list[str]]:
+    rows: list[Row] = [
+        {
+            "node": each["node"],
+            "log": f"{each['log_bytes'] / MEBIBYTE:.1f} MiB",
+            "free": f"{each['free_bytes'] / MEBIBYTE:.0f} MiB",
+            "reserve": f"{each['reserve_bytes'] / MEBIBYTE:.0f} MiB",
+            "oldest": time_text(each["oldest_us"]) if each["oldest_us"] else "",
+            "growth": f"{each['growth_bytes_per_s']:.0f} B/s",
+            "full_in": "never" if each["full_in_s"] is None else f"{each['full_in_s']:.0f} s",
+            "state": "; ".join(each["obstacles"].values()) or "serves",
+        }
+        for each in reply["nodes"]
+    ]
+    names = ("node", "log", "free", "reserve", "oldest", "growth", "full_in", "state")
+    return [table_lines(rows, _columns(*names))]
+
+
+def _limits(reply: dict[str, Any]) -> list[list[str]]:
+    rows = [
+        {
+            "node": node["node"],
+            **each,
+            "most": each["most"] or "no limit",
+            "share": f"{100 * each['used'] / each['most']:.0f} %" if each["most"] else "",
+        }
+        for node in reply["nodes"]
+        for each in node["limits"]
+    ]
+    return [table_lines(rows, _columns("node", "name", "used", "most", "share"))]
+
+
+def _drops(reply: dict[str, Any]) -> list[list[str]]:
+    counts = [
+        {"node": node["node"], "what": what, "reason": reason, "count": count}
+        for node in reply["nodes"]
+        for what in ("dropped", "refused")
+        for reason, count in node[what].items()
+        if count
+    ]
+    cases = [
+        {
+            "at": time_text(each["at_us"]),
+            "node": node["node"],
+            "event": each["event"],
+            "fields": fields_text(each["fields"]),
+        }
+        for node in reply["nodes"]
+        for each in node["cases"]
+    ]
+    cases.sort(key=lambda row: row["at"], reverse=True)
+    return [
+        table_lines(counts, _columns("node", "what", "reason", "count")),
+        table_lines(cases, _columns("at", "node", "event", "fields")),
+    ]
+
+
+def _audit(reply: dict[str, Any]) -> list[list[str]]:
+    rows = [
+        {
+            **each,
+            "at": time_text(each["time_us"]),
+            "change": " ".join((each["method"], each["path"], each.get("parameters", ""))).strip(),
+            "result": each.get("error") or "done",
+        }
+        for each in reply["entries"]
+    ]
+    return [table_lines(rows, _columns("at", "who", "remote", "node", "change", "result"))]
+
+
+WHAT: Final[dict[str, tuple[str, Callable[[dict[str, Any]], list[list[str]]]]]] = {
+    "storage": ("the log and the disk of each node, and when it is full", _storage),
+    "limits": ("the limits of each node and their use", _limits),
+    "drops": ("what was dropped or refused, with the last cases", _drops),
+    "audit": ("the last changes over the admin port", _audit),
+}
+"""Each view: its help, and the tables of its reply."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "disks, limits, drops or the audit of all nodes"
+    parser = subparsers.add_parser("show", help=text, description=f"Show {text}.")
+    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, (help, _) in WHAT.items():
+        each = commands.add_parser(name, help=help, description=help)
+        each.add_argument("--json", action="store_true", help="print JSON")
+        each.add_argument(
+            "--admin",
+            metavar="ADDR:PORT",
+            default=DEFAULT_ADMIN,
+            help=f"admin port of any node (default {DEFAULT_ADMIN})",
+        )
+        add_access_options(each)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one of these views."""
+    try:
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        reply = port.get_json(f"/api/v1/{args.what}")
+    except AdminError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    if args.json:
+        print(json.dumps(reply, ensure_ascii=False))
+    else:
+        tables = WHAT[args.what][1](reply)
+        print("\n\n".join("\n".join(lines) for lines in tables))
+    for each in reply.get("missing", []):
+        text = f"node {escaped(each['node'])} is missing: {escaped(each['reason'])}"
+        print(f"holdfast: {text}", file=sys.stderr)
+    return 0
