@@ -42,6 +42,14 @@ class ConsolePage:
         self._host = f"127.0.0.1:{admin_port}"
         self.page.goto(f"http://{self._host}/console/{fragment}")
 
+    def cut_tables(self) -> list[str]:
+        """The tables whose right part is not on the screen."""
+        found: list[str] = self.page.evaluate(
+            "[...document.querySelectorAll('.table')].filter(each => each.scrollWidth >"
+            " each.clientWidth + 1).map(each => each.getAttribute('aria-label'))"
+        )
+        return found
+
     def close(self) -> None:
         self.context.close()
 

@@ -69,6 +69,18 @@ def test_users_tokens_settings_and_the_audit(broker: ListenersBroker, page: Cons
     expect(dialog).to_contain_text("holdfast_")
     dialog.get_by_role("button", name="I have noted it").click()
     expect(view.get_by_role("region", name="Tokens")).to_contain_text("a <test>")
+    view.set_viewport_size({"width": 400, "height": 800})
+    assert page.cut_tables() == []
+    page.open(broker.admin_port, "#/drops")
+    expect(view.get_by_role("region", name="Limits")).to_contain_text("limits.sessions")
+    assert page.cut_tables() == []
+    view.set_viewport_size({"width": 1280, "height": 800})
+    # The browser logs each 404 of a script.
+    absent: list[str] = []
+    view.on("response", lambda each: absent.append(each.url) if each.status == 404 else None)
+    page.open(broker.admin_port, "#/federation")
+    expect(view.get_by_text("This broker belongs to no federation.")).to_be_visible()
+    assert absent == []
     page.open(broker.admin_port, "#/settings")
     expect(view.get_by_role("region", name="Settings")).to_contain_text("websocket")
     page.open(broker.admin_port, "#/audit")

@@ -39,9 +39,14 @@ def test_a_kill_is_seen_on_the_timeline_while_it_happens(
         # Other screens name the node whose part is missing, and show the rest.
         port = cluster.nodes[watched].admin_port
         page.open(port, "#/drops")
-        missing = page.page.get_by_text(f"Without the nodes that did not reply: {victim}")
+        missing = page.page.get_by_text(f"{victim} is down; its part is missing.")
         expect(missing).to_be_visible()
         expect(page.page.get_by_role("region", name="Limits")).to_contain_text(watched)
+        # The overview is as calm as the screen of the cluster.
+        page.open(port, "#/")
+        health = page.page.locator(".health.warn")
+        expect(health).to_contain_text(f"Node {victim} is down.")
+        expect(health).to_contain_text("Every partition still acknowledges")
         page.open(port, "#/timeline?seconds=60")
         cluster.restart(victim)
         expect(story).to_contain_text(f"{victim} is up again.", timeout=STORY_MS)

@@ -55,12 +55,12 @@ function take(found) {
       lines.sort((a, b) => b.at_us - a.at_us);
       notes.value = [...lines, ...notes.value].slice(0, NOTES_MAX);
     }
-    if (found.rates) addRates(found);
     for (const [name, state] of Object.entries(found.nodes || {})) {
       if (states.value[name] === state) continue;
       if (states.value[name]) toast(text.nodeIs(name, state), state === "up" ? "good" : "bad");
       states.value = { ...states.value, [name]: state };
     }
+    if (found.rates) addRates(found);
   });
   for (const listener of listeners) listener(found);
 }
@@ -69,9 +69,9 @@ function take(found) {
 function addRates(found) {
   const second = Math.floor(found.at_us / 1e6);
   const sum = /** @type {Record<string, number>} */ ({});
-  for (const each of Object.values(nodes.value)) {
-    // A node that is silent for longer has no rate.
-    if (found.at_us - each.at_us > 5e6) continue;
+  for (const [node, each] of Object.entries(nodes.value)) {
+    // A node that is silent for longer has no rate, and one that is down has no clients.
+    if (found.at_us - each.at_us > 5e6 || ["down", "removed"].includes(states.value[node])) continue;
     for (const [name, value] of Object.entries(each.rates)) sum[name] = (sum[name] || 0) + value;
   }
   const before = rates.value.filter(([at]) => at < second);

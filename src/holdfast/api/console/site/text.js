@@ -17,7 +17,7 @@ export const text = {
   hidden: "a character that would not be seen, or that would change the order of the text",
   moreCharacters: (/** @type {string} */ count) => `+${count} characters`,
   ago: (/** @type {string} */ time) => `${time} ago`,
-  missing: (/** @type {string} */ nodes) => `Without the nodes that did not reply: ${nodes}`,
+  missing: (/** @type {string} */ node, /** @type {string} */ reason) => reason === "it is down" ? `${node} is down; its part is missing.` : `${node} did not reply, so its part is missing: ${reason}`,
   unreached: "The broker does not reply.",
   unreachedBanner: "The broker does not reply. The page tries again every 2 seconds and goes on by itself.",
   reachedAgain: "The broker replies again.",
@@ -59,9 +59,7 @@ export const text = {
   overview: {
     title: "Overview",
     serves: (/** @type {number} */ nodes) => (nodes > 1 ? `All ${nodes} nodes serve clients.` : "The broker serves clients."),
-    nodesNot: (/** @type {string[]} */ names) => `${names.join(", ")} ${names.length > 1 ? "do" : "does"} not.`,
     notReady: (/** @type {string} */ node, /** @type {string} */ reasons) => `${node}: ${reasons}`,
-    short: (/** @type {number} */ count) => `${count} of the partitions ${count > 1 ? "have" : "has"} fewer replicas in sync than wanted.`,
     received: "Messages in /s", sent: "Messages out /s", connections: "Clients", sessions: "Sessions", behind: "Sessions behind",
     behindNote: "read the log to catch up", bytesIn: "Bytes in /s", bytesOut: "Bytes out /s",
     ratesTitle: "Messages per second", ratesNote: "since this page was opened", in: "in", out: "out",

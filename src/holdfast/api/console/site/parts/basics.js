@@ -38,8 +38,8 @@ export const Facts = ({ rows }) => html`<dl class="facts">${rows
 export function State({ of: { data, error, loading }, second }) {
   if (error) return html`<p class="notice bad" role="alert">${error.message}</p>`;
   if (loading && !data) return html`<p class="notice faint">${text.loading}</p>`;
-  const missing = !second && data?.missing?.map((/** @type {any} */ each) => `${each.node}: ${each.reason}`).join("; ");
-  return missing ? html`<p class="notice warn">${text.missing(missing)}</p>` : null;
+  const missing = !second && data?.missing?.map((/** @type {any} */ each) => text.missing(each.node, each.reason)).join(" ");
+  return missing ? html`<p class="notice warn">${missing}</p>` : null;
 }
 
 /** An input whose value is told a moment after the last key.

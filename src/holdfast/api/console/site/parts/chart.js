@@ -30,6 +30,10 @@ export function ticks(from, to, width) {
   return found.map((at) => ({ at, name: step >= 86400 ? time(at * 1e6).split(" ")[0] : time(at * 1e6).slice(0, step < 60 ? undefined : -3) }));
 }
 
+/** The middle of a label of an axis, moved so far that its end is not cut off.
+ * @param {number} at @param {string} name @param {number} width */
+export const inside = (at, name, width) => Math.min(at, width - name.length * 3.5);
+
 /** The path of a line, broken where a value is missing or `gap` is exceeded.
  * @param {number[]} x @param {(number | null)[]} values @param {(x: number) => number} across @param {(value: number) => number} up @param {number} [gap] */
 export function path(x, values, across, up, gap = Infinity) {
@@ -72,7 +76,7 @@ export function Chart({ x, series, height = 160, label, format = compact, onSpan
       onPointerMove=${(/** @type {PointerEvent} */ event) => setAt(when(event))} onPointerLeave=${() => setAt(null)} onPointerCancel=${() => setBegun(null)} onPointerUp=${end}
       onPointerDown=${(/** @type {PointerEvent} */ event) => { if (!onSpan || event.button) return; /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId); setBegun(when(event)); }}>
     ${Array.from({ length: lines + 1 }, (_, index) => html`<line class="tick" x1=${LEFT} x2=${width} y1=${up(index * step)} y2=${up(index * step)} /><text x=${LEFT - 7} y=${up(index * step) + 4} text-anchor="end">${format(index * step)}</text>`)}
-    ${x.length > 0 && ticks(low, high, inner).map((each) => html`<line class="tick" x1=${across(each.at)} x2=${across(each.at)} y1=${TOP} y2=${base} /><text x=${across(each.at)} y=${height - 5} text-anchor="middle">${each.name}</text>`)}
+    ${x.length > 0 && ticks(low, high, inner).map((each) => html`<line class="tick" x1=${across(each.at)} x2=${across(each.at)} y1=${TOP} y2=${base} /><text x=${inside(across(each.at), each.name, width)} y=${height - 5} text-anchor="middle">${each.name}</text>`)}
     ${series.map((each, index) => html`<g style=${color(each, index)}>${each.bars
       ? x.map((one, at) => (each.values[at] || 0) > 0 && html`<rect class="bar" x=${across(one)} y=${up(each.values[at] || 0)} width=${wide} height=${base - up(each.values[at] || 0)} />`)
       : html`${each.fill && x.length > 1 && html`<path class="under" d=${`${path(x, each.values.map((value) => value || 0), across, up).replace("M", `M${across(x[0])},${base}L`)}V${base}Z`} />`}<path class="curve" d=${path(x, each.values, across, up)} />`}</g>`)}

@@ -46,7 +46,7 @@ export function component() {
       ...["log_lag", "queued", "inflight", "dropped"].map((key) => ({ key, title: text.sessions.numbers[/** @type {"queued"} */ (key)], align: right, minor: key === "inflight" || key === "queued", cell: (/** @type {any} */ row) => count(row[key]) }))]} /><//>
     <${State} of=${limits} second /><${Card} title=${own.limits}><${Table} label=${own.limits} rows=${rowsOf(limits.data, "limits")} rowKey=${(/** @type {any} */ row) => row.node + row.name} columns=${[
       { key: "node", title: text.overview.node, cell: (/** @type {any} */ row) => row.node },
-      { key: "name", title: own.limit, class: "mono", cell: (/** @type {any} */ row) => row.name },
+      { key: "name", title: own.limit, class: "mono", cell: (/** @type {any} */ row) => row.name.split("_").map((/** @type {string} */ part, /** @type {number} */ index) => html`${index > 0 && html`_<wbr />`}${part}`) },
       { key: "used", title: own.used, align: right, cell: (/** @type {any} */ row) => amount(row.name, row.used) },
       { key: "most", title: own.most, align: right, cell: (/** @type {any} */ row) => (row.most ? amount(row.name, row.most) : own.unlimited) },
       { key: "share", title: own.share, minor: true, cell: (/** @type {any} */ row) => row.most > 0 && html`<${Meter} value=${row.used} of=${row.most} label=${row.name} />` }]} /><//>`;

@@ -24,14 +24,17 @@ function placed(graph) {
 
 export function component() {
   const topic = route.value.params.topic || "";
-  const status = useLoad("federation", { topic }, { every: 2 });
-  const graph = useLoad("federation/graph", {}, { every: 5 });
+  // A broker without a federation is not asked for one, because the browser would log each 404.
+  const settings = useLoad("settings");
+  const isMember = settings.data && !settings.data.settings.some((/** @type {any} */ each) => each.key === "federation" && each.value === null);
+  const status = useLoad(isMember ? "federation" : null, { topic }, { every: 2 });
+  const graph = useLoad(isMember ? "federation/graph" : null, {}, { every: 5 });
   const shape = JSON.stringify(graph.data && [graph.data.members.map((/** @type {any} */ each) => each.id), graph.data.links]);
   const picture = useMemo(() => graph.data && placed(graph.data), [shape]);
   const found = status.data;
   const head = html`<${Head} title=${title} note=${found && own.note(found.federation, graph.data?.members.length || 0)}>
     <${Field} search class="wide" label=${own.topic} value=${topic} onValue=${(/** @type {string} */ value) => change({ topic: value })} /><//>`;
-  if (!found || !picture) return html`${head}${status.error?.status === 404 ? html`<p class="notice">${own.none}</p>` : html`<${State} of=${status} />`}`;
+  if (!found || !picture) return html`${head}${isMember === false || status.error?.status === 404 ? html`<p class="notice">${own.none}</p>` : html`<${State} of=${isMember ? status : settings} />`}`;
   const names = found.names || {};
   const name = (/** @type {string} */ id) => names[id] || graph.data.members.find((/** @type {any} */ each) => each.id === id)?.name || id.slice(0, 8);
   const mesh = topic && found.mesh?.members ? found.mesh : null;

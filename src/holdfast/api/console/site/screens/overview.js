@@ -8,6 +8,7 @@ import { Chart } from "../parts/chart.js";
 import { Raw } from "../parts/raw.js";
 import { Table } from "../parts/table.js";
 import { text } from "../text.js";
+import { verdict } from "./cluster.js";
 
 const own = text.overview;
 export const path = "";
@@ -16,17 +17,15 @@ export const scope = "viewer";
 
 /** @typedef {import("../events.js").Note} Note */
 
-/** What is wrong, in sentences; empty: nothing. @param {any} cluster */
-function problems(cluster) {
-  const found = [];
-  for (const [name, node] of Object.entries(nodes.value)) {
-    if (node.obstacles.length) found.push(own.notReady(name, node.obstacles.join(", ")));
-  }
-  const down = Object.entries(states.value).filter(([, state]) => !["up", "removed"].includes(state));
-  for (const [name, state] of down) found.push(text.nodeIs(name, state));
-  const short = cluster?.partitions.filter((/** @type {any} */ each) => each.in_sync.length < each.replicas.length).length;
-  if (short) found.push(own.short(short));
-  return found;
+/** The state in sentences, as bad as on the screen of the cluster. @param {any} cluster @returns {["good" | "warn" | "bad", string[]]} */
+function health(cluster) {
+  const serving = Object.entries(nodes.value).filter(([name]) => !["down", "removed"].includes(states.value[name]));
+  const unready = serving.filter(([, node]) => node.obstacles.length);
+  const sentences = unready.map(([name, node]) => own.notReady(name, node.obstacles.join(", ")));
+  const [kind, told] = cluster ? verdict(cluster) : ["good", []];
+  if (kind !== "good") return [unready.length === serving.length ? "bad" : /** @type {"warn"} */ (kind), [...told, ...sentences]];
+  if (sentences.length) return [unready.length === serving.length ? "bad" : "warn", sentences];
+  return ["good", [serving.length ? own.serves(serving.length) : text.loading]];
 }
 
 /** A line of the log as a row: its fields in one text. @param {Note} note */
@@ -59,12 +58,11 @@ export function component() {
   const keyOf = (/** @type {Note} */ note) => `${note.node}${note.at_us}${note.event}${fields(note)}`;
   // The stream may repeat what the request has found.
   const events = [...new Map([...notes.value, ...(earlier.data?.notes || [])].map((each) => [keyOf(each), each])).values()].sort((a, b) => b.at_us - a.at_us);
-  const wrong = problems(cluster.data);
+  const [kind, sentences] = health(cluster.data);
   const last = rates.value.at(-1)?.[1] || {};
-  const size = Object.keys(nodes.value).length;
   const rows = (behind.data?.sessions || []).filter((/** @type {any} */ each) => each.log_lag > 0);
   return html`<${Head} title=${title} />
-    <div class=${wrong.length ? "health bad" : "health"} role="status">${wrong.length ? wrong.map((each) => html`<p>${each}</p>`) : size ? html`<p>${own.serves(size)}</p>` : html`<p>${text.loading}</p>`}</div>
+    <div class=${"health " + kind} role="status">${sentences.map((each) => html`<p>${each}</p>`)}</div>
     <div class="figures">
       <${Figure} name=${own.received} value=${compact(last.publish_received || 0)} note=${bytes(last.bytes_received || 0) + "/s"} />
       <${Figure} name=${own.sent} value=${compact(last.publish_sent || 0)} note=${bytes(last.bytes_sent || 0) + "/s"} />

@@ -6,7 +6,7 @@ import { compact, duration, time } from "../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useLoad } from "../load.js";
 import { Card, Choice, Head, State } from "../parts/basics.js";
-import { path as curve, ticks, useWidth } from "../parts/chart.js";
+import { path as curve, inside, ticks, useWidth } from "../parts/chart.js";
 import { History, story } from "../parts/history.js";
 import { change, route } from "../router.js";
 import { text } from "../text.js";
@@ -109,9 +109,11 @@ function Picture({ lanes, view, span, onSpan, min, factor }) {
   };
   const shown = drag || span;
   const label = (/** @type {number} */ y, /** @type {string} */ word) => html`<text class="label" x="0" y=${y}>${word}</text>`;
-  return html`<div class="picture" ref=${place}><svg width=${width} height=${height} role="img" aria-label=${own.picture}
+  return html`<p class="legend note"><span><i class="key up"></i>${own.states.up}</span><span><i class="key suspected"></i>${own.states.suspected}</span><span><i class="key down"></i>${own.states.down}</span><span><i class="key crown"></i>${own.crown}</span>
+    <span><i class="key short"></i>${own.short}</span><span><i class="key area"></i>${own.waiting}</span></p>
+  <div class="picture" ref=${place}><svg width=${width} height=${height} role="img" aria-label=${own.picture}
       onPointerDown=${(/** @type {PointerEvent} */ event) => { if (event.button === 0) { /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId); setDrag([at(event), at(event)]); } }} onPointerMove=${move} onPointerUp=${done} onPointerCancel=${() => setDrag(null)}>
-    ${ticks(view[0] / S, view[1] / S, inner).map((tick) => html`<line class="tick" x1=${x(tick.at * S)} x2=${x(tick.at * S)} y1="14" y2=${height - GAP + 6} /><text class="axis" x=${x(tick.at * S)} y=${height - 8} text-anchor="middle">${tick.name}</text>`)}
+    ${ticks(view[0] / S, view[1] / S, inner).map((tick) => html`<line class="tick" x1=${x(tick.at * S)} x2=${x(tick.at * S)} y1="14" y2=${height - GAP + 6} /><text class="axis" x=${inside(x(tick.at * S), tick.name, width)} y=${height - 8} text-anchor="middle">${tick.name}</text>`)}
     ${label(11, own.nodes)}
     ${names.map((/** @type {string} */ node, /** @type {number} */ index) => { const y = nodesTop + index * LANE; return html`
       <text class="name" x="0" y=${y + 13}>${node}</text><rect class=${"dot " + hue(node, names)} x=${gutter - 18} y=${y + 3} width="10" height="10" rx="3" />
@@ -132,9 +134,7 @@ function Picture({ lanes, view, span, onSpan, min, factor }) {
     ${waits.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"area " + hue(names[index], names)} d=${area(line, x, (value) => second + CHART - log(value) * (CHART - 6), second + CHART)} />`)}
     ${p99.map((/** @type {Line} */ line, /** @type {number} */ index) => html`<path class=${"line " + hue(names[index], names)} d=${curve(line.t, line.v, x, (value) => second + CHART - log(value) * (CHART - 6), 2.5 * S)} />`)}
     ${shown && html`<rect class="brush" x=${x(Math.min(...shown))} y="14" width=${Math.max(1, x(Math.max(...shown)) - x(Math.min(...shown)))} height=${height - GAP - 8} rx="3" />`}
-  </svg></div>
-  <p class="legend note"><span><i class="key up"></i>${own.states.up}</span><span><i class="key suspected"></i>${own.states.suspected}</span><span><i class="key down"></i>${own.states.down}</span><span><i class="key crown"></i>${own.crown}</span>
-    <span><i class="key short"></i>${own.short}</span><span><i class="key area"></i>${own.waiting}</span></p>`;
+  </svg></div>`;
 }
 
 /** The area below steps; 0 is not drawn. @param {Line} line @param {(at: number) => number} x @param {(value: number) => number} y @param {number} base */
