@@ -23,7 +23,6 @@ from tests.support.ports import free_port
 ROOT = Path(__file__).parents[2]
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 TIMEOUT_S = 300
-HANG_TIMEOUT_S = 4
 COMPILED = {f"{name}{SUFFIX}" for name in ("reasons", "durations", "holdfast__mypyc")}
 INTERPRETED = "holdfast: the hot modules stay interpreted: "
 
@@ -44,7 +43,6 @@ COMPILERS = {
     ' [[ $last != -o || $word != *.so ]] || truncate -s 4096 "$word"; last=$word; done',
 }
 REASONS = {
-    "hangs": f"compiling took longer than {HANG_TIMEOUT_S} s",
     "writes garbage": "the compiled modules do not load",
     "writes half of a library": "the compiled modules do not load",
 }
@@ -149,19 +147,31 @@ def test_a_compiler_that_works(small: Path, tmp_path: Path) -> None:
     assert not list((small / "build").glob("compile-*"))
 
 
-@pytest.mark.parametrize("kind", COMPILERS)
+@pytest.mark.parametrize("kind", [each for each in COMPILERS if each != "hangs"])
 def test_a_compiler_that(kind: str, small: Path, tmp_path: Path) -> None:
-    timeout = {"HOLDFAST_COMPILE_TIMEOUT_S": str(HANG_TIMEOUT_S)} if kind == "hangs" else {}
-    output, compiled = wheel(small, tmp_path / "out", CC=compiler(kind, tmp_path), **timeout)
+    output, compiled = wheel(small, tmp_path / "out", CC=compiler(kind, tmp_path))
     assert not compiled
     reason = REASONS.get(kind, "compiling them failed (exit code 1)")
     assert output.count(INTERPRETED) == 1
     assert INTERPRETED + reason in output
     assert not list((small / "build").glob("compile-*"))
-    if kind == "hangs":
-        for process in (tmp_path / "pids").read_text().split():
-            with pytest.raises(ProcessLookupError):
-                os.kill(int(process), signal.SIGCONT)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_a_compiler_that_hangs(small: Path, tmp_path: Path) -> None:
+    # On a busy machine mypy takes longer than the first of them.
+    for timeout_s in (4, 16, 64):
+        out = tmp_path / str(timeout_s)
+        hangs = {"CC": compiler("hangs", tmp_path), "HOLDFAST_COMPILE_TIMEOUT_S": str(timeout_s)}
+        output, compiled = wheel(small, out, **hangs)
+        assert not compiled
+        assert INTERPRETED + f"compiling took longer than {timeout_s} s" in output
+        assert not list((small / "build").glob("compile-*"))
+        if (tmp_path / "pids").exists():
+            break
+    for process in (tmp_path / "pids").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(process), signal.SIGCONT)
 
 
 PROGRAMS = {
