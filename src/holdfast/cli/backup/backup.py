@@ -22,9 +22,11 @@ begins again.
 
 import os
 import re
+import secrets
 import shutil
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ from holdfast.cli.backup.manifest import (
     BackupManifest,
     write_manifest,
 )
+from holdfast.federation.sidecar.store.file import COPY, COPY_WANTED
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
 from holdfast.storage.files.layout import ASIDE, JOURNAL, LOCK, SNAPSHOTS, START, DataDirectory
@@ -52,6 +55,9 @@ COPY_BYTES: Final = 1 << 20
 """The bytes that are copied at a time."""
 ATTEMPTS: Final = 5
 """The most attempts while retention removes files."""
+DATABASE_WAIT_S: Final = 60.0
+"""The longest wait in seconds for a database that another process has locked."""
+DATABASE_PAUSE_S: Final = 0.05
 RAFT: Final = ("raft/log", "raft/snapshot")
 FIXED: Final = (*FOLDERS, ASIDE)
 """The folders whose files are replaced and never written again, but for the newest segment."""
@@ -127,18 +133,37 @@ class Copied:
             )
 
     def copy_database(self, name: str) -> None:
-        """Copy an SQLite database as one of its transactions has left it."""
-        place = self._place(name)
-        with (self.source / name).open("rb") as file:
+        """Copy an SQLite database as one of its transactions has left it. Raises `BackupError` if
+        the process that has it open does not let it be read."""
+        source, place = self.source / name, self._place(name)
+        deadline = time.monotonic() + DATABASE_WAIT_S
+        wanted = source.with_name(source.name + COPY_WANTED)
+        copy = source.with_name(f"{source.name}{COPY}{secrets.token_hex(8)}")
+        with source.open("rb") as file:
             self._check_file(file.fileno(), name)
-        uri = f"{(self.source / name).absolute().as_uri()}?mode=ro"
-        with (
-            closing(sqlite3.connect(uri, uri=True, timeout=10)) as there,
-            closing(sqlite3.connect(place)) as here,
-        ):
-            there.backup(here)
-        with place.open("rb") as copy:
-            os.fsync(copy.fileno())
+        try:
+            while not _copied_database(source, place):
+                if copy.exists():
+                    with copy.open("rb") as there, place.open("wb") as here:
+                        self._check_file(there.fileno(), str(copy.relative_to(self.source)))
+                        shutil.copyfileobj(there, here, COPY_BYTES)
+                    break
+                if not wanted.exists():
+                    # "x" follows no link that the owner of the directory may have put there.
+                    with wanted.open("x") as request:
+                        request.write(copy.name.removeprefix(f"{source.name}{COPY}"))
+                if time.monotonic() > deadline:
+                    raise BackupError(
+                        f"{source} was locked for {DATABASE_WAIT_S:g} s, and the process that has"
+                        " it open has not written a copy (one of an older version does not): stop"
+                        " that process, make the backup, and start it again"
+                    )
+                time.sleep(DATABASE_PAUSE_S)
+        finally:
+            for left in (wanted, copy):
+                left.unlink(missing_ok=True)
+        with place.open("rb") as file:
+            os.fsync(file.fileno())
         self.copied_bytes += self._add(name)
 
     def finish(self) -> None:
@@ -157,6 +182,32 @@ class Copied:
         size = (self.target / name).stat().st_size
         self.files.append(BackupFile(name, size))
         return size
+
+
+def _copied_database(source: Path, place: Path) -> bool:
+    """Copy a database that no process has locked. Returns False if one has.
+
+    SQLite's copy tries again without end, so it is interrupted at the first attempt.
+    """
+
+    def check(status: int, left: int, total: int) -> None:
+        if status not in (sqlite3.SQLITE_OK, sqlite3.SQLITE_DONE):
+            raise _Locked
+
+    uri = f"{source.absolute().as_uri()}?mode=ro"
+    try:
+        with (
+            closing(sqlite3.connect(uri, uri=True, timeout=0)) as there,
+            closing(sqlite3.connect(place)) as here,
+        ):
+            there.backup(here, progress=check, sleep=0.01)
+    except _Locked:
+        return False
+    return True
+
+
+class _Locked(Exception):
+    pass
 
 
 def make_backup(source: Path, target: Path) -> tuple[BackupManifest, Copied]:
@@ -242,6 +293,8 @@ def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
     inside = name.removeprefix(f"{epoch}/") if epoch else name
     folder = inside.partition("/")[0]
     if folder in (JOURNAL, SNAPSHOTS):
+        return
+    if ".db.copy-" in name:
         return
     if name.endswith(".db"):
         copied.copy_database(name)

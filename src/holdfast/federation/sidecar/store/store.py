@@ -39,6 +39,8 @@ LAZY_MAX: Final = 4096
 """The number of waiting removals that starts a transaction at once."""
 UNHURRIED_MAX: Final = 64
 """The number of waiting messages with `may_wait` that starts a transaction at once."""
+COPY_LOOK_S: Final = 0.5
+"""The interval in seconds between two looks for a backup that waits for a copy."""
 FULL_RETRY_S: Final = 1.0
 FULL_BYTES_MAX: Final = 64 << 20
 """The bytes of messages that may wait in memory while the disk is full.
@@ -78,6 +80,7 @@ class MemberStore:
         self._has_work = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._copying: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def open(self) -> StoredMember:
@@ -89,6 +92,8 @@ class MemberStore:
             raise
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(report)
+        self._copying = asyncio.get_running_loop().create_task(self._copy())
+        self._copying.add_done_callback(report)
         return kept
 
     async def close(self) -> None:
@@ -96,6 +101,9 @@ class MemberStore:
         if self._task is None:
             return
         self._is_closing = True
+        if self._copying is not None:
+            self._copying.cancel()
+            await asyncio.gather(self._copying, return_exceptions=True)
         self._has_work.set()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -173,6 +181,12 @@ class MemberStore:
     def _ring(self) -> None:
         self._timer = None
         self._has_work.set()
+
+    async def _copy(self) -> None:
+        """Write copies for backups. Transactions wait for a copy, because they share its thread."""
+        while True:
+            await asyncio.sleep(COPY_LOOK_S)
+            await self._call(self._file.copy_if_wanted)
 
     async def _run(self) -> None:
         while not self._is_closing:
