@@ -5,6 +5,7 @@ afterwards must reach whoever remembers the numbers from before. The table lists
 also those whose test is elsewhere.
 """
 
+import itertools
 import json
 import shutil
 import sqlite3
@@ -33,6 +34,8 @@ from holdfast.client.log import (
 )
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.testing import Broker
+from tests.e2e.federated import Member, line
+from tests.e2e.pair import wait_until
 from tests.e2e.wire import Wire
 from tests.support.ports import free_port
 
@@ -46,6 +49,8 @@ NUMBERS: Final = {
     "offset: checkpoint of a Spark query": "test_a_checkpoint_of_spark",
     "offset: two restores of one backup": "test_two_restores_of_one_backup_differ",
     "offset: commits of a lake": "tests.unit.test_jobs_bronze:test_a_log_that_was_restored",
+    "offset: place of a federation's message": "test_a_member_of_a_federation",
+    "epoch of a federation": "tests.unit.test_federation_put_back:test_what_is_done_arrives",
 }
 """Number -> the test, in this module or in another one."""
 
@@ -288,3 +293,47 @@ def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
     second = open_to_read(site.data).manifest
     assert second.generation not in (0, first.generation)
     assert [number for number, _ in second.former] == [0]
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_member_of_a_federation(tmp_path: Path, is_restored: bool) -> None:
+    """The other member has messages of the lost offsets and epochs. Without `holdfast restore`, as
+    when a snapshot of a machine is put back, the member learns of them from the other one."""
+    numbers = iter(range(1000))
+    sent: list[str] = []
+
+    def publish_at(member: Member, count: int) -> None:
+        with Wire(member.port) as wire:
+            wire.connect("publisher")
+            for number in itertools.islice(numbers, count):
+                assert wire.publish("a/b", b"%d" % number, 1) == 0
+                sent.append(str(number))
+
+    with line(tmp_path, "ab") as [a, b], Wire(b.port) as subscriber:
+        subscriber.connect("subscriber")
+        subscriber.subscribe(("a/#", 1))
+        a.await_sending("a/#")
+        publish_at(a, BEFORE)
+        received = [subscriber.message(20).payload.decode() for _ in range(BEFORE)]
+        make_backup(a.data, tmp_path / "backup")
+        a.kill()
+        for _ in range(2):
+            a.start()
+            a.await_sending("a/#")
+            publish_at(a, LOST)
+            received += [subscriber.message(20).payload.decode() for _ in range(LOST)]
+            a.kill()
+        shutil.rmtree(a.data)
+        if is_restored:
+            restore(tmp_path / "backup", a.data, None)
+        else:
+            shutil.copytree(tmp_path / "backup", a.data)
+        a.start()
+        a.await_sending("a/#")
+        publish_at(a, AFTER)
+        wait_until(lambda: a.federation().get("running"), "the member runs")
+        publish_at(a, AFTER)
+        while not set(sent) <= set(received):
+            received.append(subscriber.message(30).payload.decode())
+        if is_restored:
+            assert received == sent, "once and in order"

@@ -66,7 +66,7 @@ class Site:
     ) -> "Site":
         broker = self.loop_broker.broker
         self.edge = BrokerEdge(broker, exports or ["#"], imports or ["#"])
-        self.edge.identify(lambda: OURS, LOG)
+        self.edge.identify(lambda: OURS, lambda partition, offset: LOG)
         await self.edge.start(self.host)
         await until(lambda: self.host.is_up)
         return self

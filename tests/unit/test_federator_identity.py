@@ -54,8 +54,10 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_an_epoch_that_others_know_is_passed(tmp_path: Path) -> None:
     file = IdentityFile(tmp_path)
     file.begin()
-    file.raise_to(41)
-    file.raise_to(7)
+    assert file.disputed() == 0
+    file.dispute(41)
+    file.dispute(7)
+    assert file.disputed() == 41
     file.release()
     assert begin(tmp_path)[1] == 42
 

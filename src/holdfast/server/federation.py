@@ -7,6 +7,7 @@ the federator, which is repeated until it succeeds.
 
 import asyncio
 import logging
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -77,9 +78,7 @@ class BrokerFederation:
         site = config.site or _name_of(broker.node.state.config.node_id)
         self._settings = replace(config, data=str(data / IN_A_BROKER), site=site)
         self._broker = broker
-        generation = f" {manifest.generation}" if manifest.generation else ""
-        name = f"{manifest.created}{generation}"
-        self._log = sha256(name.encode()).hexdigest()[:LOG_BYTES_MAX]
+        self._manifest = manifest
         self._federator: Federator | None = None
         self._edge: BrokerEdge | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -176,10 +175,25 @@ class BrokerFederation:
         settings = self._settings
         edge = BrokerEdge(self._broker, settings.export_filters, settings.import_filters)
         federator = Federator(settings, edge)
-        edge.identify(lambda: federator.node, self._log)
+        edge.identify(lambda: federator.node, lambda *place: self._log_of(federator, *place))
         await federator.start()
         self._federator, self._edge = federator, edge
         self.failure = ""
+
+    def _log_of(self, federator: Federator, partition: int, offset: int) -> str:
+        """Return the name of the log that gave an offset to its message.
+
+        What was written before a restore keeps its name, because other members may have it
+        already. If the directory was put back in another way, it is not known what that was. So
+        everything is of another log then, and may arrive twice.
+        """
+        manifest = self._manifest
+        generation = manifest.generation
+        for number, same in manifest.former:
+            if offset < same[partition]:
+                generation = number
+                break
+        return _log_name(manifest.created, generation, federator.disputed)
 
     async def _end(self) -> None:
         federator, self._federator = self._federator, None
@@ -192,6 +206,13 @@ class BrokerFederation:
             logger.error("federation_down error=%r again_s=%s", text, AGAIN_S)
             self._complained_at = now
         self.failure = text
+
+
+@lru_cache(maxsize=64)
+def _log_name(created: str, generation: int, disputed: int) -> str:
+    name = created + (f" {generation}" if generation else "")
+    name += f" disputed {disputed}" if disputed else ""
+    return sha256(name.encode()).hexdigest()[:LOG_BYTES_MAX]
 
 
 def _name_of(node_id: str) -> str:

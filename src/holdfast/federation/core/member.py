@@ -74,6 +74,7 @@ class FederationMember:
         retained: Iterable[bytes] = (),
         wall_s: float | None = None,
         signing: AnnouncementKeys | None = None,
+        disputed: int = 0,
     ) -> None:
         """Restore a member from the state that its driver stored.
 
@@ -87,6 +88,8 @@ class FederationMember:
         - `retained`: the stored retained version of each topic.
         - `wall_s`: seconds since 1970. Without it this member keeps no retained messages of the
           federation.
+        - `disputed`: the last epoch that another run of this member may have used, too; its
+          custody goes over to this epoch.
         - `signing`: this member's key and the federation's authority. Without it announcements are
           not signed and not verified.
 
@@ -107,7 +110,7 @@ class FederationMember:
         self._graph_version = -1
         self._tidy_at = now + config.tidy_s
         self.custody = Custody(context)
-        self.custody.load(stored, now)
+        used = self.custody.load(stored, now, disputed)
         self._forwarding = FrameForwarder(context, self.routes, self.links)
         self.retained = RetainedMessages(
             context, wall_s, self._remote, self.routes, self._forwarding, now
@@ -129,6 +132,7 @@ class FederationMember:
             self._forwarding,
             self.receiving.accept,
         )
+        self._sending.skip_ids(used)
         self._repair = Repair(context, self.database, self.links)
         self._announcing = Flooder(
             context, address, self.database, self.links, self._interest, now, signing
@@ -387,6 +391,10 @@ class FederationMember:
 
     def _confirm(self, ack: StreamAck, peer: bytes | None, now: float) -> None:
         if ack.origin == self.node:
+            if self._announcing.is_claimed:
+                # The confirmation may be one of that other run's messages.
+                self.counts["confirmed while claimed"] += 1
+                return
             self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
         else:
             self._forwarding.send_ack(ack, peer, now)

@@ -95,6 +95,8 @@ class Federator:
             refuse=self._refuse,
         )
         self._deliveries = Deliveries(edge, self._passed, self.counters.dropped)
+        self.disputed = 0
+        """The last epoch that another run of this member may have used, known after `open`."""
         self._effects: deque[Effect] = deque()
         self._is_carrying_out = False
         self._is_flush_scheduled = False
@@ -151,6 +153,7 @@ class Federator:
             self._identity = await asyncio.to_thread(self._identity_file.begin, self.settings.id)
             self._store = CustodyStore(self._directory / STORE, self._identity.node, self)
             self._stored = await self._store.open()
+            self.disputed = await asyncio.to_thread(self._identity_file.disputed)
         except (BadIdentity, MemberStoreError, MemberStoreFull) as error:
             raise FederatorError(str(error)) from error
         except OSError as error:
@@ -200,6 +203,7 @@ class Federator:
             retained=kept.retained.values(),
             wall_s=time.time() if isinstance(self._edge, RetainingEdge) else None,
             signing=signing,
+            disputed=self.disputed,
         )
         if isinstance(self._edge, RetainingEdge):
             self._retention = RetainedSync(self._edge, self.store, kept.retained, self._input)
@@ -255,11 +259,16 @@ class Federator:
         assert self._failure is not None, "not opened"
         return await asyncio.shield(self._failure)
 
+    @property
+    def _has_failed(self) -> bool:
+        return self._failure is not None and self._failure.done()
+
     def _fail(self, text: str) -> None:
         assert self._failure is not None
         if not self._failure.done():
             logger.critical("federation_failed error=%r", text)
             self._failure.set_result(FederatorError(text))
+        self._effects.clear()
 
     # Status
 
@@ -347,7 +356,8 @@ class Federator:
     def on_stored(self, ids: list[MessageId]) -> None:
         self._call(lambda member, now: member.all_stored(ids, now))
         for id in ids:
-            self._publications.confirm(id)
+            if not self._has_failed:
+                self._publications.confirm(id)
 
     def on_broken(self, error: MemberStoreError) -> None:
         self._fail(f"{error}; nothing is confirmed any more")
@@ -373,7 +383,11 @@ class Federator:
         order in which the member produced them."""
         member = self.member
         result = input(member, self._now())
-        self._effects.extend(member.take_effects())
+        effects = member.take_effects()
+        if self._has_failed:
+            # What it concludes now may be wrong, above all that a message can be deleted.
+            return result
+        self._effects.extend(effects)
         if self._is_carrying_out:
             return result
         self._is_carrying_out = True
@@ -423,7 +437,7 @@ class Federator:
 
     def _conflict(self, epoch: int) -> None:
         try:
-            self._identity_file.raise_to(epoch)
+            self._identity_file.dispute(epoch)
         except OSError as error:
             self._fail(f"{self._directory}: {error.strerror or error}")
             return
@@ -437,7 +451,7 @@ class Federator:
     def _flush(self) -> None:
         """Do the deferred work once for all inputs of a turn of the loop."""
         self._is_flush_scheduled = False
-        if self._is_stopped:
+        if self._is_stopped or self._has_failed:
             return
         self._arm()
         if self._noticing is not None:

@@ -59,6 +59,7 @@ class Custody:
 
     def __init__(self, context: MemberContext) -> None:
         self._config = context.config
+        self._identity = context.identity
         self._effects = context.effects
         self._entries: dict[MessageId, CustodyEntry] = {}
         self._streams: dict[bytes, Stream] = {}
@@ -84,9 +85,15 @@ class Custody:
         stream = self._streams.get(node)
         return stream.bytes if stream is not None else 0
 
-    def load(self, stored: Iterable[bytes], now: float) -> None:
+    def load(self, stored: Iterable[bytes], now: float, disputed: int = 0) -> int:
         """Restore custody after a start, before any other call, from the stored entries in any
-        order. Raises BadEntry when one of them is no message."""
+        order. Raises BadEntry when one of them is no message.
+
+        Entries of epochs up to `disputed` get new ids and places, of this epoch. Returns the number
+        of ids used for them. Counter-example: the directory is put back to epoch 3, and the lost
+        starts were 4 to 6. The next start is 4 again. A destination has stored other messages of 4
+        and confirms those of this one unread.
+        """
         entries = []
         for data in stored:
             frame = decode(data)
@@ -100,12 +107,20 @@ class Custody:
                 )
             )
         entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
-        for entry in entries:
+        moved = [entry for entry in entries if entry.id.epoch <= disputed]
+        for entry in entries[len(moved) :]:
             self._entries[entry.id] = entry
             self.bytes += entry.size
             self._note_grants(entry)
             for node in entry.places:
                 self._queue(node, entry)
+        for number, old in enumerate(moved, 1):
+            id = MessageId(self._identity.node, self._identity.epoch, number)
+            new = CustodyEntry(id, old.message, now, {}, old.grants, is_regranted=old.is_regranted)
+            self._add_entry(new, sorted(old.places), now)
+            # Behind the store of the new one, so that a crash leaves one of them.
+            self._effects.append(Delete(old.id))
+        return len(moved)
 
     def accept(
         self,

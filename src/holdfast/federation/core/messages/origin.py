@@ -37,6 +37,10 @@ class Origin:
         self._deliver_locally = take_here
         self._sequence = 0
 
+    def skip_ids(self, count: int) -> None:
+        """Skip the first ids of this epoch, because custody has used them."""
+        self._sequence = count
+
     def new_id(self) -> MessageId:
         self._sequence += 1
         return MessageId(self._identity.node, self._identity.epoch, self._sequence)

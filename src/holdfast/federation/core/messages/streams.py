@@ -7,6 +7,7 @@ lowest place for which its origin has no confirmation, so messages may be delive
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from holdfast.federation.core.context import MemberContext
 from holdfast.federation.core.frames import MEMBERS_MAX, Data, Skip, StreamAck
@@ -14,6 +15,8 @@ from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, MessageId
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
 
 Position = tuple[int, int]
+FORMER_MAX: Final = 16
+"""The most former epochs of an origin that are tracked."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,8 @@ class StreamSource:
     """Delivered messages that are not stored, in order of places."""
     confirmed: int = 0
     ack_at: float | None = None
+    former: dict[int, int] = field(default_factory=dict)
+    """Epochs before this one with the last place that is stored, the newest FORMER_MAX."""
 
     def stored_up_to(self) -> int:
         return next(iter(self.unstored.values()), self.next_place) - 1
@@ -76,10 +81,14 @@ class IncomingStreams:
                 return "too many origins"
         if source is None or data.epoch > source.epoch:
             # An origin begins an epoch when all places of the one before are confirmed or dropped.
-            source = StreamSource(data.epoch, base)
+            source = self._succeeded(source, data.epoch, base)
             self._sources[data.node] = source
             self._unconfirmed.discard(data.node)
         elif data.epoch < source.epoch:
+            # A start whose number was used twice, after the origin was put back to an earlier copy,
+            # has other messages behind those that are stored.
+            if place > source.former.get(data.epoch, place):
+                return "epoch used again"
             self._acknowledgements.append(StreamAck(data.node, data.epoch, self._own, place, 0))
             return "old epoch"
         self._skip(source, base, now)
@@ -102,6 +111,15 @@ class IncomingStreams:
         self._deliver_in_order(source, now)
         self._acknowledge(data.node, source, now)
         return None
+
+    def _succeeded(self, before: StreamSource | None, epoch: int, base: int) -> StreamSource:
+        """Return the stream of a later epoch. Places of the one before that are not stored yet
+        count, because an origin begins an epoch when they are confirmed."""
+        source = StreamSource(epoch, base)
+        if before is not None:
+            former = [*before.former.items(), (before.epoch, before.next_place - 1)]
+            source.former = dict(former[-FORMER_MAX:])
+        return source
 
     def stored(self, id: MessageId, now: float) -> None:
         source = self._sources.get(id.node)

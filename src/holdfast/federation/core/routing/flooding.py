@@ -98,6 +98,11 @@ class Flooder:
         self._claims: dict[bytes, int] = {}
         self._announce_all(1, now)
 
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a peer knows a later run of this member."""
+        return bool(self._claims)
+
     def set_links(self, linked: list[bytes], now: float) -> None:
         """Announces the links after `flood_delay_s`, so that several changes share one."""
         if linked != self._linked and not self._is_leaving:

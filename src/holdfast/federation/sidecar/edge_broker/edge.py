@@ -74,9 +74,9 @@ class BrokerEdge:
         self._broker = broker
         self._exports = export_filters
         self._imports = import_filters
-        # The member's id and the name of its log, set by `identify`.
+        # The member's id and the name of its log at an offset, set by `identify`.
         self._node: Callable[[], bytes] | None = None
-        self._log = ""
+        self._log: Callable[[int, int], str] = lambda partition, offset: ""
         self._host: EdgeHost | None = None
         self._connection: Connection | None = None
         self._transport: InProcessTransport | None = None
@@ -100,9 +100,10 @@ class BrokerEdge:
         # Messages by result.
         self.counts: Counter[str] = Counter()
 
-    def identify(self, node: Callable[[], bytes], log: str) -> None:
-        """Add to each exported message its offset in the log `log` (see `LogPlace`) of `node`.
-        Without it, a crash of this process may deliver messages twice at other members."""
+    def identify(self, node: Callable[[], bytes], log: Callable[[int, int], str]) -> None:
+        """Add to each exported message its offset in a log (see `LogPlace`) of `node`. `log`
+        returns the name of the log that gave a partition and offset to the message. Without it, a
+        crash of this process may deliver messages twice at other members."""
         # Records in memory may be lost, and their offsets then given to other messages.
         if not self._broker.node.state.memory:
             self._node, self._log = node, log
@@ -329,7 +330,10 @@ class BrokerEdge:
     def _origin_offset(self, entry: Inflight | None) -> LogPlace | None:
         if entry is None or self._node is None:
             return None
-        return LogPlace(self._node(), self._log, entry.partition, entry.offset)
+        return self._place(self._node(), entry.partition, entry.offset)
+
+    def _place(self, node: bytes, partition: int, offset: int) -> LogPlace:
+        return LogPlace(node, self._log(partition, offset), partition, offset)
 
     def _window(self) -> int:
         """Return how many messages the broker hands over before one must be acknowledged."""
@@ -366,7 +370,7 @@ class BrokerEdge:
         place = None
         is_logged = message.qos > 0 and message.partition >= 0
         if is_logged and self._node is not None and message.publisher != FEDERATION.encode():
-            place = LogPlace(self._node(), self._log, message.partition, message.offset)
+            place = self._place(self._node(), message.partition, message.offset)
         return retained_here(message, place, state.wall_us)
 
     def _exported(self, qos: int, packet_id: int) -> None:

@@ -14,6 +14,7 @@ from holdfast.storage.files.filesystem import OsFileSystem, OsLock, read_file, r
 
 IDENTITY: Final = "identity"
 LOCK: Final = "lock"
+DISPUTED: Final = "disputed"
 IN_A_BROKER: Final = "federation"
 """The folder of a broker's member in the broker's data directory."""
 
@@ -59,9 +60,24 @@ class IdentityFile:
             raise
         return identity
 
-    def raise_to(self, epoch: int) -> None:
-        """Store the epoch, so that the next start has a higher one. Raises `OSError`."""
+    def disputed(self) -> int:
+        """Return the last epoch that another run of this member may have used; 0: none. Raises
+        `BadIdentity` and `OSError`."""
+        try:
+            data = read_file(self._files, DISPUTED)
+            return int(data)
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            path = self._directory / DISPUTED
+            raise BadIdentity(f"{path} has no number: replace its content by 0") from None
+
+    def dispute(self, epoch: int) -> None:
+        """Store that another run of this member has used epochs up to this one, so that the next
+        start has a higher one and takes custody over. Raises `OSError`."""
         assert self._identity is not None
+        # First, or a crash in between would leave custody under disputed epochs.
+        replace_file(self._files, DISPUTED, [b"%d\n" % max(epoch, self._identity.epoch)])
         if epoch > self._identity.epoch:
             self._write(Identity(self._identity.node, epoch))
 
