@@ -86,6 +86,11 @@ def test_lists_and_operations(
         ]
         client.expect(DISCONNECT)
     until(lambda: not api.get("clients")["sessions"], "the client is gone")
+    for _ in range(3):
+        with Wire(broker.port) as again:
+            again.connect("again")
+    [_, most] = lines("show", "reconnects")
+    assert most.split()[:2] == ["again", "3"]
     ban = ("clients", "ban", "--address", "2001:db8::1", "--for", "1h")
     [sentence] = lines(*ban)
     assert sentence.startswith("address 2001:db8::/64 is banned until 2")

@@ -35,7 +35,9 @@ def test_busy_topics_and_slow_sessions(start_holdfast: StartHoldfast) -> None:
             shown = json.loads(asked.stdout)["now"]
             topics = [each["topic"] for each in shown["topics"]]
             slowest = [each["client"] for each in shown["slow_sessions"]]
-            return topics[:1] == ["hot"] and slowest[:1] == ["slow-client"]
+            busiest = [each["client"] for each in shown["publishers"]]
+            found = (topics[:1], slowest[:1], busiest[:1])
+            return found == (["hot"], ["slow-client"], ["writer"])
 
         until(found, "the busy topic and the slow client are on top")
         shown = top(broker)

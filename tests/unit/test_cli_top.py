@@ -140,13 +140,13 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 def test_samples_are_bounded_and_stand_for_all() -> None:
     samples = TopicSamples()
     for _ in range(10 * SAMPLES_MAX):
-        samples.add(b"t", 1)
+        samples.add(b"t", "c", 1)
     found, weight = samples.take()
     assert len(found) == SAMPLES_MAX
     assert weight * len(found) == pytest.approx(10 * SAMPLES_MAX)
     # From now on the stride fits the rate.
     for _ in range(10 * SAMPLES_MAX):
-        samples.add(b"t", 1)
+        samples.add(b"t", "c", 1)
     found, weight = samples.take()
     assert SAMPLES_WANTED / 2 < len(found) < 2 * SAMPLES_WANTED
     assert samples.take() == ([], 0.0)
@@ -158,9 +158,9 @@ def test_publishers_that_take_turns_are_all_sampled() -> None:
     for _ in range(2):
         samples.take()
         for number in range(100 * SAMPLES_WANTED):
-            samples.add(b"%d" % (number % 100), 1)
+            samples.add(b"%d" % (number % 100), "c", 1)
     found, _ = samples.take()
-    counts = [sum(topic == b"%d" % number for topic, _ in found) for number in range(100)]
+    counts = [sum(topic == b"%d" % number for topic, _, _ in found) for number in range(100)]
     assert min(counts) > 0
     assert max(counts) < 5 * len(found) / 100
 
@@ -170,10 +170,10 @@ def test_the_busiest_topics_among_very_many_are_found() -> None:
     top = TopTopics()
     top._windows = [top_topics._Window(sketches)]
     for number in range(50_000):
-        samples = [(b"rare/%d" % number, 10), (b"hot/%d" % (number % 3), 100)]
+        samples = [(b"rare/%d" % number, "c", 10), (b"hot/%d" % (number % 3), "hot", 100)]
         top._count(samples, 2.0)
-    rates = top._rates(3, sketches)
-    assert {each.topic for each in rates} == {"hot/0", "hot/1", "hot/2"}
+    rates = top._rates([top._windows[0].topics], 3, sketches)
+    assert {each.name for each in rates} == {"hot/0", "hot/1", "hot/2"}
     hottest = rates[0]
     assert hottest.bytes_per_s > 50 * hottest.messages_per_s
     assert hottest.error_per_s < hottest.messages_per_s

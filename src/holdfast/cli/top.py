@@ -1,4 +1,4 @@
-"""`holdfast top`: the rates, slow sessions and busy topics of a node, updated in place.
+"""`holdfast top`: rates, slow sessions, publishers and topics of a node, or of all with `--all`.
 
 On a terminal it waits for a node that stops replying, for example because it starts again.
 
@@ -11,12 +11,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.api.views.top import TopDurations, TopReply
+from holdfast.api.views.top import TopDurations, TopPublisher, TopReply, TopSession, TopTopic
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
 from holdfast.cli.log_rate import cut, one_line
 from holdfast.cli.text import table
@@ -45,6 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default=DEFAULT_ADMIN,
         help=f"of the node (default {DEFAULT_ADMIN})",
     )
+    parser.add_argument("--all", action="store_true", help="all nodes of the cluster together")
     parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument("--json", action="store_true", help="print JSON, one line at a time")
     parser.add_argument(
@@ -63,13 +65,57 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
-        _show(port, args)
+        (_show_all if args.all else _show)(port, args)
     except AdminError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _ports(port: AdminPort) -> list[AdminPort]:
+    """The admin ports of the nodes of a cluster that store data and are not down."""
+    nodes = port.status().nodes
+    return [
+        port.sibling(each.admin_address)
+        for each in nodes
+        if each.role == "data" and each.state != "down" and each.admin_address
+    ]
+
+
+def _show_all(port: AdminPort, args: argparse.Namespace) -> None:
+    """Print all nodes of a cluster, and what they have most of together."""
+    in_place = sys.stdout.isatty() and not args.json and not args.once
+    before: dict[str, TopReply] = {}
+    pause_s = FIRST_S
+    while True:
+        views: list[TopView] = []
+        problems: list[str] = []
+        for each in _ports(port):
+            try:
+                now = _ask(each, args.lines)
+            except AdminError as error:
+                problems.append(str(error))
+                continue
+            if now.node in before:
+                views.append(with_rates(before[now.node], now))
+            before[now.node] = now
+        if views or problems:
+            if args.json:
+                print("\n".join(msgspec.json.encode(each).decode() for each in views), flush=True)
+            else:
+                size = shutil.get_terminal_size() if in_place else None
+                columns = size.columns if size is not None else COLUMNS
+                lines = [*cluster_screen(views, args.lines, columns), *problems]
+                if size is not None:
+                    _draw(lines, size)
+                else:
+                    print("\n".join(lines), flush=True)
+            if args.once:
+                return
+        time.sleep(pause_s)
+        pause_s = args.interval
 
 
 def _show(port: AdminPort, args: argparse.Namespace) -> None:
@@ -167,8 +213,67 @@ def _quantile(before: TopDurations | None, now: TopDurations, share: float) -> f
     return None
 
 
+def cluster_screen(views: list[TopView], most: int, columns: int = COLUMNS) -> Iterator[str]:
+    """Yield the lines for a person about several nodes: two for each, and the tables of all with
+    the node of each row."""
+    for view in views:
+        yield from islice(_head(view), 2)
+    for name, rows in (
+        ("no slow sessions", [(each.backlog, view, _session_row(each))
+                              for view in views for each in view.now.slow_sessions]),
+        ("no publishers", [(each.messages_per_s, view, _rate_row("publisher", each.client, each))
+                           for view in views for each in view.now.publishers]),
+        ("no publishes", [(each.messages_per_s, view, _rate_row("topic", each.topic, each))
+                          for view in views for each in view.now.topics]),
+    ):  # fmt: skip
+        yield ""
+        rows.sort(key=lambda row: row[0], reverse=True)
+        shown = [{**row, "node": view.now.node} for _, view, row in rows[:most]]
+        yield from table(_fitting(shown, columns), NUMBERS) if shown else (name,)
+
+
 def screen(shown: TopView, columns: int = COLUMNS) -> Iterator[str]:
     """Yield the lines for a person. Names are cut so that the numbers fit into `columns`."""
+    now = shown.now
+    yield from _head(shown)
+    yield ""
+    rows = [_session_row(each) for each in now.slow_sessions]
+    yield from table(_fitting(rows, columns), NUMBERS) if rows else ("no slow sessions",)
+    yield ""
+    publishers = [_rate_row("publisher", each.client, each) for each in now.publishers]
+    if publishers:
+        yield from table(_fitting(publishers, columns), NUMBERS)
+        yield ""
+    topics = [_rate_row("topic", each.topic, each) for each in now.topics]
+    yield from (
+        table(_fitting(topics, columns), NUMBERS)
+        if topics
+        else (now.topics_problem or "no publishes",)
+    )
+
+
+def _session_row(each: TopSession) -> dict[str, str]:
+    return {
+        "slow session": _name(each.client),
+        "user": _name(each.user) or "-",
+        "from": each.remote or "away",
+        "backlog": _short(each.backlog),
+        "inflight": str(each.inflight),
+        "dropped": _short(each.dropped),
+    }
+
+
+def _rate_row(title: str, name: str, each: TopTopic | TopPublisher) -> dict[str, str]:
+    return {
+        title: _name(name),
+        "messages/s": _short(each.messages_per_s),
+        "bytes/s": _short(each.bytes_per_s),
+        "+-": _short(each.error_per_s),
+    }
+
+
+def _head(shown: TopView) -> Iterator[str]:
+    """Yield the lines about the node as a whole."""
     now, rates = shown.now, shown.rates
     yield (
         f"{now.node}  up {_time(now.uptime_s)}  connections {now.connections}"
@@ -188,34 +293,6 @@ def screen(shown: TopView, columns: int = COLUMNS) -> Iterator[str]:
             ("deliver", shown.deliver_s),
             ("fdatasync", shown.fdatasync_s),
         )
-    )
-    yield ""
-    rows = [
-        {
-            "slow session": _name(each.client),
-            "user": _name(each.user) or "-",
-            "from": each.remote or "away",
-            "backlog": _short(each.backlog),
-            "inflight": str(each.inflight),
-            "dropped": _short(each.dropped),
-        }
-        for each in now.slow_sessions
-    ]
-    yield from table(_fitting(rows, columns), NUMBERS) if rows else ("no slow sessions",)
-    yield ""
-    topics = [
-        {
-            "topic": _name(each.topic),
-            "messages/s": _short(each.messages_per_s),
-            "bytes/s": _short(each.bytes_per_s),
-            "+-": _short(each.error_per_s),
-        }
-        for each in now.topics
-    ]
-    yield from (
-        table(_fitting(topics, columns), NUMBERS)
-        if topics
-        else (now.topics_problem or "no publishes",)
     )
 
 

@@ -10,7 +10,7 @@ from holdfast.api.census import Census
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole
 from holdfast.api.process import ServedProcess
 from holdfast.api.routes.top_topics import MISSING, TopTopics
-from holdfast.api.views.top import TopDurations, TopReply, TopSession, TopTopic
+from holdfast.api.views.top import TopDurations, TopPublisher, TopReply, TopSession, TopTopic
 from holdfast.broker.durations import Durations
 from holdfast.security.access.scopes import Scope
 
@@ -53,7 +53,8 @@ class TopRoutes:
         limit = call[LIMIT]
         state = broker.node.state
         stats = state.stats
-        topics = await self._topics.ask(broker, limit)
+        sampled = await self._topics.ask(broker, limit)
+        topics, publishers = sampled or ([], [])
         sessions = self._census.sessions
         away = 0 if state.cluster.is_single else sessions.away
         return TopReply(
@@ -82,8 +83,9 @@ class TopRoutes:
                 )
                 for each in sessions.slowest()[:limit]
             ],
-            [TopTopic(*each) for each in topics or ()],
-            MISSING if topics is None else "",
+            [TopTopic(*each) for each in topics],
+            MISSING if sampled is None else "",
+            [TopPublisher(*each) for each in publishers],
         )
 
 

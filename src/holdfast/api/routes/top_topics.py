@@ -1,4 +1,4 @@
-"""The topics with the most publishes, from samples, in sketches of a fixed size.
+"""The topics and clients with the most publishes, from samples, in sketches of a fixed size.
 
 A sketch (datasketches, "frequent items") has room for some thousand topics however many there are,
 and knows the error of its counts. It is in an extra: without it the reply says how to install it.
@@ -26,14 +26,30 @@ TOPIC_BYTES_MAX: Final = 1024
 MISSING: Final = "top topics need the package datasketches: pip install 'holdfast[top]'"
 
 
-class TopicRate(NamedTuple):
-    """The estimated rates of a topic."""
+class SampledRate(NamedTuple):
+    """The estimated rates of a topic or of a publisher."""
 
-    topic: str
+    name: str
     messages_per_s: float
     bytes_per_s: float
     error_per_s: float
     """The most messages a second by which the sketch may be wrong. Sampling adds its own error."""
+
+
+class _Sketches:
+    """The messages and bytes by name."""
+
+    def __init__(self, sketches: Any) -> None:
+        self.messages = sketches.frequent_strings_sketch(LG_ENTRIES)
+        self.bytes = sketches.frequent_strings_sketch(LG_ENTRIES)
+
+    def add(self, name: str, weight: int, size_bytes: int) -> None:
+        self.messages.update(name, weight)
+        self.bytes.update(name, weight * size_bytes)
+
+    def merge(self, other: "_Sketches") -> None:
+        self.messages.merge(other.messages)
+        self.bytes.merge(other.bytes)
 
 
 class _Window:
@@ -41,8 +57,8 @@ class _Window:
 
     def __init__(self, sketches: Any) -> None:
         self.since = time.monotonic()
-        self.messages = sketches.frequent_strings_sketch(LG_ENTRIES)
-        self.bytes = sketches.frequent_strings_sketch(LG_ENTRIES)
+        self.topics = _Sketches(sketches)
+        self.publishers = _Sketches(sketches)
 
 
 class TopTopics:
@@ -53,9 +69,11 @@ class TopTopics:
         self._asked_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, broker: Broker, limit: int) -> list[TopicRate] | None:
-        """Return the topics with the most messages. The first call begins the sampling, and has
-        none. None: the package is missing."""
+    async def ask(
+        self, broker: Broker, limit: int
+    ) -> tuple[list[SampledRate], list[SampledRate]] | None:
+        """Return the topics and the publishers with the most messages. The first call begins the
+        sampling, and has none. None: the package is missing."""
         self._asked_at = time.monotonic()
         try:
             # The first import takes 200 ms.
@@ -65,7 +83,10 @@ class TopTopics:
         if self._task is None or self._task.done():
             self._windows = [_Window(sketches)]
             self._task = watched(self._run(broker, sketches))
-        return self._rates(limit, sketches)
+        return (
+            self._rates([each.topics for each in self._windows], limit, sketches),
+            self._rates([each.publishers for each in self._windows], limit, sketches),
+        )
 
     async def stop(self) -> None:
         """End the sampling, if it runs."""
@@ -88,29 +109,28 @@ class TopTopics:
             # referred to when the process ends.
             self._windows = []
 
-    def _count(self, samples: list[tuple[bytes, int]], weight: float) -> None:
+    def _count(self, samples: list[tuple[bytes, str, int]], weight: float) -> None:
         window = self._windows[-1]
         whole = round(weight)
-        for topic, size_bytes in samples:
+        for topic, client_id, payload_bytes in samples:
             name = topic[:TOPIC_BYTES_MAX].decode(errors="replace")
-            window.messages.update(name, whole)
-            window.bytes.update(name, whole * (size_bytes + len(topic)))
+            size_bytes = payload_bytes + len(topic)
+            window.topics.add(name, whole, size_bytes)
+            window.publishers.add(client_id[:TOPIC_BYTES_MAX], whole, size_bytes)
 
-    def _rates(self, limit: int, sketches: Any) -> list[TopicRate]:
+    def _rates(self, parts: list[_Sketches], limit: int, sketches: Any) -> list[SampledRate]:
         seconds = max(TAKE_S, time.monotonic() - self._windows[0].since)
-        messages = sketches.frequent_strings_sketch(LG_ENTRIES)
-        size = sketches.frequent_strings_sketch(LG_ENTRIES)
-        for window in self._windows:
-            messages.merge(window.messages)
-            size.merge(window.bytes)
+        merged = _Sketches(sketches)
+        for part in parts:
+            merged.merge(part)
         kind = sketches.frequent_items_error_type.NO_FALSE_NEGATIVES
-        found = messages.get_frequent_items(kind)[:limit]
+        found = merged.messages.get_frequent_items(kind)[:limit]
         return [
-            TopicRate(
-                topic,
+            SampledRate(
+                name,
                 round(estimate / seconds, 3),
-                round(size.get_estimate(topic) / seconds, 1),
+                round(merged.bytes.get_estimate(name) / seconds, 1),
                 round((most - least) / seconds, 3),
             )
-            for topic, estimate, least, most in found
+            for name, estimate, least, most in found
         ]

@@ -35,6 +35,15 @@ class TopTopic(Struct, frozen=True):
     error_per_s: float
 
 
+class TopPublisher(Struct, frozen=True):
+    """The estimated rates of a client's publishes in the last 10 to 20 s."""
+
+    client: str
+    messages_per_s: float
+    bytes_per_s: float
+    error_per_s: float
+
+
 class TopReply(Struct, frozen=True):
     """The reply to GET /api/v1/top."""
 
@@ -54,4 +63,5 @@ class TopReply(Struct, frozen=True):
     slow_sessions: list[TopSession]
     topics: list[TopTopic]
     topics_problem: str
-    """The reason why there are no topics, or ""."""
+    """The reason why there are no topics and publishers, or ""."""
+    publishers: list[TopPublisher] = []

@@ -69,7 +69,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     ):
         return
     if state.stats.topics is not None:
-        state.stats.topics.add(route.raw, len(publish.payload))
+        state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
     if route.version != state.route_version:
         resolved(state, route)
     qos = publish.qos
@@ -131,7 +131,7 @@ def _handle_special(
     ):
         return
     if state.stats.topics is not None:
-        state.stats.topics.add(route.raw, len(publish.payload))
+        state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
     if asked and is_unanswered(connection, asked):
         refuse_for_now(state, connection, session, publish, route.partition, UNANSWERED)
     elif route.reserved and publish.topic.startswith(DELAYED_PREFIX):

@@ -13,6 +13,10 @@ from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
 from holdfast.client.admin_connection import AdminError
 
 EXIT_ERROR: Final = 2
+NOTES_MAX: Final = 500
+"""The lines of the logs that are searched for reconnects, the most of one request."""
+REPEATERS_MAX: Final = 50
+"""The most clients in the table of reconnects."""
 MEBIBYTE: Final = 1 << 20
 
 
@@ -94,10 +98,36 @@ def _audit(reply: dict[str, Any]) -> list[list[str]]:
     return [table_lines(rows, _columns("at", "who", "remote", "node", "change", "result"))]
 
 
+def _reconnects(reply: dict[str, Any]) -> list[list[str]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for note in reply["notes"]:
+        if note["event"] == "connected":
+            found.setdefault(note["fields"]["client"], []).append(note)
+    rows = [
+        {
+            "client": client,
+            "connects": len(notes),
+            "last": time_text(notes[0]["at_us"]),
+            "node": notes[0]["node"],
+            "remote": notes[0]["fields"].get("remote", ""),
+        }
+        for client, notes in found.items()
+        if len(notes) > 1
+    ]
+    rows.sort(key=lambda row: row["connects"], reverse=True)
+    return [
+        table_lines(rows[:REPEATERS_MAX], _columns("client", "connects", "last", "node", "remote"))
+    ]
+
+
 WHAT: Final[dict[str, tuple[str, Callable[[dict[str, Any]], list[list[str]]]]]] = {
     "storage": ("the log and the disk of each node, and when it is full", _storage),
     "limits": ("the limits of each node and their use", _limits),
     "drops": ("what was dropped or refused, with the last cases", _drops),
+    "reconnects": (
+        f"the clients that connected most often in the last {NOTES_MAX} lines of the logs",
+        _reconnects,
+    ),
     "audit": ("the last changes over the admin port", _audit),
 }
 """Each view: its help, and the tables of its reply."""
@@ -124,7 +154,8 @@ def run(args: argparse.Namespace) -> int:
     """Print one of these views."""
     try:
         port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
-        reply = port.get_json(f"/api/v1/{args.what}")
+        path = f"notes?limit={NOTES_MAX}" if args.what == "reconnects" else args.what
+        reply = port.get_json(f"/api/v1/{path}")
     except AdminError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_ERROR
