@@ -49,7 +49,7 @@ def test_lists_and_operations(
         [heading, _] = lines("sessions", "list", "--sort", "log-lag", "--descending")
         assert "log-lag" in heading
         assert any(" connected " in line for line in lines("sessions", "history", "bad\tname"))
-        for what in ("storage", "limits", "drops", "audit"):
+        for what in ("storage", "limits", "drops"):
             assert lines("show", what)
             assert isinstance(json.loads("".join(lines("show", what, "--json"))), dict)
         assert any("limits.connections" in line for line in lines("show", "limits"))

@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "groups": "list, show or delete shared groups",
     "retained": "list, read, delete or restore retained messages",
     "delayed": "list or cancel delayed messages",
-    "show": "disks, limits, drops or the audit of all nodes",
+    "show": "disks, limits, drops or reconnects of all nodes",
     "top": "rates, slow sessions and busy topics of a node",
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",

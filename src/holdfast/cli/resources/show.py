@@ -1,4 +1,4 @@
-"""`holdfast show`: the disks, limits, drops or audit of all nodes, over the admin port of one."""
+"""`holdfast show`: disks, limits, drops or reconnects of all nodes, over the admin port of one."""
 
 import argparse
 import json
@@ -85,19 +85,6 @@ def _drops(reply: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _audit(reply: dict[str, Any]) -> list[list[str]]:
-    rows = [
-        {
-            **each,
-            "at": time_text(each["time_us"]),
-            "change": " ".join((each["method"], each["path"], each.get("parameters", ""))).strip(),
-            "result": each.get("error") or "done",
-        }
-        for each in reply["entries"]
-    ]
-    return [table_lines(rows, _columns("at", "who", "remote", "node", "change", "result"))]
-
-
 def _reconnects(reply: dict[str, Any]) -> list[list[str]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for note in reply["notes"]:
@@ -128,13 +115,12 @@ WHAT: Final[dict[str, tuple[str, Callable[[dict[str, Any]], list[list[str]]]]]] 
         f"the clients that connected most often in the last {NOTES_MAX} lines of the logs",
         _reconnects,
     ),
-    "audit": ("the last changes over the admin port", _audit),
 }
 """Each view: its help, and the tables of its reply."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "disks, limits, drops or the audit of all nodes"
+    text = "disks, limits, drops or reconnects of all nodes"
     parser = subparsers.add_parser("show", help=text, description=f"Show {text}.")
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, (help, _) in WHAT.items():
