@@ -107,7 +107,8 @@ def test_a_lost_volume_and_the_scale(
 def test_the_chart_with_certificates(
     engine: Engine, tmp_path: Path, secret: dict[str, bytes]
 ) -> None:
-    """TLS for clients and between the nodes, a configuration of its own, and another name."""
+    """TLS for clients and between the nodes, a configuration of its own, and another name. Then a
+    rolling update: the next pod ends as soon as one is ready."""
     authority = Authority(tmp_path)
     names = [f"mq-holdfast-{ordinal}" for ordinal in range(3)]
     made = authority.issue("", "localhost", *names)
@@ -128,7 +129,14 @@ def test_the_chart_with_certificates(
     resources = documents(helm_template("mq", values, tmp_path))
     pods = Pods(engine, tmp_path, resources, {"s": secret, "door": tls, "nodes": tls})
     pods.start(0, 1, 2)
-    cluster_id(pods, 3)
+    known = cluster_id(pods, 3)
+    for ordinal in (2, 1, 0):
+        pods.delete(ordinal)
+        publish(pods, (ordinal + 1) % 3)
+        pods.start(ordinal)
+        until(lambda ordinal=ordinal: pods.probe(ordinal), f"{ordinal} is ready", START_S)  # type: ignore[misc]
+        publish(pods, (ordinal + 1) % 3)
+    assert cluster_id(pods, 3) == known
     done = pods.execute(
         2, "pub", *PUBLISH, "-p", "8883", "-h", "localhost", "--cafile", "/run/secrets/tls/ca.crt",
         "-q", "1", "-m", "x",

@@ -72,6 +72,10 @@ class Engine:
         assert self._service is not None
         self._service.terminate()
         self._service.wait(TIMEOUT_S)
+        # Podman mounts its store upon itself, and the directory could not be deleted.
+        store = self.directory / "images" / "overlay"
+        if store.is_mount():
+            subprocess.run(["umount", str(store)], check=True)
 
     def _podman(self) -> list[str]:
         root, run = self.directory / "images", self.directory / "run"

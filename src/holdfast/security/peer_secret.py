@@ -34,7 +34,8 @@ def read_secret(path: Path) -> bytes:
         raise SecretError(f"{path}: cannot read the shared secret: {error.strerror}") from None
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise SecretError(
-            f"{path}: the shared secret is open to others (mode {mode:04o}): chmod 600 {path}"
+            f"{path}: the shared secret is open to others (mode {mode:04o}): chmod 600 {path}, or"
+            " 640 if its group is the broker's alone, as in a container"
         )
     if len(text) > SECRET_BYTES_MAX:
         raise SecretError(f"{path}: the shared secret has more than {SECRET_BYTES_MAX} bytes")
