@@ -17,7 +17,7 @@ paused or not.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -277,10 +277,25 @@ class Detector:
         suspected = self.suspects(now)
         dead = frozenset(node for node in suspected if self._is_seconded(node, now))
         ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
-        health = Health(present, suspected, dead, frozenset(leaving), *ill)
+        lost = self._lost_links(suspected - dead, present)
+        health = Health(present, suspected, dead, frozenset(leaving), *ill, lost)
         if health != self._health:
             self._health = health
         return self._health
+
+    def _lost_links(
+        self, unheard: frozenset[str], present: Mapping[str, Presence]
+    ) -> frozenset[tuple[str, str]]:
+        """The links that are lost although both ends live: `unheard` nodes, which another node
+        hears, and what the nodes that we hear report of each other."""
+        lost = {(self._node_id, node) for node in unheard}
+        for node in present:
+            if node == self._node_id or not self._peers[node].is_well:
+                continue
+            for other in self._peers[node].suspects:
+                if other in present:
+                    lost.add((node, other))
+        return frozenset((min(pair), max(pair)) for pair in lost)
 
     def _peer(self, node: str, now: float) -> _Peer:
         peer = self._peers.get(node)

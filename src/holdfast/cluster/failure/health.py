@@ -34,6 +34,8 @@ class Health:
     """Present nodes whose disk has lost or changed data."""
     full: frozenset[str] = frozenset()
     """Present nodes whose disk has no room for more of the log."""
+    lost_links: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of live nodes of which one does not hear the other, in order."""
 
     @property
     def unhealthy(self) -> frozenset[str]:

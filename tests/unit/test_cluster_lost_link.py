@@ -1,0 +1,125 @@
+"""A link between two nodes that is lost for good, while both hear the third.
+
+Every partition acknowledges through every node while the link is down. The link may be the one
+between the Raft leader and the leader of a partition, which would otherwise wait for each other.
+"""
+
+import itertools
+
+import pytest
+
+from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.protocol.mqtt import packets as m
+from holdfast.storage.partition import partition_of
+from tests.sim.checks import Message
+from tests.unit.test_rights_cluster import Peer, Stage
+
+WITHIN_S = 10.0
+"""The most seconds from the loss of a link until everything acknowledges."""
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    found = Stage(monkeypatch)
+    world = found.world
+    for host in world.hosts.values():
+        assert host.process is not None
+        host.process.state.acl = None
+
+    def all_vote() -> bool:
+        metadata = world.newest_metadata()
+        return metadata is not None and len(metadata.voters) == len(world.hosts)
+
+    found.until(all_vote)
+    return found
+
+
+def topics(stage: Stage) -> list[str]:
+    """One topic for each partition."""
+    partitions = stage.world.settings.partitions
+    names = (f"t/{number}" for number in itertools.count())
+    found: dict[int, str] = {}
+    while len(found) < partitions:
+        name = next(names)
+        found.setdefault(partition_of(name.encode(), partitions), name)
+    return list(found.values())
+
+
+class Device:
+    """A client that stays at one node: it connects again whenever the node closes it, and sends
+    what is not acknowledged again."""
+
+    def __init__(self, stage: Stage, node: str, number: int) -> None:
+        self.stage = stage
+        self.node = node
+        self.client_id = f"device-{node}-{number}"
+        self.peer: Peer | None = None
+        self.waiting: dict[int, Message] = {}
+        for packet_id, topic in enumerate(topics(stage), 1):
+            message = Message(f"#{node}-{number}-{packet_id}", self.client_id, topic, packet_id, 1)
+            stage.world.checks.published(message)
+            self.waiting[packet_id] = message
+
+    def step(self) -> None:
+        """Process what has arrived."""
+        peer = self.peer
+        if peer is None or peer.is_closed:
+            peer = self.peer = Peer(self.stage, self.node, "alice", self.client_id)
+            peer.send(m.Connect(5, True, 0, peer.client_id, None, None, None, {}))
+            return
+        packets = peer.packets
+        peer.packets = []
+        for packet in packets:
+            if isinstance(packet, m.Connack) and packet.reason == 0:
+                for packet_id in self.waiting:
+                    self._send(packet_id)
+            elif isinstance(packet, m.Ack) and packet.kind == m.PUBACK:
+                if packet.reason:
+                    self._send(packet.packet_id)
+                else:
+                    del self.waiting[packet.packet_id]
+
+    def _send(self, packet_id: int) -> None:
+        assert self.peer is not None
+        message = self.waiting[packet_id]
+        message.times_sent += 1
+        raw, text = message.topic.encode(), message.text.encode()
+        self.peer.send(m.Publish(raw, text, 1, False, False, packet_id, b"", 0, -1))
+
+
+@pytest.mark.parametrize("pair", ["ab", "bc", "ca"])
+@pytest.mark.parametrize("one_way", [False, True])
+def test_every_partition_acknowledges_through_every_node(
+    stage: Stage, pair: str, one_way: bool
+) -> None:
+    first, second = (stage.names[each] for each in pair)
+    network = stage.world.network
+    network.cut(first, second)
+    if not one_way:
+        network.cut(second, first)
+    acknowledge_all(stage, 1)
+    # The nodes at both ends go on when the ownership of their sessions is due for confirmation.
+    stage.run(20.0)
+    acknowledge_all(stage, 2)
+    network.heal()
+    stage.until(lambda: all(each.leader == each.replicas[0] for each in partitions(stage)))
+
+
+def partitions(stage: Stage) -> tuple[PartitionInfo, ...]:
+    metadata = stage.world.newest_metadata()
+    assert metadata is not None
+    return metadata.partitions
+
+
+def acknowledge_all(stage: Stage, number: int) -> None:
+    """Publish to every partition through every node until all of it is acknowledged."""
+    began = stage.world.schedule.now
+    devices = [Device(stage, node, number) for node in stage.world.hosts]
+    while any(device.waiting for device in devices):
+        missing = {
+            device.node: [each.topic for each in device.waiting.values()] for device in devices
+        }
+        assert stage.world.schedule.now - began < WITHIN_S, missing
+        for device in devices:
+            device.step()
+        stage.run(0.01)
