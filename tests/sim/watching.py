@@ -107,10 +107,13 @@ def _view(images: ReplicatedState, key: str) -> dict[str, object]:
     if session is not None:
         return _session_view(images, session)
     if key in images.group_positions:
-        done = images.groups.done.get(key, {})
+        done = images.groups.done[key].items() if key in images.groups.done else []
         return {
             "positions": list(images.group_positions[key]),
-            "done": {partition: sorted(offsets) for partition, offsets in sorted(done.items())},
+            "done": {
+                partition: ranges.ranges()
+                for partition, ranges in sorted(done, key=lambda each: each[0])
+            },
             "epoch": images.groups.epochs.get(key, 0),
         }
     return {}

@@ -1,7 +1,6 @@
 """A member keeps the packet id of a shared group's QoS 2 record until the log says that the group
 has finished with it: PUBREL waits for that."""
 
-import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
@@ -17,7 +16,6 @@ from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
-from holdfast.cluster.state import groups as group_images
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import CURSOR, Record
@@ -133,17 +131,6 @@ def test_a_member_that_has_left_a_group_keeps_the_id_while_that_lasts() -> None:
     member.session.groups = None
     member.shares.tidy()
     assert not member.pubrel.is_sent
-
-
-def test_a_group_that_remembers_no_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_images, "DONE_MAX", 2)
-    member = Member()
-    member.log([(0, 5), (1, 5)], (1, 6))
-    member.wait()
-    member.shares.tidy()
-    assert not member.pubrel.is_sent
-    member.log([], (1, 8), PLACE)
-    assert member.pubrel.is_sent
 
 
 def test_nothing_is_kept_for_a_connection_that_is_gone() -> None:

@@ -32,6 +32,7 @@ from holdfast.cluster.shared_groups.codec import (
     encode_report_request,
 )
 from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.offset_ranges import OffsetRanges
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import Publish
 from holdfast.storage.journal.journal import Journal
@@ -473,7 +474,8 @@ def test_where_groups_stand_by_the_log() -> None:
     images.apply(cursor(FILTER, 4, [(0, 7)]))
     again = GroupPositions(NodeState(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
     again.restore(decode_group(encode_session(images.entry(FILTER)), 2))
-    assert again.done == images.done == {FILTER: {0: {9}}}
+    assert again.done == images.done
+    assert images.done[FILTER].items() == [(0, OffsetRanges([9]))]
     assert again.epochs == images.epochs == {FILTER: 4}
     images.apply(cursor(FILTER, 4, []))
     assert not images.positions

@@ -36,6 +36,7 @@ from holdfast.api.views.subscriptions import (
 from holdfast.broker.queues.changes import delete_queue
 from holdfast.broker.recovery.state_records import group_positions
 from holdfast.broker.session.session import Session
+from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.protocol.topics.names import queue_key, split_shared
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
@@ -258,9 +259,9 @@ class SubscriptionRoutes:
         if row.log_lag < 0:
             return None, False
         broker, state = self._node.broker, self._node.state
-        done: dict[int, set[int]] = {}
+        done = FinishedOffsets()
         if isinstance(broker, ClusterBroker):
-            done = broker.cluster.cluster_node.replicated.groups.done.get(row.group, {})
+            done = broker.cluster.cluster_node.replicated.groups.done.get(row.group, done)
         interests = [ReadInterest(row.filter, None)]
         positions, limits = row.positions, list(state.delivered)
         for _ in range(OLDEST_READS_MAX):
@@ -269,7 +270,7 @@ class SubscriptionRoutes:
             for record in result.records:
                 if not record.flags & FLAG_QOS_MASK:
                     continue
-                if record.offset not in done.get(record.partition, ()):
+                if (record.partition, record.offset) not in done:
                     topic = record.topic.decode("utf-8", "replace")
                     publisher = record.client_id.decode("utf-8", "replace")
                     return OldestMessage(record.partition, record.offset, topic,

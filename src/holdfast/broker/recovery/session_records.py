@@ -317,13 +317,16 @@ def open_record(session: Session, clean: bool, owner: str = "", request: int = 0
 
 class GroupEntry(Struct, omit_defaults=True):
     """A shared group. `given`: the (partition, offset) of assigned records, of a single broker.
-    `done`: per partition the finished offsets, and `epoch` that of the home, of a cluster."""
+    `done`: per partition the finished offsets, and `epoch` that of the home, of a cluster.
+    `ranges`: per partition the first offsets and ends of finished ranges, where `done` has too
+    little room. Older versions ignore them."""
 
     key: str
     positions: list[int]
     given: list[tuple[int, int]] = []
     done: list[tuple[int, list[int]]] = []
     epoch: int = 0
+    ranges: list[tuple[int, list[tuple[int, int]]]] = []
 
 
 encode_session: Final = json.Encoder().encode
@@ -395,6 +398,8 @@ def decode_group(data: bytes, partitions: int) -> GroupEntry:
     entry = decode_json(_GROUP, data, "a shared group")
     if len(entry.positions) != partitions:
         raise ValueError(f"a shared group with {len(entry.positions)} positions")
-    if not all(0 <= partition < partitions for partition, _ in (*entry.given, *entry.done)):
+    if not all(
+        0 <= partition < partitions for partition, _ in (*entry.given, *entry.done, *entry.ranges)
+    ):
         raise ValueError("a shared group with records of a partition that the log does not have")
     return entry

@@ -37,6 +37,7 @@ from holdfast.broker.recovery.snapshot_entries import (
 )
 from holdfast.broker.session.session import NEVER_EXPIRES, SENT, Group, Inflight, Session
 from holdfast.broker.session.state import in_sending_order
+from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, matches
 from holdfast.storage.batch import Batch
@@ -252,8 +253,8 @@ class _Groups:
         confirmed = kept - sent
         waiting = sent | (self._given_back.get(group.key, set()) - confirmed)
         if isinstance(self._recovery, ReplicatedState):
-            by_partition = self._recovery.groups.done.get(group.key, {})
-            done = {(each, offset) for each, offsets in by_partition.items() for offset in offsets}
+            finished = self._recovery.groups.done.get(group.key, FinishedOffsets())
+            done = {(each, offset) for each, of in finished.items() for offset in of.offsets()}
             # The log says what is finished, whatever a member still has.
             waiting = {place for place in waiting if place[1] >= before[place[0]]} - done
         else:

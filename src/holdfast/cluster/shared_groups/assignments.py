@@ -15,8 +15,10 @@ from holdfast.cluster.state.replicated import ReplicatedState
 LIMIT_MAX: Final = 2000
 """The most records of one group at one node, whatever the capacity of its members."""
 FINISHED_MAX: Final = 100_000
-"""The most finished records of one group that the log does not have as finished. A new coordinator
-may assign the oldest ones again if there are more."""
+"""The most finished records of one group that the log does not have as finished. With them the node
+wants no further records: a new coordinator must know each finished one."""
+REFUSED_MAX: Final = 100_000
+"""The most denied records of one group that the node remembers."""
 
 
 class AgentContext:
@@ -70,8 +72,6 @@ class NodeAssignments:
         del self.assigned[place]
         self.done.append(place)
         self.finished[place] = None
-        if len(self.finished) > FINISHED_MAX:
-            del self.finished[next(iter(self.finished))]
 
     def return_record(self, place: Place) -> None:
         """Returns an assigned record to the coordinator; the next report has it."""
@@ -83,7 +83,7 @@ class NodeAssignments:
         self.return_record(place)
         self.denied.append(place)
         self.refused[place] = None
-        if len(self.refused) > FINISHED_MAX:
+        if len(self.refused) > REFUSED_MAX:
             del self.refused[next(iter(self.refused))]
 
     def measure(self, state: NodeState) -> bool:
@@ -109,6 +109,8 @@ class NodeAssignments:
                     # The group is measured again when the session has capacity.
                     note_blocked(state, group, member)
         limit = min(limit, LIMIT_MAX)
+        if len(self.finished) + len(self.assigned) >= FINISHED_MAX:
+            limit = 0
         if (members, durable, limit) == (self.members, self.durable, self.limit):
             return False
         self.members = members

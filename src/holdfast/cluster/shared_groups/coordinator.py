@@ -394,6 +394,8 @@ class Coordinator:
         for home in self.homes.led.values():
             for coordination in list(home.groups.values()):
                 self._retry_deferred(coordination)
+                if coordination.is_full:
+                    self._dirty[coordination] = None
                 if coordination.is_open and not coordination.weights.member_count():
                     self._end_if_over(coordination)
 

@@ -90,7 +90,7 @@ class FinishWaits:
         connection = waiting.promise.connection
         if connection is None or connection.state == CLOSED:
             return True
-        if groups.is_finished(key, *waiting.place) or groups.is_full(key):
+        if groups.is_finished(key, *waiting.place):
             return True
         if key in groups.positions or key in self._unlogged(tag_of(key), waiting.place):
             return False

@@ -36,11 +36,15 @@ from holdfast.cluster.shared_groups.codec import NodeCapacity, Place
 from holdfast.cluster.shared_groups.group_nodes import NodeWeight, NodeWeights, RecordHolders
 from holdfast.cluster.shared_groups.record_fetch import RecordFetch, request_read
 from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.protocol.topics.names import split_shared
 from holdfast.storage.record import Record
 
 ASIDE_MAX: Final = 1000
 """The most records of one group that wait for a node or a member that may read them."""
+RANGES_MAX: Final = 100_000
+"""The most ranges of finished offsets of one group above its positions. With them the group waits
+for the records behind them: the next coordinator must know each finished record."""
 
 
 class Coordination:
@@ -61,8 +65,7 @@ class Coordination:
         self.barrier = -1
         self.weights = NodeWeights()
         self.holders = RecordHolders(self.weights)
-        # Places ahead of the cursor that are not assigned again, because they are given or
-        # finished.
+        # Places ahead of the cursor that are not assigned again, because they are given.
         self.skipped: set[Place] = set()
         self.to_assign: dict[Place, None] = {}
         # Place -> nodes none of whose members may read the record.
@@ -78,6 +81,10 @@ class Coordination:
         self._floor: list[int] | None = None
         # The places finished since progress was last logged.
         self.finished: list[Place] = []
+        # All finished places at or above the positions that were logged last.
+        self.finished_offsets = FinishedOffsets()
+        # True if the group waits because of RANGES_MAX.
+        self.is_full = False
         self.logged: list[int] | None = None
 
     # Members and nodes
@@ -138,7 +145,7 @@ class Coordination:
                 self.cursor.returned.remove(message)
                 return True
         is_ahead = ahead is None or place[1] >= ahead[place[0]]
-        if is_ahead and place not in self.skipped:
+        if is_ahead and place not in self.skipped and place not in self.finished_offsets:
             self.skipped.add(place)
             return True
         return False
@@ -185,7 +192,11 @@ class Coordination:
 
     def _finish(self, place: Place) -> None:
         self.denied.pop(place, None)
+        self._note_finished(place)
+
+    def _note_finished(self, place: Place) -> None:
         self.finished.append(place)
+        self.finished_offsets.add(place[0], place[1], place[1] + 1)
 
     def deny(self, node: str, place: Place) -> None:
         """Notes that no member at the node may read the record. `return_record` follows."""
@@ -243,12 +254,13 @@ class Coordination:
                     self.holders.forget(place)
             begin = list(positions)
             self.logged = list(positions)
-            for partition, offsets in logged.done.get(self.key, {}).items():
-                self.skipped.update((partition, offset) for offset in offsets)
+            if self.key in logged.done:
+                self.finished_offsets = logged.done[self.key].copy()
+                for partition, offset in self.finished:
+                    self.finished_offsets.add(partition, offset, offset + 1)
         for place in logged.kept_by_sessions(self.key):
-            if place not in self.holders.assigned and place not in self.skipped:
-                self.skipped.add(place)
-                self.finished.append(place)
+            if place not in self.holders.assigned and place not in self.finished_offsets:
+                self._note_finished(place)
         self.skipped = {place for place in self.skipped if place[1] >= begin[place[0]]}
         self.starts = None
         cursor = self.cursor
@@ -320,7 +332,8 @@ class Coordination:
         `may_any_read(key, topic)`: may a member in the log, connected or not, read the topic?
         """
         found: dict[NodeWeight, list[Message]] = {}
-        while True:
+        self.is_full = len(self.finished_offsets) >= RANGES_MAX
+        while not self.is_full:
             message = self._head()
             if message is None:
                 return found
@@ -345,6 +358,7 @@ class Coordination:
             self._pop()
             self.holders.hold(stake, place, queued_size(message))
             found.setdefault(stake, []).append(message)
+        return found
 
     def _pop(self) -> None:
         if self.cursor.returned:
@@ -363,7 +377,7 @@ class Coordination:
                 assert cursor.outbox is not None
                 message = cursor.outbox[0].message
                 place = (message.partition, message.offset)
-                if place in self.skipped:
+                if place in self.skipped or place in self.finished_offsets:
                     self.skipped.discard(place)
                     cursor.pop()
                     continue

@@ -82,9 +82,12 @@ class NodeAgent:
             self._keys.setdefault(tag_of(key), set()).add(key)
         return share
 
-    def _forget(self, key: str) -> None:
-        if self.assignments.pop(key, None) is None:
+    def _forget(self, share: NodeAssignments) -> None:
+        """Forgets a group without members here, unless it has begun again since."""
+        key = share.key
+        if self.assignments.get(key) is not share:
             return
+        del self.assignments[key]
         keys = self._keys[tag_of(key)]
         keys.discard(key)
         if not keys:
@@ -374,7 +377,7 @@ class NodeAgent:
             if share.group is None and not (
                 share.assigned or share.finished or share.done or share.returned or share.members
             ):
-                self._forget(share.key)
+                self._forget(share)
             elif share.finished or share.queued_at >= 0 or share.start is not None:
                 self._untidy[share] = None
 
@@ -391,6 +394,8 @@ class NodeAgent:
         share.finished = {
             place: None for place in share.finished if not groups.is_finished(share.key, *place)
         }
+        if share.members and not share.limit:
+            self._touched[share] = None
 
     def timer(self) -> float | None:
         if self._touched:

@@ -47,6 +47,8 @@ class ProgressLog:
         changed = changed_positions(coordination.logged, positions)
         done = [place for place in coordination.finished if place[1] >= positions[place[0]]]
         coordination.finished = []
+        for partition, offset in enumerate(positions):
+            coordination.finished_offsets.drop_below(partition, offset)
         coordination.logged = positions
         while changed or done:
             self._append(coordination, changed, done[:DONE_IN_RECORD])

@@ -10,6 +10,7 @@ it is finished, and nothing else stores that. Counter-example: a position falls 
 next coordinator hands out the records from 50 again, QoS 2 records included.
 """
 
+from itertools import islice
 from typing import Final
 
 from holdfast.broker.recorded_state import RecordedState
@@ -17,11 +18,12 @@ from holdfast.broker.recovery.session_records import GroupEntry
 from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.broker.session.state import decode_cursor
 from holdfast.cluster.state.group_members import GroupMembers
+from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.storage.record import Record
 
-DONE_MAX: Final = 100_000
-"""The most finished offsets of one group above its positions. Further ones are not stored, so the
-next coordinator may hand those records out again."""
+OFFSETS_MAX: Final = 100_000
+"""The most finished offsets of one group that an entry has one by one, where older versions read
+them. Further ones are in its ranges."""
 
 
 class GroupPositions:
@@ -33,8 +35,10 @@ class GroupPositions:
         self._state = state
         self.members = GroupMembers(state)
         self.positions = positions
-        # By group and partition, the finished offsets at or above the position.
-        self.done: dict[str, dict[int, set[int]]] = {}
+        # By group, the finished offsets at or above the positions. None is left out, because each
+        # is a record that the next coordinator would hand out again. The coordinator bounds them
+        # (`group_state.RANGES_MAX`).
+        self.done: dict[str, FinishedOffsets] = {}
         self.epochs: dict[str, int] = {}
         # By tag, the groups with positions.
         self._keys: dict[int, set[str]] = {}
@@ -42,8 +46,6 @@ class GroupPositions:
         self._keepers: dict[int, dict[Session, int]] = {}
         # A counter of applied records, from which readers see a change.
         self.version = 0
-        # Groups with DONE_MAX offsets.
-        self._full: set[str] = set()
         # Groups that have ended since the last call of `pop_dropped`.
         self._dropped: set[str] = set()
         # Groups whose end was applied or ignored since the last call of `pop_applied_ends`.
@@ -65,22 +67,14 @@ class GroupPositions:
         self.epochs[key] = record.sequence
         positions = self.positions.setdefault(key, [0] * self._state.config.partitions)
         self._keys.setdefault(tag_of(key), set()).add(key)
-        done = self.done.setdefault(key, {})
+        done = self.done.setdefault(key, FinishedOffsets())
         for partition, offset in cursor.positions:
             offset = max(offset, positions[partition])
             positions[partition] = offset
-            if partition in done:
-                done[partition] = {each for each in done[partition] if each >= offset}
-                if not done[partition]:
-                    del done[partition]
-        room = DONE_MAX - sum(map(len, done.values()))
-        for partition, offset in cursor.done[: max(0, room)]:
+            done.drop_below(partition, offset)
+        for partition, offset in cursor.done:
             if offset >= positions[partition]:
-                done.setdefault(partition, set()).add(offset)
-        if len(cursor.done) >= room:
-            self._full.add(key)
-        else:
-            self._full.discard(key)
+                done.add(partition, offset, offset + 1)
         self.set_cursor(key)
 
     def is_finished(self, key: str, partition: int, offset: int) -> bool:
@@ -90,11 +84,7 @@ class GroupPositions:
             return False
         if offset < positions[partition]:
             return True
-        return offset in self.done.get(key, {}).get(partition, ())
-
-    def is_full(self, key: str) -> bool:
-        """True if no further finished offset of the group is stored."""
-        return key in self._full
+        return key in self.done and (partition, offset) in self.done[key]
 
     def pop_dropped(self) -> set[str]:
         """Returns the groups that have ended since the last call."""
@@ -183,12 +173,26 @@ class GroupPositions:
 
     def entry(self, key: str) -> GroupEntry:
         """Returns the group as a SNAPSHOT_GROUP entry."""
-        done = [(each, sorted(offsets)) for each, offsets in self.done.get(key, {}).items()]
-        return GroupEntry(key, self.positions[key], done=done, epoch=self.epochs.get(key, 0))
+        entry = GroupEntry(key, self.positions[key], epoch=self.epochs.get(key, 0))
+        room = OFFSETS_MAX
+        for partition, ranges in self.done.get(key, FinishedOffsets()).items():
+            offsets = list(islice(ranges.offsets(), room))
+            room -= len(offsets)
+            if offsets:
+                entry.done.append((partition, offsets))
+            if not room:
+                entry.ranges.append((partition, ranges.ranges()))
+        return entry
 
     def restore(self, entry: GroupEntry) -> None:
         """Loads a SNAPSHOT_GROUP entry whose positions are loaded already."""
-        self.done[entry.key] = {partition: set(offsets) for partition, offsets in entry.done}
+        done = self.done[entry.key] = FinishedOffsets()
+        for partition, offsets in entry.done:
+            for offset in offsets:
+                done.add(partition, offset, offset + 1)
+        for partition, ranges in entry.ranges:
+            for start, end in ranges:
+                done.add(partition, start, end)
         self.epochs[entry.key] = entry.epoch
         self._keys.setdefault(tag_of(entry.key), set()).add(entry.key)
         self.set_cursor(entry.key)
@@ -197,7 +201,6 @@ class GroupPositions:
         self.positions.pop(key, None)
         self.done.pop(key, None)
         self.epochs.pop(key, None)
-        self._full.discard(key)
         keys = self._keys.get(tag_of(key), set())
         keys.discard(key)
         if not keys:
