@@ -1,7 +1,6 @@
 """A member keeps the packet id of a shared group's QoS 2 record until the log says that the group
 has finished with it: PUBREL waits for that."""
 
-
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import RecordedState

@@ -42,6 +42,9 @@ class Gate(Barriers):
     def has_passed(self, number: int) -> bool:
         return self.is_open
 
+    def lacking(self, number: int) -> set[int]:
+        return set() if self.is_open else {0}
+
 
 class Bench:
     """n1 coordinates. The client c is at n2, with a durable session."""
@@ -305,7 +308,7 @@ def test_what_is_finished_is_not_claimed() -> None:
 
 
 def test_a_home_is_opened_behind_what_was_logged_before() -> None:
-    """Whatever barriers say: an impatient one gives up after a time."""
+    """Whatever barriers say: a home is opened for QoS 1 after a time."""
     bench = Bench()
     bench.context.journal.append(Record(0, log_record.CONTROL))
     bench.coordinator.start_leading(0, 2)
@@ -325,3 +328,35 @@ def test_the_position_of_a_group_never_goes_back() -> None:
     bench.record_of_group(encode_cursor([], {}, []), 2)
     bench.log_group([(0, 4)], 3)
     assert bench.images.group_positions[KEY] == [4]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_without_the_barrier_a_home_is_opened_for_qos_1(is_kept: bool) -> None:
+    """A session in a partition that is not reached may have kept the QoS 2 record."""
+    bench = Bench()
+    bench.close()
+    bench.gate.is_open = False
+    bench.state.delivered[0] = 2
+    bench.lead("n1")
+    (coordination,) = bench.coordinator.homes.led[0].groups.values()
+    assert coordination.is_open
+    records = [Record(0, log_record.MESSAGE, flags=qos, topic=b"t") for qos in (2, 1)]
+    records[0].offset, records[1].offset = PLACE[1], 1
+    bench.coordinator.handle_read(coordination.cursor, records, [2], True)
+    bench.state.effects.clear()
+    for _ in range(5):
+        bench.pass_time(60.0)
+        bench.coordinator.tidy()
+    given = [(each.partition, each.offset) for found in bench.assigned for each in found.messages]
+    assert given == [(0, 1)]
+    assert coordination.positions() == [0]
+    if is_kept:
+        session = bench.images.state.sessions[CLIENT]
+        entry = Inflight(*PLACE, 2, False)
+        entry.group_tag = tag_of(KEY)
+        bench.images._set_inflight(session, 1, entry)
+    bench.gate.is_open = True
+    bench.pass_time()
+    assert bench.is_given_again() != is_kept
+    assert (PLACE in coordination.finished_offsets) == is_kept
+    assert coordination.positions() == [1 if is_kept else 0]

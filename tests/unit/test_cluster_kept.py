@@ -15,7 +15,6 @@ from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, Partition
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.shared_groups.assignments import AgentContext
-from holdfast.cluster.shared_groups.kept_records import KEPT_WAIT_S
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
@@ -79,24 +78,21 @@ class Bench:
         self.shares.tidy()
 
 
-def test_it_waits_for_the_leader_of_the_home_for_a_bounded_time() -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_it_waits_for_the_leader_of_the_home_for_as_long_as_there_is_none(is_kept: bool) -> None:
     bench = Bench()
-    bench.pass_time(KEPT_WAIT_S - 1)
-    assert PLACE in bench.share.assigned
-    bench.pass_time(1)
-    assert bench.share.returned == [PLACE]
+    for _ in range(10):
+        bench.pass_time(3600.0)
+        assert PLACE in bench.share.assigned
+    bench.lead("n2")
+    if is_kept:
+        bench.has_inflight()
+    bench.forwarding.settle(bench.newest, HOME, b"c")
+    assert (bench.share.done, bench.share.returned) == (([PLACE], []) if is_kept else ([], [PLACE]))
     assert not bench.share.assigned
 
 
-def test_it_stays_with_the_session_if_the_log_says_so() -> None:
-    bench = Bench()
-    bench.has_inflight()
-    bench.pass_time(KEPT_WAIT_S)
-    assert bench.share.done == [PLACE]
-    assert not bench.share.assigned
-
-
-@pytest.mark.parametrize("seconds", [KEPT_WAIT_S, 10 * KEPT_WAIT_S])
+@pytest.mark.parametrize("seconds", [60.0, 3600.0])
 def test_with_a_leader_it_waits_for_the_record(seconds: float) -> None:
     bench = Bench()
     bench.lead("n2")
@@ -109,8 +105,9 @@ def test_with_a_leader_it_waits_for_the_record(seconds: float) -> None:
 
 def test_a_record_that_comes_late_takes_nothing_from_the_next_member() -> None:
     bench = Bench()
-    bench.pass_time(KEPT_WAIT_S)
     late = bench.newest
+    bench.share.return_record(PLACE)
+    bench.pass_time(1.0)
     bench.share.assigned[PLACE] = None
     bench.forwarding.settle(late, HOME, b"c")
     assert PLACE in bench.share.assigned

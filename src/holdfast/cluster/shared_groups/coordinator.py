@@ -139,13 +139,26 @@ class Coordinator:
     def _open_group(self, home: Home, coordination: Coordination) -> None:
         metadata = self._context.metadata
         nodes = () if metadata is None else metadata.nodes
-        is_ending = coordination.key in home.ended
-        if is_ending or any(self._reclaimer.may_keep_more(coordination, node) for node in nodes):
+        home.is_certain = home.is_certain or self._barriers.has_passed(home.barrier)
+        is_certain = home.is_certain and not any(
+            self._reclaimer.may_keep_more(coordination, node) for node in nodes
+        )
+        if is_certain:
+            self._unopened.pop(coordination, None)
+        else:
+            self._unopened[coordination] = None
+        logged = self._replicated.groups
+        if coordination.is_open:
+            if is_certain:
+                coordination.make_certain(logged)
+        elif coordination.key in home.ended:
             self._unopened[coordination] = None
             return
-        self._unopened.pop(coordination, None)
-        positions = self._replicated.group_positions.get(coordination.key)
-        coordination.open(positions, self._replicated.groups)
+        elif is_certain or not home.is_certain:
+            coordination.open(logged.positions.get(coordination.key), logged)
+            coordination.is_certain = is_certain
+        else:
+            return
         self._note_change(coordination)
 
     # Reports of the nodes

@@ -5,6 +5,7 @@ Invariant: a matching record is in exactly one of these:
 - `to_assign` or `returned`, if it was returned and is to be assigned again;
 - `doubtful` and not assigned, if the last node that had it has lost it (`group_nodes`);
 - `deferred`, if no present node can give it to a member that may read it;
+- `uncertain`, if it is of QoS 2 and a session may have kept it that is not known here yet;
 - `assigned`, if it is assigned to a node;
 - finished.
 
@@ -60,6 +61,10 @@ class Coordination:
         self.cursor.is_coordinating = True
         self.cursor.tailing = False
         self.is_open = False
+        # False while sessions may have kept QoS 2 records that the log here does not show.
+        self.is_certain = False
+        # QoS 2 records that wait until that is certain.
+        self.uncertain: dict[Place, None] = {}
         # The read barrier that began when the last member left, without member records. Once it is
         # passed, earlier subscriptions are applied here. -1: none.
         self.barrier = -1
@@ -134,6 +139,9 @@ class Coordination:
     def _take_waiting(self, place: Place, ahead: list[int] | None) -> bool:
         """Takes a record out of those that no node holds. Returns False if it is finished."""
         if place in self.holders.doubtful:
+            return True
+        if place in self.uncertain:
+            del self.uncertain[place]
             return True
         if place in self.to_assign or place in self._fetch.places or place in self.deferred:
             self.to_assign.pop(place, None)
@@ -258,9 +266,7 @@ class Coordination:
                 self.finished_offsets = logged.done[self.key].copy()
                 for partition, offset in self.finished:
                     self.finished_offsets.add(partition, offset, offset + 1)
-        for place in logged.kept_by_sessions(self.key):
-            if place not in self.holders.assigned and place not in self.finished_offsets:
-                self._note_finished(place)
+        self._finish_kept(logged)
         self.skipped = {place for place in self.skipped if place[1] >= begin[place[0]]}
         self.starts = None
         cursor = self.cursor
@@ -268,6 +274,23 @@ class Coordination:
             cursor.tailing = True
         else:
             cursor.positions = begin
+
+    def _finish_kept(self, logged: GroupPositions) -> None:
+        for place in logged.kept_by_sessions(self.key):
+            if place not in self.holders.assigned and place not in self.finished_offsets:
+                self._note_finished(place)
+
+    def make_certain(self, logged: GroupPositions) -> None:
+        """Assigns the uncertain records, except those that sessions have kept.
+
+        Counter-example without the wait: the home of a session is not reached, and its record 7 is
+        assigned to another one.
+        """
+        self.is_certain = True
+        self._finish_kept(logged)
+        waiting = [place for place in self.uncertain if place not in self.finished_offsets]
+        self.to_assign.update(dict.fromkeys(waiting))
+        self.uncertain = {}
 
     def tail(self, message: Message) -> None:
         """Takes a committed record, if the cursor is at the end of the log."""
@@ -338,6 +361,12 @@ class Coordination:
             if message is None:
                 return found
             place = (message.partition, message.offset)
+            if message.qos == 2 and not self.is_certain:
+                if len(self.uncertain) >= ASIDE_MAX:
+                    return found
+                self._pop()
+                self.uncertain[place] = None
+                continue
             denied = self.denied.get(place) if self.denied else None
             stake = self.weights.next(denied)
             if stake is None:
@@ -391,7 +420,7 @@ class Coordination:
     def unheld(self) -> set[Place]:
         """Returns the records outside the cursor that are to be assigned."""
         returned = {(message.partition, message.offset) for message in self.cursor.returned}
-        return returned.union(self.to_assign, self._fetch.places, self.deferred)
+        return returned.union(self.to_assign, self._fetch.places, self.deferred, self.uncertain)
 
     def positions(self) -> list[int]:
         """Returns the first unfinished offset per partition."""

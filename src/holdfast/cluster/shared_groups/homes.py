@@ -14,6 +14,10 @@ from holdfast.storage.partition import partition_of
 START_WAIT_S: Final = 2.0
 """The longest time in seconds that a new coordinator waits for the reports of the nodes."""
 
+OPEN_WAIT_S: Final = 5.0
+"""The time in seconds after which a home is opened for QoS 1 although its barrier has not reached
+every partition. QoS 2 records wait for the barrier."""
+
 
 class Home:
     """A home partition that this node leads.
@@ -41,6 +45,8 @@ class Home:
         # The nodes that have reported, with the number of their TELL.
         self.reported: dict[str, int] = {}
         self.is_open = False
+        # True once the barrier is passed: the log shows which QoS 2 records sessions have kept.
+        self.is_certain = False
         self.groups: dict[str, Coordination] = {}
         # The groups whose end this coordinator has appended, until it is applied or ignored here.
         self.ended: set[str] = set()
@@ -96,12 +102,17 @@ class LedHomes:
             home
             for home in self.opening
             if self._state.delivered[home.partition] >= home.begins_at
-            and barriers.has_passed(home.barrier)
+            and self._is_reached(home, barriers)
             and self.may_start(home)
         ]
         for home in ready:
             del self.opening[home]
         return ready
+
+    def _is_reached(self, home: Home, barriers: Barriers) -> bool:
+        home.is_certain = barriers.has_passed(home.barrier)
+        is_late = self._state.now >= home.since + OPEN_WAIT_S
+        return home.is_certain or (is_late and len(barriers.lacking(home.barrier)) > 0)
 
     def unreported(self) -> dict[str, list[tuple[int, int]]]:
         """Returns the connected data nodes without a current report, with the partitions and epochs

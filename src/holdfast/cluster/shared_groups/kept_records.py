@@ -1,20 +1,11 @@
 """The QoS 2 records that the sessions of members which have left may have kept."""
 
 from collections.abc import Callable
-from typing import Final
 
 from holdfast.broker.session.session import Session, tag_of
 from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
 from holdfast.cluster.shared_groups.codec import Place
 from holdfast.storage.partition import partition_of
-
-KEPT_WAIT_S: Final = 60.0
-"""The longest time in seconds that a QoS 2 record waits for the record of the session that has kept
-it. It applies while the home partition of that session has no leader.
-
-Then it is given to another member, unless the log has it as kept. It may arrive twice if the lost
-leader returns with the session's record. That is better than a record that never arrives.
-"""
 
 
 class KeptRecords:
@@ -30,20 +21,18 @@ class KeptRecords:
         return_record: Callable[[NodeAssignments, Place], None],
     ) -> None:
         self._state = context.state
-        self._context = context.cluster
         self._forwarding = context.forwarding
         self._replicated = context.replicated
         self._finish = finish
         self._return = return_record
-        # Client id and time, oldest first.
-        self.records: dict[tuple[NodeAssignments, Place], tuple[str, float]] = {}
+        # The client ids.
+        self.records: dict[tuple[NodeAssignments, Place], str] = {}
 
     def add(self, share: NodeAssignments, session: Session, place: Place) -> None:
         """Handles a QoS 2 record that the session of a leaving member keeps."""
         home = partition_of(session.key, self._state.config.partitions)
         client_id = session.client_id
-        self.records.pop((share, place), None)
-        self.records[(share, place)] = (client_id, self._state.now)
+        self.records[(share, place)] = client_id
         self._forwarding.after_newest(home, lambda: self._resolve(share, client_id, place))
 
     def _resolve(self, share: NodeAssignments, client_id: str, place: Place) -> None:
@@ -53,8 +42,8 @@ class KeptRecords:
         The exception is a record that the group has finished. The session may have completed it at
         the other node, so that its packet id is free again.
         """
-        if self.records.get((share, place), ("", 0.0))[0] != client_id:
-            # The record has waited too long, and another session has it now.
+        if self.records.get((share, place)) != client_id:
+            # Another session has it now.
             return
         del self.records[(share, place)]
         if place not in share.assigned:
@@ -66,15 +55,12 @@ class KeptRecords:
             self._return(share, place)
 
     def tidy(self) -> None:
-        """Resolves the records that have waited too long for a leader, every `node.TIDY_S`."""
-        limit = self._state.now - KEPT_WAIT_S
-        for (share, place), (client_id, since) in list(self.records.items()):
-            if since > limit:
-                return
-            home = partition_of(client_id.encode(), self._state.config.partitions)
+        """Forgets the records that are resolved otherwise, every `node.TIDY_S`.
+
+        The others wait for the record of the session for as long as its home has no leader.
+        Counter-example with a time-out: the record is given to another member, the lost leader
+        returns with the session's record, and two sessions have the QoS 2 record.
+        """
+        for share, place in list(self.records):
             if place not in share.assigned:
                 del self.records[(share, place)]
-            elif not self._context.leader(home):
-                self._resolve(share, client_id, place)
-                fields = {"group": share.key, "partition": place[0], "offset": place[1]}
-                self._state.note("warning", "kept_record_settled", {"client": client_id, **fields})
