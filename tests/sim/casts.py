@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.client import FOREVER, Client
-from tests.sim.teams import Member, Team, TeamPublisher
+from tests.sim.teams import Absentee, Leaver, Member, Mute, Team, TeamPublisher
 from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber, Scheduler
 from tests.sim.travellers import Traveller
 from tests.sim.whispers import Listener, Whisperer, WhisperTeam
@@ -38,9 +38,11 @@ TRAVELLERS: Final = "travellers"
 QUEUES: Final = "queues"
 """Shared subscriptions that outlive their members: each member's session ends with its
 connection."""
+LEAVERS: Final = "leavers"
+"""Shared subscriptions whose members unsubscribe, stay away or never acknowledge."""
 SCHEDULED: Final = "scheduled"
 """Delayed messages."""
-ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED)
+ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS)
 
 
 def parties(world: "World") -> list[Party]:
@@ -53,6 +55,7 @@ def parties(world: "World") -> list[Party]:
         TRAVELLERS: _travellers,
         QUEUES: _queues,
         SCHEDULED: _scheduled,
+        LEAVERS: _leavers,
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 
@@ -139,6 +142,22 @@ def _scheduled(world: "World") -> list[Party]:
         Scheduler(world, Client(world, "scheduler4", 4)),
         Subscriber(world, Client(world, "subd5", 5, filters=(("d/#", 2),)), ("d/",)),
         Subscriber(world, Client(world, "subd4", 4, filters=(("d/+", 1),)), ("d/",)),
+    ]
+
+
+def _leavers(world: "World") -> list[Party]:
+    fickle = Team(world, "$share/fickle/s/#", qos=2)
+    lone = Team(world, "$share/lone/s/#", qos=2)
+    stuck = Team(world, "$share/stuck/s/#", qos=2)
+    return [
+        Leaver(world, fickle, "leaver5", 5),
+        Leaver(world, fickle, "leaver4", 4),
+        Member(world, fickle, "stayer", 5),
+        Absentee(world, lone, "absentee", 5),
+        Mute(world, stuck, "mute", 5),
+        Member(world, stuck, "unstuck", 5),
+        TeamPublisher(world, Client(world, "leavers5", 5)),
+        TeamPublisher(world, Client(world, "leavers4", 4)),
     ]
 
 

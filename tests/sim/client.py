@@ -327,6 +327,15 @@ class Client:
         self._incoming.clear()
         self.is_subscribed = not self.filters
 
+    def unsubscribe(self) -> None:
+        """From everything. It subscribes again when it is connected again, or by `resubscribe`."""
+        self.is_subscribed = False
+        self._write(encode(m.Unsubscribe(60_001, [each for each, _ in self.filters]), self.version))
+
+    def resubscribe(self) -> None:
+        if not self.is_subscribed:
+            self._subscribe()
+
     def _subscribe(self) -> None:
         self.subscribes += 1
         requests = [m.SubscriptionRequest(filter, qos) for filter, qos in self.filters]

@@ -45,6 +45,11 @@ LEAVE: Final = "leave"
 """A restart in good order."""
 DAMAGE: Final = "damage"
 """A byte of a log changes, unnoticed until it is read."""
+SEVER: Final = "sever"
+"""One link between two nodes, both directions, from the first fault to the end of all faults."""
+LAG: Final = "lag"
+"""One node does not follow one partition from the first fault to the end of all faults."""
+LASTING: Final = (SEVER, LAG)
 OPERATE: Final = "operate"
 """No fault: an operator changes the cluster."""
 ALL: Final = (
@@ -80,6 +85,9 @@ class Faults:
         # Whose clock is the wrong one: one of them only.
         self._skewed = self._chance.choice(list(world.hosts.values()))
         self.count = 0
+        # The node that does not follow a partition, and which one.
+        self._laggard: Host | None = None
+        self._lagging = 0
         self._causes: dict[str, Callable[[Host], None]] = {
             KILL: self._kill,
             POWER: self._power,
@@ -105,6 +113,11 @@ class Faults:
         self._operator = Operator(world)
 
     def begin(self) -> None:
+        if SEVER in self._kinds:
+            self._sever()
+        if LAG in self._kinds:
+            self._lag()
+        self._kinds = tuple(each for each in self._kinds if each not in LASTING)
         if self._kinds:
             self._wait()
 
@@ -135,7 +148,9 @@ class Faults:
         self._operator.end()
         world = self._world
         world.schedule.note("faults", "all is well again")
+        world.network.severed.clear()
         world.network.heal()
+        self._follow_again()
         world.network.late = 0.01
         world.network.late_s = 0.02
         for host in world.hosts.values():
@@ -235,6 +250,37 @@ class Faults:
             self._world.network.cut(first, second)
             self._world.network.cut(second, first)
         self._for_a_while()
+
+    def _sever(self) -> None:
+        first, second = self._chance.sample(list(self._world.hosts), 2)
+        self._world.schedule.note("faults", f"{first} - {second} is severed")
+        for source, target in ((first, second), (second, first)):
+            self._world.network.cut(source, target)
+            self._world.network.severed.add((source, target))
+
+    def _lag(self) -> None:
+        self._laggard = self._chance.choice(self._world.data_hosts)
+        self._lagging = self._chance.randrange(self._world.settings.partitions)
+        self._world.schedule.note(
+            "faults", f"{self._laggard.name} does not follow partition {self._lagging}"
+        )
+        self._keep_lagging()
+
+    def _keep_lagging(self) -> None:
+        """Also after a restart."""
+        if self.is_over or self._laggard is None:
+            return
+        self._world.schedule.after(0.1, self._keep_lagging)
+        process = self._laggard.process
+        if process is not None and process.is_ready:
+            process.cluster_node.replication.suspend(self._lagging)
+
+    def _follow_again(self) -> None:
+        process = None if self._laggard is None else self._laggard.process
+        if process is not None:
+            transfer = process.cluster_node.transfer
+            if self._lagging not in transfer.missing and self._lagging not in transfer.unsaved:
+                process.cluster_node.replication.resume(self._lagging, process.state.now)
 
     def _reset(self, host: "Host") -> None:
         others = [name for name in self._world.hosts if name != host.name]

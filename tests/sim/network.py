@@ -146,6 +146,8 @@ class Network:
         self._delays: dict[tuple[str, str], random.Random] = {}
         # Directions that are cut, and since when.
         self._cut: dict[tuple[str, str], float] = {}
+        # Those that `heal` does not mend.
+        self.severed: set[tuple[str, str]] = set()
         self._connections: dict[tuple[str, str], list[PeerConnection]] = {}
         # How often a frame is late, and by how much at most.
         self.late = 0.01
@@ -183,7 +185,8 @@ class Network:
 
     def heal(self) -> None:
         for source, target in list(self._cut):
-            self.mend(source, target)
+            if (source, target) not in self.severed:
+                self.mend(source, target)
 
     def mend(self, source: str, target: str) -> None:
         if self._cut.pop((source, target), None) is not None:

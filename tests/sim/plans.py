@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, QUEUES, SCHEDULED, TIMED, TRAVELLERS
+from tests.sim.casts import CASTS, GROUPS, LEAVERS, LOG, QOS0, QUEUES, SCHEDULED, TIMED, TRAVELLERS
 from tests.sim.faults import (
     ALL,
     DAMAGE,
@@ -12,11 +12,14 @@ from tests.sim.faults import (
     GO_BACK,
     HOSTILE,
     KILL,
+    LAG,
     LEAVE,
     NETWORK,
     OPERATE,
     PAUSE,
     PROCESSES,
+    RESET,
+    SEVER,
     SKEW,
     WIPE,
 )
@@ -29,6 +32,8 @@ FAULTS: Final = (
 PLAYING: Final = ((LOG,), (LOG,), (LOG, QOS0), (TIMED,), (GROUPS,), (LOG, TIMED), CASTS)
 ALSO_PLAYING: Final = ((QUEUES,), (SCHEDULED,), (GROUPS, QUEUES), (LOG, SCHEDULED, TRAVELLERS))
 """In a quarter of the seeds, instead of the others."""
+LEAVING: Final = ((SEVER, KILL), (LAG, KILL), (LAG, RESET, KILL), (SEVER, LAG), (RESET, KILL))
+"""The faults of the seeds with LEAVERS, which are a tenth of all, instead of the others."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -43,6 +48,7 @@ def settings_for(
     """`nodes` 0, `faults` and `casts` None: as the seed has it."""
     chance = random.Random(f"plan/{seed}")
     count = nodes or chance.choice((3, 3, 3, 5))
+    is_planned = faults is None
     if faults is None:
         faults = chance.choice(FAULTS)
     is_wiped = WIPE in faults or GO_BACK in faults or DAMAGE in faults
@@ -59,6 +65,9 @@ def settings_for(
         also = random.Random(f"casts/{seed}")
         if also.random() < 0.25:
             casts = also.choice(ALSO_PLAYING)
+        leaving = random.Random(f"leavers/{seed}")
+        if is_planned and leaving.random() < 0.1:
+            casts, faults = (LEAVERS,), leaving.choice(LEAVING)
     has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
     loses_one = chance.random() < 0.25
     if DAMAGE in faults:

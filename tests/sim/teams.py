@@ -96,6 +96,8 @@ class Team:
 
 
 class Member(Party):
+    client_type: type[Client] = Client
+
     def __init__(
         self,
         world: "World",
@@ -106,10 +108,12 @@ class Member(Party):
         clean: bool = False,
         expiry_s: int = FOREVER,
     ) -> None:
-        filters = ((team.filter, team.qos),)
-        client = Client(world, name, version, clean=clean, filters=filters, expiry_s=expiry_s)
-        super().__init__(world, client)
         self.team = team
+        filters = ((team.filter, team.qos),)
+        client = self.client_type(
+            world, name, version, clean=clean, filters=filters, expiry_s=expiry_s
+        )
+        super().__init__(world, client)
         team.members.append(self)
         client.on_message = lambda packet: team.received(self, packet)
 
@@ -121,6 +125,55 @@ class Member(Party):
         if len(missing) > self.team.lost_max():
             return f"nobody of {self.team.filter} has received {missing[:5]} ({len(missing)})"
         return ""
+
+
+class Leaver(Member):
+    """Unsubscribes now and then, with records inflight, and subscribes again."""
+
+    def look(self) -> None:
+        client = self.client
+        if not client.is_connected:
+            return
+        if not client.is_subscribed:
+            if not self.is_active or self.chance.random() < 0.3:
+                client.resubscribe()
+        elif self.is_active and self.chance.random() < 0.15:
+            client.unsubscribe()
+
+
+class Absentee(Member):
+    """The only durable member of its group, away for seconds at a time."""
+
+    def __init__(self, world: "World", team: Team, name: str, version: int) -> None:
+        super().__init__(world, team, name, version)
+        self._back_at = 0.0
+
+    def look(self) -> None:
+        client = self.client
+        is_there = client.is_subscribed and client.is_connected
+        if self.is_active and is_there and self.chance.random() < 0.1:
+            self._back_at = self.world.schedule.now + 1.0 + self.chance.random() * 3
+            client.disconnect()
+
+    def is_wanted(self) -> bool:
+        return not self.is_active or self.world.schedule.now >= self._back_at
+
+
+class MuteClient(Client):
+    """Acknowledges nothing."""
+
+    def _reply(self, kind: int, packet_id: int) -> None:
+        """As if it were stuck."""
+
+
+class Mute(Member):
+    """Never acknowledges what it receives."""
+
+    client_type = MuteClient
+
+    def __init__(self, world: "World", team: Team, name: str, version: int) -> None:
+        super().__init__(world, team, name, version)
+        self.wanders = False
 
 
 class TeamPublisher(Publisher):
