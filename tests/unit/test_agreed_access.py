@@ -260,6 +260,20 @@ def test_a_new_disk_is_locked_until_it_knows_the_users(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_a_node_whom_others_take_in_is_locked_from_then_on(tmp_path: Path) -> None:
+    """It names no node to join, and they dial it at the address of its old disk."""
+
+    async def play() -> None:
+        world = AccessWorld(tmp_path)
+        new = AccessNode(world, "n3")
+        new.agreement._incarnation = "anotherdisk"
+        assert new.agreed.is_locked()
+        new.agreement._context = cast(Any, SimpleNamespace(metadata=None, node_id="n3"))
+        assert not new.agreed.is_locked(), "nobody could initialise a cluster"
+
+    asyncio.run(play())
+
+
 def test_a_node_that_joins_a_cluster_without_users_is_not_locked(tmp_path: Path) -> None:
     async def play() -> None:
         world = AccessWorld(tmp_path)

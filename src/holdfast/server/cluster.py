@@ -223,6 +223,7 @@ class ClusterMembership:
             logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
             self._store_cluster_id(metadata.cluster_id)
             self.links.set_cluster(metadata.cluster_id)
+        self.operations.access.on_change()
         self.links.set_removed(metadata.removed)
         self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
 

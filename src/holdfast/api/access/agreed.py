@@ -54,7 +54,7 @@ class AgreedAccess:
         current = self._agreement.current()
         if self._agreement.is_entered():
             return current is not None and not self._is_taken(current)
-        return self._agreement.was_told_to_join
+        return self._agreement.was_told_to_join or self._agreement.cluster_id() != ""
 
     def _is_taken(self, current: AgreedUsers) -> bool:
         mark = self._credentials.own.agreed

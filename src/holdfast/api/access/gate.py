@@ -37,8 +37,8 @@ NOT_SET_UP: Final = (
     " there with `holdfast access token create --data DIR --role admin`"
 )
 NOT_KNOWN: Final = (
-    "this node was told to join a cluster, and does not know its users and tokens yet: wait, ask"
-    " another node, or give it some with `holdfast access` and --data on its machine"
+    "this node does not know the users and tokens of its cluster yet: wait, ask another node, or"
+    " give it some with `holdfast access` and --data on its machine"
 )
 ANYBODY: Final = "anybody"
 """The caller of a route that is open, until a login proves another one."""
