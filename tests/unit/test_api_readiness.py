@@ -48,3 +48,16 @@ def test_a_start_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
         readiness.look(2.0)
     assert caplog.records == []
     assert obstacles(server) == []
+
+
+def test_a_node_that_refuses_clients_is_not_ready() -> None:
+    """A heartbeat that comes late is no obstacle, or every failover would be one at all nodes."""
+    cluster = FakeCluster()
+    server = FakeServer(cluster)
+    cluster.values = replace(cluster.values, unsure_s=1.0)
+    assert [each.name for each in obstacles(server)] == ["not_serving"]
+    cluster.values = replace(cluster.values, unsure_s=2.5)
+    assert [each.name for each in obstacles(server)] == ["ownership_unsure", "not_serving"]
+    # Then the others may serve without this node, and the majority is the reason.
+    cluster.values = replace(cluster.values, has_majority=False)
+    assert [each.name for each in obstacles(server)] == ["no_majority", "not_serving"]

@@ -267,3 +267,28 @@ def test_a_session_is_closed_whose_partition_nobody_leads() -> None:
     bench.run(3.5 + LEADERLESS_S, "n2", "n3")
     assert bench.connection.state == CLOSED
     assert not bench.state.is_ownership_expired
+
+
+def test_a_node_without_clients_is_unsure_too() -> None:
+    """The link to n2 is cut, which n3 hears: n2 does not become down. Without a client nothing is
+    kept of it, and the clients that come are refused all the same."""
+    bench = Bench()
+    bench.state.sessions.clear()
+    bench.context.reaches_majority = lambda now: True
+    bench.agree(metadata_of("n2", n2=NodePhase.UP, n3=NodePhase.UP))
+    bench.run(2.0, "n2", "n3")
+    assert bench.doubt.unsure_s() == 0
+    bench.run(1.8 + HELD_UP_S, "n3")
+    assert bench.doubt.unsure_s() == 0
+    bench.run(10.0, "n3")
+    assert not bench.state.is_ownership_expired
+    assert 10.0 - 2.0 - HELD_UP_S - 0.2 < bench.doubt.unsure_s() < 10.0 - 2.0
+    bench.is_asking = True
+    bench.run(11.0, "n3")
+    assert bench.state.is_ownership_expired
+    bench.is_asking = False
+    bench.run(11.0 + 2 * GIVE_UP_S, "n3")
+    assert not bench.state.is_ownership_expired
+    assert bench.doubt.unsure_s() > GIVE_UP_S
+    bench.run(60.0, "n2", "n3")
+    assert bench.doubt.unsure_s() == 0

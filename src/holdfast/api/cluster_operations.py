@@ -78,6 +78,8 @@ class ClusterFigures:
     """Whether some future voters do not vote yet, so that one failure may cost the majority."""
     stop: status.StopEffect = field(default_factory=status.StopEffect)
     """The effect that a stop of this node would have."""
+    unsure_s: float = 0.0
+    """The seconds for which the node has been unable to begin recorded sessions."""
 
 
 class ClusterOperations:
@@ -217,6 +219,7 @@ class ClusterOperations:
             cluster_node.clock.skews_s(),
             status.lacks_voters(metadata),
             status.stop_effect(metadata, cluster_node.health(now), node),
+            cluster_node.ownership.unsure_s(),
         )
 
     def replicated_sessions(self) -> list[Session]:

@@ -94,6 +94,12 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
         found.append(Obstacle("lacks_voters", text, is_expected=True))
     if figures.is_witness:
         return found
+    if figures.has_majority and figures.unsure_s > WAITS_S:
+        text = (
+            "a node that is not down confirms no heartbeats: this node does not know the owners of"
+            " sessions, and refuses clients"
+        )
+        found.append(Obstacle("ownership_unsure", text))
     if figures.leaderless:
         text = (
             f"{figures.leaderless} partitions have no leader: their messages wait, then are refused"

@@ -234,6 +234,18 @@ class OwnershipLease:
             if session.connection is not None:
                 proceed(state, session)
 
+    def unsure_s(self) -> float:
+        """Returns the seconds for which this node has been unable to begin recorded sessions, 0 if
+        it can.
+
+        It counts also without a session or a client that waits for one, when no state is kept.
+        Counter-example: a load balancer finds an empty node ready, and each client that it sends
+        there is refused.
+        """
+        now = self._state.now
+        since = self._doubted_at if self._state.is_ownership_expired else self._sure_until
+        return max(0.0, now - since)
+
     def timer(self) -> float | None:
         """Returns the time of the next call of `advance` while this node is unsure, or None."""
         return self._state.now + self._held_s if self._state.is_ownership_expired else None
