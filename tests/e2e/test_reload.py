@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import shutil
 import signal
+import socket
 import ssl
 import threading
 import time
@@ -16,13 +18,16 @@ import paho.mqtt.client as paho
 import pytest
 import trustme
 from paho.mqtt.enums import CallbackAPIVersion
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cli.main import main
 from holdfast.protocol.mqtt import reasons
+from holdfast.security.certificate_times import valid_until
 from tests.e2e.brokers import Holdfast, broker_toml
-from tests.e2e.cluster_processes import ClusterProcesses
+from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import pair
+from tests.support.certificates import Authority, Certificate
 from tests.support.ports import free_port
 
 TIMEOUT_S = 20.0
@@ -436,3 +441,124 @@ def is_being_read(pipe: Path) -> bool:
             raise
         return False
     return True
+
+
+def reload_node(node: ClusterNode) -> list[str]:
+    """What a reload applied."""
+    status, body = node.admin("/api/v1/reload", "POST")
+    assert status == 200, body
+    assert json.loads(body)["needs_restart"] == []
+    applied: list[str] = json.loads(body)["applied"]
+    return applied
+
+
+def certificate_end(node: ClusterNode) -> float:
+    """The end of the certificate for other nodes, as the metric has it; 0: it has none."""
+    for family in text_string_to_metric_families(node.admin("/metrics")[1]):
+        for sample in family.samples:
+            if sample.labels.get("door") == "peers" and sample.labels["file"] == "certificate":
+                return float(sample.value)
+    return 0.0
+
+
+def presented(node: ClusterNode, peer: Certificate, ca: str) -> bytes:
+    """The certificate that a node presents to another one."""
+    context = ssl.create_default_context(cafile=ca)
+    context.check_hostname = False
+    context.load_cert_chain(peer.certificate, peer.key)
+    with (
+        socket.create_connection((node.host, node.peer_port), TIMEOUT_S) as plain,
+        context.wrap_socket(plain) as wrapped,
+    ):
+        found = wrapped.getpeercert(binary_form=True)
+    assert found is not None
+    return found
+
+
+def test_certificates_between_nodes_move_to_another_authority(tmp_path: Path) -> None:
+    """First all nodes trust both, then each gets its new certificate, then the old one is trusted
+    no more: without a restart, and without the loss of a link."""
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    ca = tmp_path / "trusted.pem"
+    shutil.copy(old.ca, ca)
+    cluster = ClusterProcesses(tmp_path)
+    used: dict[str, Certificate] = {}
+    for name, node in cluster.nodes.items():
+        issued = old.issue(name, days=10)
+        used[name] = Certificate(f"{tmp_path}/{name}.pem", f"{tmp_path}/{name}.key")
+        shutil.copy(issued.certificate, used[name].certificate)
+        shutil.copy(issued.key, used[name].key)
+        section = {"certificate": used[name].certificate, "key": used[name].key, "ca": str(ca)}
+        node.settings = {"cluster": section}
+    with cluster:
+        nodes = list(cluster.nodes.values())
+        ca.write_bytes(Path(old.ca).read_bytes() + Path(new.ca).read_bytes())
+        assert [reload_node(node) for node in nodes] == [["cluster.ca"]] * 3
+        assert [reload_node(node) for node in nodes] == [[]] * 3
+        for name, node in cluster.nodes.items():
+            issued = new.issue(name, days=400)
+            shutil.copy(issued.certificate, used[name].certificate)
+            shutil.copy(issued.key, used[name].key)
+            assert reload_node(node) == ["cluster.certificate", "cluster.key"]
+            text = Path(issued.certificate).read_text()
+            assert presented(node, used["n1"], str(ca)) == ssl.PEM_cert_to_DER_cert(text)
+            end = valid_until(text.encode())
+            until(lambda node=node, end=end: certificate_end(node) == end, "the metric")
+        shutil.copy(new.ca, ca)
+        assert [reload_node(node) for node in nodes] == [["cluster.ca"]] * 3
+        for node in nodes:
+            assert "peer_lost" not in node.log_text()
+            # They were loaded with ten days left.
+            assert node.log_text().count("certificate_expires") == 3
+        cluster.kill9("n3")
+        cluster.restart("n3")
+        cluster.wait_healthy()
+        ca.write_text("nothing")
+        status, body = nodes[0].admin("/api/v1/reload", "POST")
+        assert (status, "no CA certificate in PEM format" in body) == (409, True)
+        cluster.wait_healthy()
+
+
+def test_an_expired_certificate_is_told_and_a_near_end_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check fails. A start serves nevertheless, because other listeners may do."""
+    authority = Authority(tmp_path)
+    broker = Holdfast(tmp_path)
+
+    def checked(one: Certificate) -> tuple[int, str]:
+        listener = {"port": broker.port, "certificate": one.certificate, "key": one.key}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in listener.items()]
+        settings = tmp_path / "checked.toml"
+        settings.write_text("\n".join(["[[listeners]]", *lines, ""]))
+        code = main(["config", "check", "-c", str(settings)])
+        return code, capsys.readouterr().err
+
+    assert checked(authority.issue("good")) == (0, "")
+    near, ended = authority.issue("near", days=20), authority.issue("ended", days=-1)
+    door = f"the certificate of 127.0.0.1:{broker.port}"
+    code, text = checked(near)
+    assert code == 0
+    assert text.startswith(f"holdfast: warning: {near.certificate}: {door} ends at ")
+    code, text = checked(ended)
+    assert code == 2
+    assert text.startswith(f"holdfast: {ended.certificate}: {door} ended at ")
+
+    peers = {"certificate": ended.certificate, "key": ended.key, "ca": authority.ca}
+    broker.settings = {"cluster": {"peer_bind": "127.0.0.1", "peer_port": free_port(), **peers}}
+    broker.launch()
+    try:
+        until(lambda: "certificate_expired" in broker.log_text(), "the line of the start")
+        line = f"ERROR certificate_expired text='{ended.certificate}: the certificate of peers"
+        assert line in broker.log_text()
+
+        def told() -> list[str]:
+            try:
+                found: list[str] = json.loads(broker.admin("/readyz")[1])["certificates_expired"]
+            except OSError:
+                return []
+            return found
+
+        until(lambda: [each.split(":")[0] for each in told()] == [ended.certificate], "/readyz")
+    finally:
+        broker.kill()

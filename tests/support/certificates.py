@@ -24,8 +24,18 @@ class Authority:
         self.ca = str(directory / f"{name}.pem")
         self._authority.cert_pem.write_to_path(self.ca)
 
-    def issue(self, common_name: str = "", host: str = "127.0.0.1", *further: str) -> Certificate:
-        issued = self._authority.issue_cert(host, *further, common_name=common_name or None)
+    def issue(
+        self, common_name: str = "", host: str = "127.0.0.1", *further: str, days: float = 3650
+    ) -> Certificate:
+        """A certificate that ends after so many days, or has ended before so many if negative."""
+        now = datetime.datetime.now(datetime.UTC)
+        issued = self._authority.issue_cert(
+            host,
+            *further,
+            common_name=common_name or None,
+            not_before=now - datetime.timedelta(days=365),
+            not_after=now + datetime.timedelta(days=days),
+        )
         stem = self._directory / f"{self._name}-{common_name or host}"
         made = Certificate(f"{stem}.pem", f"{stem}.key")
         issued.cert_chain_pems[0].write_to_path(made.certificate)

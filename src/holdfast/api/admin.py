@@ -18,6 +18,7 @@ Requests from web pages and for other host names receive 403, see `holdfast.secu
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,7 @@ from holdfast.api.access.agreed import AgreedAccess
 from holdfast.api.access.audit import AuditLog
 from holdfast.api.access.gate import CredentialGate
 from holdfast.api.access.routes import AccessRoutes
-from holdfast.api.census import Census
+from holdfast.api.census import Census, ended
 from holdfast.api.cluster.client_routes import ClientRoutes
 from holdfast.api.cluster.figures import FigureRecorder
 from holdfast.api.cluster_routes import ClusterRoutes
@@ -146,6 +147,7 @@ class AdminRoutes:
             body["disk_damaged"] = figures.is_damaged
             body["removed"] = figures.is_removed
             body["older_copy"] = figures.is_older_copy
+        body["certificates_expired"] = ended(self.census.certificates, time.time())
         if self._server.maintenance is not None:
             body["maintenance_failing"] = self._server.maintenance.failing
         return JSONResponse(body, 503 if found else 200)

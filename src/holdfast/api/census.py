@@ -5,20 +5,26 @@ event loop, the dates in a thread.
 """
 
 import asyncio
+import logging
 import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.api.process import ServedProcess
 from holdfast.broker.session.census import SessionCensus
 from holdfast.config.schema import Config
-from holdfast.security.certificate_times import lists_valid_until, valid_until
+from holdfast.security.certificate_times import ends_of, lists_valid_until
 
 CENSUS_S: Final = 5.0
 """The shortest time in seconds between two censuses."""
 CENSUS_SHARE: Final = 100
 """A census takes at most one part in this many of the time, so with many sessions it is rarer."""
 SLICE_SESSIONS: Final = 500
+NEAR_END_S: Final = 30 * 86_400.0
+"""The seconds before the end of a certificate from which the check, a start and a reload warn."""
+logger = logging.getLogger("holdfast")
 
 
 class CertificateDate(NamedTuple):
@@ -30,6 +36,9 @@ class CertificateDate(NamedTuple):
     """`certificate`, `ca` or `crl`."""
     valid_until: float
     """Seconds since 1970."""
+    path: str
+    usable_until: float
+    """The time from which no connection with the file succeeds."""
 
 
 class Census:
@@ -98,9 +107,49 @@ def dates_of(config: Config) -> list[CertificateDate]:
         for file, name in names.items():
             if name:
                 try:
-                    read = lists_valid_until if file == "crl" else valid_until
-                    at = read(Path(name).read_bytes())
+                    pem = Path(name).read_bytes()
+                    ends = [lists_valid_until(pem)] if file == "crl" else ends_of(pem)
                 except (OSError, ValueError):
                     continue
-                dates.append(CertificateDate(door, file, at))
+                # One signer of several may end; the chain of a certificate may not.
+                last = max(ends) if file == "ca" else min(ends)
+                dates.append(CertificateDate(door, file, min(ends), name, last))
     return dates
+
+
+def ended(dates: Iterable[CertificateDate], now: float) -> list[str]:
+    """Return a line for each certificate that is of no use any more. Lists are not among them:
+    see `holdfast.server.security_files`."""
+    return [
+        f"{each.path}: the {each.file} of {each.door} ended at {_day(each.usable_until)}: no TLS"
+        " connection succeeds"
+        for each in dates
+        if each.file != "crl" and each.usable_until <= now
+    ]
+
+
+def near_end(dates: Iterable[CertificateDate], now: float) -> list[str]:
+    """Return a line for each certificate that ends within NEAR_END_S, or one of whose signers has
+    ended."""
+    return [
+        f"{each.path}: the {each.file} of {each.door} ends at {_day(each.valid_until)}"
+        for each in dates
+        if each.file != "crl" and each.usable_until > now >= each.valid_until - NEAR_END_S
+    ]
+
+
+def report_certificates(config: Config) -> None:
+    """Log the certificates of all doors that have ended or are about to. Blocks.
+
+    The node serves nevertheless: other listeners may do, and a start that is refused would turn a
+    restart into an outage.
+    """
+    dates, now = dates_of(config), time.time()
+    for text in ended(dates, now):
+        logger.error("certificate_expired text=%r", text)
+    for text in near_end(dates, now):
+        logger.warning("certificate_expires text=%r", text)
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()

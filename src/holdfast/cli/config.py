@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -71,10 +72,11 @@ def run_check(args: argparse.Namespace) -> int:
 
 def check_files(config: Config) -> int:
     """Print one line for each file that a start could not use, and for each warning of a start."""
+    from holdfast.api.census import dates_of, near_end
     from holdfast.config.check import warnings
     from holdfast.server.file_check import file_problems
 
-    for warning in warnings(config):
+    for warning in (*warnings(config), *near_end(dates_of(config), time.time())):
         print(f"holdfast: warning: {warning}", file=sys.stderr)
     problems = file_problems(config)
     if problems:

@@ -28,10 +28,18 @@ def valid_until(pem: bytes) -> float:
 
     Raises `ValueError` for a file without a certificate that can be read.
     """
+    return min(ends_of(pem))
+
+
+def ends_of(pem: bytes) -> list[float]:
+    """Return the end of validity of each certificate in a file, in seconds since 1970.
+
+    Raises `ValueError` for a file without a certificate that can be read.
+    """
     found = findall(_PEM, pem, DOTALL)
     if not found:
         raise ValueError("no certificate in PEM format")
-    return min(_valid_until(ssl.PEM_cert_to_DER_cert(each.decode("ascii"))) for each in found)
+    return [_valid_until(ssl.PEM_cert_to_DER_cert(each.decode("ascii"))) for each in found]
 
 
 def lists_valid_until(pem: bytes) -> float:

@@ -87,7 +87,7 @@ class ClusterMembership:
         self._saving: asyncio.Task[None] | None = None
         self._storing: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        auth = _load_auth(config)
+        self.auth = _load_auth(config)
         root = Path(config.node.data)
         self._aside = AsideDirectory(root)
         _begin_anew_if_decided(root)
@@ -121,7 +121,7 @@ class ClusterMembership:
             disk_stall_s=config.cluster.disk_stall_s,
             on_failed=on_failed,
             raft_files=raft_files,
-            new_links=partial(self._new_links, auth),
+            new_links=partial(self._new_links, self.auth),
             process=self,
             replacement=Replacement(config.node.id, node.state, self._aside.path),
         )

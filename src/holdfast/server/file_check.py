@@ -1,8 +1,10 @@
 """The check of every file that the start of a broker opens."""
 
 import os
+import time
 from pathlib import Path
 
+from holdfast.api.census import dates_of, ended
 from holdfast.config.problem import shown
 from holdfast.config.schema import Config
 from holdfast.security.access.access_file import AccessError, AccessFile, read_given
@@ -44,6 +46,7 @@ def file_problems(config: Config) -> list[str]:
                 PeerAuth.load(credentials)
             except (SecretError, TlsError) as error:
                 found.append(str(error))
+    found += ended(dates_of(config), time.time())
     data = Path(config.node.data)
     try:
         AccessFile(data).read()

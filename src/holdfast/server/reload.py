@@ -10,7 +10,7 @@ Invariants
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Final
@@ -28,6 +28,8 @@ from holdfast.config.schema import Config
 from holdfast.hooks import Hooks
 from holdfast.security.access.access_file import AccessData, AccessError, read_given
 from holdfast.security.dynamic.document import DynamicSecurityError
+from holdfast.security.peer_secret import SecretError
+from holdfast.security.tls import TlsError
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.commands.agreed import AgreedCommandRunner, agreed_users
@@ -35,6 +37,7 @@ from holdfast.server.event_loop.commands.runner import CommandRunner
 from holdfast.server.event_loop.commands.thread import CommandThread
 from holdfast.server.event_loop.hook_runner import HookEvents
 from holdfast.server.event_loop.threads import run_in_thread
+from holdfast.server.peers.authentication import Credentials, PeerAuth
 from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
@@ -111,11 +114,22 @@ class Preparation:
     """The new context of the admin port; None: plain HTTP."""
     access: AccessData = field(default_factory=AccessData)
     """The users and tokens of `admin.access_file`."""
+    peers: Mapping[str, PeerAuth] = field(default_factory=dict)
+    """The credentials for other nodes and members, by the section that names their files."""
 
     def apply_rules(self) -> None:
         """Make the connected clients of each listener follow its new settings."""
         for listener, settings, files in self.listeners:
             listener.apply_rules(settings, files)
+
+    def renew_peers(self, present: Mapping[str, PeerAuth | None]) -> list[str]:
+        """Make new links use the files as they are now. Returns the keys of those that differ."""
+        return [
+            f"{section}.{name}"
+            for section, auth in present.items()
+            if auth is not None
+            for name in auth.renew(self.peers[section])
+        ]
 
     def discard(self, present: list[OpenListener]) -> None:
         """Close the listeners that were bound for this reload only."""
@@ -173,6 +187,7 @@ def prepare(
         security = load_security(config)
         admin = admin_context(config.admin)
         access = read_given(config.admin.access_file)
+        peers = _load_peers(config)
         for settings in () if config.cluster.witness else config.listeners:
             files = load_listener(settings)
             one = next((each for each in left if each.is_at(settings)), None)
@@ -191,7 +206,17 @@ def prepare(
             one.close()
         raise ReloadError(_text(error)) from error
     needs_restart = [key for key in changed if not _is_reloadable(key)]
-    return Preparation(config, applied, needs_restart, security, found, admin, access)
+    return Preparation(config, applied, needs_restart, security, found, admin, access, peers)
+
+
+def _load_peers(config: Config) -> dict[str, PeerAuth]:
+    sections: dict[str, Credentials] = {"cluster": config.cluster}
+    if config.federation is not None:
+        sections["federation"] = config.federation
+    try:
+        return {name: PeerAuth.load(files) for name, files in sections.items()}
+    except (SecretError, TlsError) as error:
+        raise SecurityFileError(str(error)) from error
 
 
 def _text(error: Exception) -> str:

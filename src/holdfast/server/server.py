@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of
+from holdfast.api.census import report_certificates
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.readiness import Readiness, wait_until_spared
 from holdfast.broker import federation_session as federating
@@ -112,6 +113,7 @@ class Server:
                     self.listeners.append(OpenListener(settings, one, sockets))
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
+        await asyncio.to_thread(report_certificates, config)
         self.workers.start(config.server.io_workers if self.listeners else 0)
         if config.node.standby:
             self.sharing = self._share()
@@ -330,9 +332,18 @@ class Server:
         if self.admin is not None:
             await self.admin.reload(made.admin_context, made.access)
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
+        await asyncio.to_thread(report_certificates, made.config)
+        clustering, federating = self._clustering, self.federation
+        federator = None if federating is None else federating.federator
+        renewed = made.renew_peers(
+            {
+                "cluster": None if clustering is None else clustering.auth,
+                "federation": None if federator is None else federator.auth,
+            }
+        )
         logger.setLevel(made.config.logging.level.upper())
         self._count_reload("reloads")
-        done = Reloaded(made.applied, [*made.needs_restart, *failed], disconnected)
+        done = Reloaded([*made.applied, *renewed], [*made.needs_restart, *failed], disconnected)
         logger.info("reloaded settings=%s needs_restart=%s disconnected=%d", *astuple(done))
         return done
 

@@ -88,6 +88,8 @@ class Federator:
         self._store: CustodyStore | None = None
         self._stored: StoredMember | None = None
         self._links: MemberLinks | None = None
+        self.auth: PeerAuth | None = None
+        """The credentials for other members, once loaded. A reload renews them."""
         self._managing: NeighbourSources | None = None
         self._publications = Publications(
             lambda message: self._call(lambda member, now: member.local_publish(message, now)),
@@ -182,7 +184,7 @@ class Federator:
         settings, identity, kept = self.settings, self._identity, self._stored
         assert identity is not None
         assert kept is not None
-        auth = await asyncio.to_thread(PeerAuth.load, settings)
+        self.auth = auth = await asyncio.to_thread(PeerAuth.load, settings)
         signing = await asyncio.to_thread(signing_of, settings)
         announced = identity_of(identity.node, settings.name, settings.address, settings.site)
         bounds = replace(BOUNDS, send_bytes_max=settings.link_buffer_bytes)

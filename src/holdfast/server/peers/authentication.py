@@ -4,7 +4,8 @@ These are a secret, certificates, both, or (on loopback) neither.
 """
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -28,20 +29,27 @@ class Credentials(Protocol):
     def ca(self) -> str: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class PeerAuth:
-    """The loaded secret, and the TLS contexts for accepting and dialling."""
+    """The loaded secret, and the TLS contexts for accepting and dialling.
+
+    A mesh uses the present values for each new connection. Connections that are established keep
+    theirs, also past the end of a certificate.
+    """
 
     secret: bytes = b""
     server: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
+    digests: dict[str, bytes] = field(default_factory=dict)
+    """The hashes of the loaded files, by the names of `Credentials`."""
 
     @classmethod
     def load(cls, files: Credentials) -> "PeerAuth":
         """Load the configured files. Raises `SecretError` or `TlsError` if they cannot be used."""
         secret = read_secret(Path(files.secret_file)) if files.secret_file else b""
+        digests = {"secret_file": sha256(secret).digest()}
         if not files.ca:
-            return cls(secret)
+            return cls(secret, digests=digests)
         certificate, key, ca = Path(files.certificate), Path(files.key), Path(files.ca)
         server = server_context(certificate, key, ca, require_certificate=True)
         server.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -52,6 +60,17 @@ class PeerAuth:
         try:
             client.load_cert_chain(certificate, key)
             client.load_verify_locations(ca)
+            for name, path in (("certificate", certificate), ("key", key), ("ca", ca)):
+                digests[name] = sha256(path.read_bytes()).digest()
         except ssl.SSLError as error:
             raise TlsError(f"{certificate}: cannot be used to dial: {error.reason}") from None
-        return cls(secret, server, client)
+        return cls(secret, server, client, digests)
+
+    def renew(self, loaded: "PeerAuth") -> list[str]:
+        """Use other files for new connections. Returns the names of those that differ."""
+        changed = sorted(
+            name for name, digest in loaded.digests.items() if self.digests.get(name) != digest
+        )
+        self.secret, self.digests = loaded.secret, loaded.digests
+        self.server, self.client = loaded.server, loaded.client
+        return changed
