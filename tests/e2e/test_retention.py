@@ -2,6 +2,7 @@
 retained messages outlive the segments they came in."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -64,6 +65,11 @@ def test_session_that_is_away_holds_the_log_back_up_to_its_limit(
         away.subscribe(("t", 1))
     publish_many(broker, 600)
     wait_until(lambda: "retention_held_back" in broker.log_text(), "retention never looked")
+    metrics = broker.admin("/metrics")[1]
+    pinned = re.findall(r'log_pinned_bytes\{node="n1"\} (\S+)', metrics)
+    assert [float(each) > 131072 for each in pinned] == [True]
+    assert 'log_pinned_bytes_limit{node="n1"} 1e+07' in metrics
+    assert 'disk_full_in_seconds{node="n1"} +Inf' in metrics, "retention bounds the log"
     with wire.Wire(broker.port) as away:
         assert away.connect("away", clean=False, expiry_s=3600).session_present
         numbers = [int(away.message().payload[:6]) for _ in range(600)]

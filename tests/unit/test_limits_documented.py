@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.api.metrics.catalog import METRICS
-from holdfast.api.metrics.node import DROPPED, REFUSED
+from holdfast.api.metrics.catalog import DROPPED, METRICS, REFUSED
 from holdfast.config.schema import Config, Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()

@@ -16,6 +16,7 @@ from holdfast.storage.journal.retention import (
     count_unpinned,
     decide,
     messages_beyond,
+    pinned_bytes,
 )
 
 SECOND_US = 1_000_000
@@ -151,6 +152,16 @@ def test_settled_segments_are_those_nobody_needs() -> None:
     # A limit does not make a session's records anyone else's to empty.
     assert count_unpinned(segments, EVERYTHING, [Pin("away", [10, 5], 0)]) == 1
     assert count_unpinned([], 0, []) == 0
+
+
+def test_the_worst_session_is_that_with_the_oldest_record() -> None:
+    segments = journal(5)
+    assert pinned_bytes(segments, []) == 0
+    assert pinned_bytes(segments, [Pin("done", [50, 25], None)]) == 0
+    # Its limit does not make less of it.
+    behind = [Pin("done", [50, 25], 0), Pin("away", [35, 25], 0), Pin("near", [49, 25], 0)]
+    assert pinned_bytes(segments, behind) == 200
+    assert pinned_bytes(segments, [Pin("other partition", [50, 4], 0), *behind]) == 500
 
 
 def test_messages_beyond_the_last_of_a_topic() -> None:

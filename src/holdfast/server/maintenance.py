@@ -61,6 +61,10 @@ class Maintenance:
         self._config = config
         self._plan.limits = _limits_of(config)
 
+    def pinned_bytes(self) -> int:
+        """Return the bytes of the log that the worst session or shared group needs."""
+        return self._plan.pinned_bytes
+
     def start_watching(self) -> None:
         """Start only the checks of free space: a cluster node stores records before it serves."""
         self._tasks.append(watched(self._repeat(self._watch_space, SPACE_INTERVAL_S)))

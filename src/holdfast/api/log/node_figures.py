@@ -7,10 +7,12 @@ from msgspec import Struct
 from holdfast.api.endpoints import Call, Endpoint, Whole
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode
 from holdfast.security.access.scopes import Scope
+from holdfast.server.event_loop.broker import Broker
 
 GROWTH_S: Final = 3600.0
 """The time in seconds before now from which the growth of the log is measured."""
@@ -98,35 +100,7 @@ class NodeFigureRoutes:
         return StorageReply(sorted([own, *others], key=lambda each: each.node), missing)
 
     async def _storage_here(self, question: StorageQuestion) -> NodeStorage:
-        broker, state = self._node.broker, self._node.state
-        config = self._node.server.config
-        segments = [each for each in state.journal.segments if each.head.records]
-        oldest_us = min((each.head.first_timestamp_us for each in segments), default=0)
-        begin_us = max(oldest_us, state.wall_us - int(GROWTH_S * 1e6))
-        # A segment counts by the part of its time that is in the span.
-        grown = sum(
-            each.size_bytes
-            * _share(each.head.first_timestamp_us, each.last_timestamp_us(), begin_us)
-            for each in segments
-        )
-        covers_s = max(1.0, (state.wall_us - begin_us) / 1e6) if oldest_us else 0.0
-        log_bytes = sum(each.size_bytes for each in state.journal.segments)
-        retention = config.log.retention
-        found = NodeStorage(
-            node=self._node.node_id,
-            obstacles={each.name: each.text for each in obstacles(self._node.server)},
-            log_bytes=log_bytes,
-            free_bytes=broker.writer.space(),
-            reserve_bytes=broker.runtime.reserve_bytes,
-            oldest_us=oldest_us,
-            growth_bytes_per_s=round(grown / covers_s, 1) if covers_s else 0.0,
-            covers_s=round(covers_s, 1),
-            full_in_s=None,
-            retention_age_s=retention.age_s,
-            retention_bytes=retention.bytes,
-        )
-        found.full_in_s = full_in_s(found)
-        return found
+        return storage_of(self._node.server, self._node.broker)
 
     async def _notes(self, call: Call) -> NodeNoteRows:
         question = NotesQuestion(call[LIMIT])
@@ -143,6 +117,37 @@ class NodeFigureRoutes:
             row = note_row(recent)
             found.append(NodeNote(row.at_us, row.level, row.event, row.fields, self._node.node_id))
         return NodeNoteRows(found)
+
+
+def storage_of(server: ServedProcess, broker: Broker) -> NodeStorage:
+    """Return the log on the disk of this node, and when the disk is full."""
+    config, state = server.config, broker.node.state
+    segments = [each for each in state.journal.segments if each.head.records]
+    oldest_us = min((each.head.first_timestamp_us for each in segments), default=0)
+    begin_us = max(oldest_us, state.wall_us - int(GROWTH_S * 1e6))
+    # A segment counts by the part of its time that is in the span.
+    grown = sum(
+        each.size_bytes * _share(each.head.first_timestamp_us, each.last_timestamp_us(), begin_us)
+        for each in segments
+    )
+    covers_s = max(1.0, (state.wall_us - begin_us) / 1e6) if oldest_us else 0.0
+    log_bytes = sum(each.size_bytes for each in state.journal.segments)
+    retention = config.log.retention
+    found = NodeStorage(
+        node=config.node.id,
+        obstacles={each.name: each.text for each in obstacles(server)},
+        log_bytes=log_bytes,
+        free_bytes=broker.writer.space(),
+        reserve_bytes=broker.runtime.reserve_bytes,
+        oldest_us=oldest_us,
+        growth_bytes_per_s=round(grown / covers_s, 1) if covers_s else 0.0,
+        covers_s=round(covers_s, 1),
+        full_in_s=None,
+        retention_age_s=retention.age_s,
+        retention_bytes=retention.bytes,
+    )
+    found.full_in_s = full_in_s(found)
+    return found
 
 
 def _share(first_us: int, last_us: int, begin_us: int) -> float:

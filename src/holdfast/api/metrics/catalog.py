@@ -94,6 +94,24 @@ LABELLED_COUNTERS: Final = {
     ),
 }
 
+DROPPED: Final = {
+    "qos0_slow": "dropped_qos0_slow",
+    "expired": "dropped_expired",
+    "too_large": "dropped_too_large",
+    "lost": "dropped_lost",
+    "unreadable": "dropped_unreadable",
+}
+"""The counters of `deliveries_dropped`, by reason."""
+REFUSED: Final = {
+    "disk_full": "refused_disk_full",
+    "quota": "refused_quota",
+    "unavailable": "refused_unavailable",
+    "rate": "refused_rate",
+    "connect_rate": "refused_connect_rate",
+    "banned": "refused_banned",
+}
+"""The counters of `refused`, by reason."""
+
 NODE_GAUGES: Final = _table(GAUGE, "node", {
     "connections": "Open client connections.",
     "pending_connects": "Connections without a reply to CONNECT yet.",
@@ -118,6 +136,12 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
     "journal_held_promises": "Acknowledgements and deliveries that wait for the disk.",
     "disk_full": "1 while publishes of QoS 1 and 2 are refused for lack of space.",
     "disk_free_bytes": "Free space under the data directory.",
+    "disk_full_in_seconds":
+        "Time until the disk is full at the growth of the last hour; +Inf: retention prevents it.",
+    "log_pinned_bytes":
+        "Bytes of the log from the oldest record that a durable session or shared group needs.",
+    "log_pinned_bytes_limit":
+        "log.retention.session_bytes: beyond it retention deletes what a session needs.",
     "ready": "1 while /readyz replies 200.",
     "acknowledgement_wait_seconds":
         "Age of the oldest acknowledgement that waits for the disk or for replicas.",

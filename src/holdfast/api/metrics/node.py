@@ -1,13 +1,22 @@
 """The Prometheus metrics of a node, computed from its counters at each request."""
 
 from collections.abc import Iterable
+from math import inf
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast.api.census import Census
-from holdfast.api.metrics.catalog import NODE_COUNTERS, counter, gauge, histogram
+from holdfast.api.log.node_figures import storage_of
+from holdfast.api.metrics.catalog import (
+    DROPPED,
+    NODE_COUNTERS,
+    REFUSED,
+    counter,
+    gauge,
+    histogram,
+)
 from holdfast.api.metrics.cluster import ClusterCollector
 from holdfast.api.metrics.federation import FederationCollector
 from holdfast.api.metrics.process import ProcessCollector
@@ -16,22 +25,6 @@ from holdfast.api.readiness import obstacles
 from holdfast.server.event_loop.broker import Broker
 from holdfast.storage.files.filesystem import DESCRIPTORS
 from holdfast.storage.journal.segment_list import size_bytes
-
-DROPPED = {
-    "qos0_slow": "dropped_qos0_slow",
-    "expired": "dropped_expired",
-    "too_large": "dropped_too_large",
-    "lost": "dropped_lost",
-    "unreadable": "dropped_unreadable",
-}
-REFUSED = {
-    "disk_full": "refused_disk_full",
-    "quota": "refused_quota",
-    "unavailable": "refused_unavailable",
-    "rate": "refused_rate",
-    "connect_rate": "refused_connect_rate",
-    "banned": "refused_banned",
-}
 
 
 class LeaseCollector(Collector):
@@ -133,6 +126,9 @@ class NodeCollector(Collector):
         sessions = self._census.sessions
         away = sessions.away
         known = state.client_sessions()
+        full_in_s = storage_of(self._server, broker).full_in_s
+        maintenance = self._server.maintenance
+        session_bytes = self._server.config.log.retention.session_bytes
         return [
             ("connections", state.connections),
             ("pending_connects", len(pending)),
@@ -158,6 +154,9 @@ class NodeCollector(Collector):
             ("journal_held_promises", len(state.promises)),
             ("disk_full", int(state.disk_full)),
             ("disk_free_bytes", broker.writer.space()),
+            ("disk_full_in_seconds", inf if full_in_s is None else full_in_s),
+            ("log_pinned_bytes", 0 if maintenance is None else maintenance.pinned_bytes()),
+            ("log_pinned_bytes_limit", session_bytes or inf),
         ]
 
     def _partitions(self, node: str) -> Iterable[Metric]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole
-from holdfast.api.metrics.node import DROPPED, REFUSED
+from holdfast.api.metrics.catalog import DROPPED, REFUSED
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import NoteRow, note_row

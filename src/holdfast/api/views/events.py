@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from holdfast.api.metrics.node import DROPPED, REFUSED
+from holdfast.api.metrics.catalog import DROPPED, REFUSED
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
 from holdfast.server.event_loop.broker import Broker

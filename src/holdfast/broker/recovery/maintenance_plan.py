@@ -10,6 +10,7 @@ from holdfast.storage.journal.retention import (
     SegmentSummary,
     count_unpinned,
     decide,
+    pinned_bytes,
 )
 
 
@@ -36,6 +37,9 @@ class MaintenancePlan:
         self._snapshot_at = self._journal.size_bytes()
         # Bytes removed by retention since the start. Without them, removal would hide growth.
         self._removed_bytes = 0
+        self.pinned_bytes = 0
+        """The bytes of the log that the worst session or shared group needed in the last
+        `retention`."""
 
     def grown_bytes(self) -> int:
         """The bytes appended since the last snapshot."""
@@ -88,6 +92,7 @@ class MaintenancePlan:
         """
         oldest_snapshot = self._snapshots[0] if self._snapshots else 0
         pins = pins_of(self._runtime.recorded_state(), self.limits.session_bytes)
+        self.pinned_bytes = pinned_bytes(summaries, pins)
         decision = decide(
             summaries,
             self._journal.start_offsets,

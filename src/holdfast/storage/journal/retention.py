@@ -125,6 +125,15 @@ def count_unpinned(
     return removable
 
 
+def pinned_bytes(segments: Sequence[SegmentSummary], pins: Iterable[Pin]) -> int:
+    """The bytes from the oldest segment that a session needs to the end of the log, whatever the
+    sessions' limits."""
+    needed = len(segments)
+    for pin in pins:
+        needed = min(needed, _first_needed(segments[:needed], pin))
+    return _size_bytes(segments[needed:])
+
+
 def messages_beyond(
     topic_counts: Iterable[Mapping[bytes, int]], per_topic_last: int
 ) -> Iterator[dict[bytes, int]]:
