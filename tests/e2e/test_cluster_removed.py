@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from holdfast import __version__
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.test_cluster_operations import ask
 from tests.e2e.wire import DISCONNECT, Wire
@@ -39,6 +40,11 @@ def test_it_sends_its_clients_away(tmp_path: Path) -> None:
             assert late.connect("late").reason == SERVER_UNAVAILABLE_V3
         until(lambda: cluster.nodes["n3"].readiness() == 503, "n3 is not ready")
         assert cluster.nodes["n3"].log_text().count("node_removed") == 1
+        status = ask(cluster, "n3", "status")
+        assert status.stdout.startswith("n3 was removed from the cluster: stop it")
+        assert status.returncode == 1
+        nodes = ask(cluster, "n1", "nodes")
+        assert nodes.stdout.count(__version__) == 2, nodes.stdout
         with Wire(cluster.ports["n1"]) as there:
             there.connect("guest")
             assert there.publish("t", b"x", 1) == 0

@@ -159,6 +159,7 @@ class ClusterOperations:
             "sessions_here": len(cluster_node.state.sessions),
             "waits_s": round(self._runtime.waits_s(now), 3),
             "older_copy": self._runtime.fitness.older_copy,
+            "removed": self._runtime.fitness.is_removed,
             "refused_by": self._refusals() if metadata is None else [],
             "waits_for": []
             if metadata or self._config.cluster.wait_for_init

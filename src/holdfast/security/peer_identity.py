@@ -21,6 +21,9 @@ connection for a link."""
 STANDS_APART: Final = "stands-apart"
 """The feature of a node that was told that its disk is an older copy. It has no link until it is
 started again."""
+PROGRAM: Final = "program="
+"""The begin of the feature with the version of a node's program, for people. It is a feature, so
+that the bytes of the handshake stay as older versions know them."""
 
 JsonFields = dict[str, object]
 _LATER_FIELDS: Final = ("features", "disk", "site")
@@ -61,6 +64,12 @@ class PeerIdentity:
     def lowest(self) -> int:
         """The lowest wire version."""
         return self.wire_lowest or self.wire_version
+
+    @property
+    def program(self) -> str:
+        """The version of the node's program, or "" from one that does not announce it."""
+        names = self.features.split(",")
+        return next((each.removeprefix(PROGRAM) for each in names if each.startswith(PROGRAM)), "")
 
     @property
     def answers_apart(self) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from holdfast import __version__
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
 from holdfast.broker.cluster_port import AGREED_ACCESS, AGREED_USERS, RECORD_FEATURES
 from holdfast.broker.node import Node
@@ -31,7 +32,7 @@ from holdfast.cluster.sessions import releases
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
-from holdfast.security.peer_identity import ANSWERS_APART, WIRE_LOWEST
+from holdfast.security.peer_identity import ANSWERS_APART, PROGRAM, WIRE_LOWEST
 from holdfast.server.addresses import admin_address, client_addresses
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
@@ -99,12 +100,12 @@ class ClusterMembership:
             secrets.token_hex(8),
         )
         self.storage = storage
-        incarnation = storage.directory.manifest.incarnation
         self.presence = Presence(
-            incarnation,
+            storage.directory.manifest.incarnation,
             config.cluster.peer_address(),
             client_addresses(config),
             admin_address(config),
+            version=__version__,
         )
         node = new_node(storage.journal)
         found: list[Damage] = []
@@ -184,6 +185,7 @@ class ClusterMembership:
                     *RECORD_FEATURES,
                     releases.FEATURE,
                     AGREED_USERS,
+                    f"{PROGRAM}{__version__}",
                     AGREED_ACCESS,
                 )
             ),

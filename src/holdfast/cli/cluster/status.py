@@ -34,6 +34,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has reported that it has no room for more of the log."""
     clock_skew_s: float = 0.0
     """The seconds by which its clock is ahead of the cluster clock."""
+    program: str = ""
+    """The version of its program; "": it is not connected, or does not announce it."""
     refused: str = ""
     """The reason why it was refused: it came without the disk that it had. "" if it was not."""
 
@@ -83,6 +85,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Leaderless partitions for which every disk with all records is lost."""
     older_copy: str = ""
     """The records that this node's disk has lost. The node takes no part in the cluster."""
+    removed: bool = False
+    """Whether other nodes have reported that this node was removed from the cluster."""
     refused_by: list[str] = []
     """The nodes that refuse a node without a cluster, with their reasons."""
     waits_for: list[str] = []
@@ -116,6 +120,9 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
     """Judge a status. Draining nodes and moving replicas are no defect."""
     if status.older_copy:
         return ClusterVerdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
+    if status.removed:
+        text = f"{status.node} was removed from the cluster: stop it"
+        return ClusterVerdict(DEGRADED, f"{text}. With an empty data directory it may join again")
     if status.refused_by:
         text = f"{status.node} is in no cluster: {'; '.join(status.refused_by)}"
         return ClusterVerdict(DEGRADED, text)

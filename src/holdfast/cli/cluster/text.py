@@ -35,6 +35,7 @@ def _node_row(node: NodeStatus, is_asked: bool) -> dict[str, str]:
         "role": node.role,
         "votes": "yes" if node.voter else "no",
         "link": "self" if is_asked else "yes" if node.connected else "no",
+        "version": node.program or "-",
         "leaders": str(node.leaders),
         "replicas": str(node.replicas),
         "in sync": str(node.in_sync),

@@ -14,6 +14,8 @@ class Presence:
     admin_address: str = ""
     features: str = ""
     """The optional protocol features of the node; see PeerIdentity."""
+    version: str = ""
+    """The version of its program, for people; "": one that does not announce it."""
 
 
 @dataclass(frozen=True)

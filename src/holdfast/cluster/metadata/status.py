@@ -132,6 +132,7 @@ def _nodes(
             "disk_damaged": node in health.damaged,
             "disk_full": node in health.full,
             "refused": refused.get(node, ""),
+            "program": health.present[node].version if node in health.present else "",
             "peer_address": info.peer_address,
             "client_address": plain_address(info.client_address),
             "admin_address": info.admin_address,

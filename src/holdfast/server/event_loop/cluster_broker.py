@@ -130,6 +130,7 @@ class ClusterBroker(Broker):
             identity.client_address,
             identity.admin_address,
             identity.features,
+            identity.program,
         )
         self._link_changed(partial(self.cluster.link_up, identity.node_id, presence, identity.role))
         self.questions.connected(identity.node_id, identity.features)
