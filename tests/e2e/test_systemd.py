@@ -142,3 +142,31 @@ def test_the_user_of_the_unit(tmp_path: Path) -> None:
     command = ["systemd-sysusers", f"--root={tmp_path}", "-"]
     subprocess.run(command, input=users, check=True, capture_output=True)
     assert "holdfast:" in (tmp_path / "etc" / "passwd").read_text()
+
+
+def test_lines_have_priorities_for_journald(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only while the log goes there: a redirected stream gets the variable, too."""
+    broker = Holdfast(tmp_path)
+    broker.log.touch()
+    found = broker.log.stat()
+    for stream, beginning in (
+        (f"{found.st_dev}:{found.st_ino}", r"<[2-7]>"),
+        (f"{found.st_dev}:{found.st_ino + 1}", r"20"),
+    ):
+        monkeypatch.setenv("JOURNAL_STREAM", stream)
+        broker.start()
+        assert broker.stop() == 0
+        lines = broker.log_text().splitlines()
+        assert len(lines) > 4
+        assert [line for line in lines if not re.match(beginning, line)] == []
+        os.truncate(broker.log, 0)
+
+
+def test_an_occupied_admin_port_is_told(tmp_path: Path) -> None:
+    broker = Holdfast(tmp_path)
+    with socket.create_server(("127.0.0.1", broker.admin_port)), pytest.raises(RuntimeError) as bad:
+        broker.start()
+    text = f"error='cannot listen: 127.0.0.1:{broker.admin_port}: Address already in use'"
+    assert text in str(bad.value)

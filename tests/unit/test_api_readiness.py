@@ -1,10 +1,13 @@
 """What a node says of itself while it cannot do all that clients want."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from holdfast.api.readiness import Readiness, obstacles
+from holdfast.server.event_loop.broker import Broker
 from tests.support.fake_cluster import FakeCluster, FakeServer
 
 
@@ -48,6 +51,32 @@ def test_a_start_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
         readiness.look(2.0)
     assert caplog.records == []
     assert obstacles(server) == []
+
+
+def test_a_broker_alone_that_starts_with_a_full_disk_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its log has the line `ready`, because it serves all that needs no room."""
+    state = SimpleNamespace(closing=False, redirect="", disk_full=True)
+    server = FakeServer(None)
+    server.broker = cast(
+        Broker,
+        SimpleNamespace(
+            node=SimpleNamespace(state=state),
+            runtime=SimpleNamespace(waits_s=lambda now: 0.0),
+            loop=SimpleNamespace(time=lambda: 0.0),
+        ),
+    )
+    readiness = Readiness(server)
+    with caplog.at_level("INFO"):
+        readiness.look(0.0)
+        readiness.look(0.5)
+        state.disk_full = False
+        readiness.look(1.0)
+    assert [each.getMessage().split(" text")[0] for each in caplog.records] == [
+        "not_ready reason=disk_full",
+        "obstacle_gone reason=disk_full seconds=1.0",
+    ]
 
 
 def test_a_node_that_refuses_clients_is_not_ready() -> None:

@@ -61,6 +61,20 @@ def test_three_nodes_find_each_other(loop: str) -> None:
     run(test, loop=loop)
 
 
+def test_an_address_without_a_name_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with Mesh() as mesh:
+            node = await mesh.start("n1")
+            address = f"127.0.0.1:{free_port()}"
+            with caplog.at_level("INFO"):
+                node.links.set_join([address])
+                await until(lambda: "peer_problem" in caplog.text)
+            told = [each.getMessage() for each in caplog.records if "problem" in each.msg]
+            assert told == [f"peer_problem text='nothing listens at {address}'"]
+
+    run(test)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_both_dial_at_the_same_moment(seed: int) -> None:
     """Whoever comes first by how much: one link, and both have the same."""

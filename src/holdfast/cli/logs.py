@@ -2,11 +2,13 @@
 
 import json
 import logging
+import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, TextIO
 
 from holdfast.cli.log_fields import fields_of, parse_format
 from holdfast.cli.log_rate import (
@@ -24,6 +26,14 @@ from holdfast.cli.log_rate import (
 LOGGERS: Final = ("holdfast", "uvicorn", "asyncio", "opentelemetry")
 """The loggers of the broker, the admin port's HTTP server, the event loop and the traces."""
 SUMMARY: Final = "lines_suppressed"
+PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+    (logging.NOTSET, 7),
+)
+"""The least level of each priority of syslog, the most urgent first."""
 
 _now = time.monotonic
 
@@ -126,10 +136,35 @@ class _JsonFormatter(_Formatter):
         return text if text.isprintable() else json.dumps(fields)
 
 
+class _Prioritised(logging.Formatter):
+    """A formatter's lines, each with the priority that journald takes from its beginning. Without
+    one, `journalctl -p err` shows nothing of a broker."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next(each for least, each in PRIORITIES if record.levelno >= least)
+        lines = self._inner.format(record).split("\n")
+        return "\n".join(f"<{priority}>{line}" for line in lines)
+
+
+def goes_to_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Return whether a stream is a connection to journald, by its device and inode in
+    `JOURNAL_STREAM`. A program that redirects the stream passes the variable on."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__(sys.stderr)
-        self.setFormatter(formatter)
+        is_journal = goes_to_journal(sys.stderr, os.environ)
+        self.setFormatter(_Prioritised(formatter) if is_journal else formatter)
         self.lines = LineFilter(self)
         self.addFilter(self.lines)
 

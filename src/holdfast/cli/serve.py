@@ -197,8 +197,9 @@ def _claim_descriptors(config: Config) -> None:
     limit = descriptors.raise_limit()
     clients = descriptors.for_clients()
     logger = logging.getLogger("holdfast")
-    logger.info("descriptors limit=%d clients=%d", limit, clients)
-    if config.limits.connections > clients:
+    wanted = config.limits.connections
+    logger.info("descriptors limit=%d clients=%d", limit, min(clients, wanted or clients))
+    if wanted > clients:
         logger.warning(
             "descriptors_too_few connections=%d limit=%d clients=%d text='limits.connections is"
             " larger: raise the hard limit (ulimit -Hn, LimitNOFILE)'",

@@ -264,8 +264,10 @@ class Server:
                     lambda: AdminServer(self, admin.bind, admin.port, admin_hosts(self.config)),
                     self.config.node.standby,
                 )
-            except (OSError, AccessError, SecurityFileError) as error:
-                raise StartError(f"cannot listen: {error}") from error
+            except OSError as error:
+                raise StartError(f"cannot listen: {error.strerror or error}") from error
+            except (AccessError, SecurityFileError) as error:
+                raise StartError(str(error)) from error
             self.admin = server
             self.admin_port = server.port
             server.start()

@@ -1,6 +1,7 @@
 """The start of an HTTP server inside the event loop of a process."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Generator, Sequence
@@ -59,7 +60,12 @@ class HttpServer(uvicorn.Server):
 
 def listen(bind: str, port: int) -> socket.socket:
     """Bind an address, IPv6 with or without brackets. Raises `OSError`."""
-    bind = bind.strip("[]")
-    return socket.create_server(
-        (bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET
-    )
+    host = bind.strip("[]")
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+    except OSError as error:
+        # Its own text repeats the address as a tuple.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise OSError(error.errno, f"{bind}:{port}: {reason}") from error

@@ -186,7 +186,7 @@ class Storage:
             recovery.apply(record)
         logger.info(
             "state_recovered sessions=%d retained=%d snapshot=%s seconds=%.3f",
-            len(state.sessions),
+            len(state.sessions) - len(state.queues),
             len(state.retained),
             "none" if snapshot is None else f"{snapshot.sequence:020d}",
             time.monotonic() - started,

@@ -192,12 +192,14 @@ class PeerLinks(PeerMesh):
             return
         name = dialer.node_id or dialer.address
         if refusal.reason == "nobody":
-            text = f"{name}: nothing listens at {dialer.address}"
+            text = f"nothing listens at {dialer.address}"
+            text = f"{name}: {text}" if dialer.node_id else text
             self._complaints.say(name, refusal.reason, text, logging.INFO)
             if dialer.answered and dialer.answered not in self._links:
                 self._handler.on_refused(dialer.answered)
         else:
-            text = f"{name} at {dialer.address} {refusal.text}"
+            text = f"{dialer.address} {refusal.text}"
+            text = f"{name} at {text}" if dialer.node_id else text
             level = logging.INFO if refusal.reason == "reset" else logging.WARNING
             self._complaints.say(name, refusal.text, text, level)
 
