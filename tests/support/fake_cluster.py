@@ -17,12 +17,26 @@ from holdfast.server.shared_directory import SharedDirectory
 WAIT_S = 20.0
 
 
+class FakeAgreement:
+    """Nodes that have not agreed on users, so that each has those of its own file."""
+
+    was_told_to_join = False
+    on_change: Callable[[], None] | None = None
+
+    def is_entered(self) -> bool:
+        return False
+
+    def current(self) -> None:
+        return None
+
+
 class FakeCluster:
     """Three nodes that are fine, with `partitions` of which each node leads its share. Tests change
     `nodes`, `partitions` and `fields`. Changes are noted in `asked`; `refusal` refuses them."""
 
     def __init__(self, node: str = "n1", partitions: int = 6) -> None:
         names = ["n1", "n2", "n3"]
+        self.access = FakeAgreement()
         self.nodes: list[dict[str, Any]] = [
             {
                 "node": name,
