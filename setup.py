@@ -148,6 +148,7 @@ HOT = [
     "broker/connections/timer_actions.py",
     "broker/connections/wills.py",
     "cluster/publish/admission.py",
+    "cluster/publish/uncommitted.py",
     "cluster/publish/leader_sync.py",
     "cluster/publish/apply.py",
     "cluster/reads/read_barrier.py",

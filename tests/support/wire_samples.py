@@ -13,6 +13,7 @@ from holdfast.broker.session.message import Message
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster import frames
 from holdfast.cluster.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+from holdfast.cluster.frames import OWNED_DECODER, OwnedSessions
 from holdfast.cluster.interest_frames import (
     INTEREST_ACK_DECODER,
     INTEREST_DECODER,
@@ -34,7 +35,6 @@ from holdfast.cluster.publish.forward_frames import (
 from holdfast.cluster.raft import messages as raft
 from holdfast.cluster.raft.codec import decode_message, encode_message
 from holdfast.cluster.reads import read_barrier
-from holdfast.cluster.sessions.owned import OWNED_DECODER, OwnedSessions
 from holdfast.cluster.shared_groups import codec as groups
 from holdfast.cluster.state import transfer
 from holdfast.federation.core import frames as federation

@@ -37,14 +37,14 @@ class Bench:
         self.reads = MetadataReads(lambda now: 1)
         self.barriers = Barriers(self.state, context, self.reads)
         self.decides = True
-        self.is_opening = False
+        self.is_changing = False
         self.replica = ReplicatedState(self.images)
         self.endings = Endings(
             self.state,
             self.replica,
             self.barriers,
             lambda partition: self.decides,
-            lambda client_id: self.is_opening,
+            lambda client_id: self.is_changing,
         )
         self.session = Session(CLIENT)
         self.session.epoch = EPOCH
@@ -159,10 +159,10 @@ def test_a_session_ends_behind_its_will() -> None:
 
 def test_what_is_due_while_a_client_comes_back_waits() -> None:
     bench = Bench(delay_s=0)
-    bench.is_opening = True
+    bench.is_changing = True
     bench.endings.due(bench.session, WILL_DUE)
     assert bench.appended() == []
-    bench.is_opening = False
+    bench.is_changing = False
     bench.endings.start_deciding(0)
     assert bench.appended() == ["will"]
 

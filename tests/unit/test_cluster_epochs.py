@@ -42,7 +42,9 @@ class Leader:
         self.context.leading[0] = epoch
         barriers = Barriers(self.state, self.context, MetadataReads(lambda now: NOTHING))
         self.images = ReplicatedState(RecordedState(config, journal))
-        self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
+        self.homes = SessionCoordinator(
+            self.state, self.context, self.images, barriers, lambda *_: False
+        )
         self.log = log
         self.appended: list[Record] = []
         self.promises: list[Promise] = []

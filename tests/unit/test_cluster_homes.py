@@ -40,7 +40,9 @@ class Bench:
         self.reads = MetadataReads(lambda now: 1)
         barriers = Barriers(self.state, self.context, self.reads)
         self.images = ReplicatedState(RecordedState(config, journal))
-        self.homes = SessionCoordinator(self.state, self.context, self.images, barriers)
+        self.homes = SessionCoordinator(
+            self.state, self.context, self.images, barriers, lambda *_: False
+        )
         self.homes.start_leading(0)
 
     def lose(self, node: str) -> None:

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 
+import pytest
+
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.retention_pins import pins_of
@@ -16,6 +18,7 @@ from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, Partition
 from holdfast.cluster.metadata.model import NodePhase as StateOfNode
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.sessions import closings
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
@@ -196,7 +199,9 @@ def test_a_will_that_was_published_stays_so_over_a_snapshot() -> None:
     assert bench.session().will is not None
 
 
-def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed() -> None:
+def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its record is applied after the node went: nobody else would ever close it."""
     bench = Bench()
     state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), bench.journal)
@@ -211,12 +216,12 @@ def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed() -> None:
     context.leading = [1] * PARTITIONS
     closed: list[dict[str, object]] = []
 
-    class Recording(SessionCoordinator):
-        def _close(self, session: Session) -> None:
-            closed.append({"client": session.client_id, "owner": session.owner})
+    def close(state: object, session: Session, *, maybe_sent: bool) -> None:
+        closed.append({"client": session.client_id, "owner": session.owner})
 
+    monkeypatch.setattr(closings, "log_close", close)
     barriers = Barriers(state, context, MetadataReads(lambda now: 1))
-    homes = Recording(state, context, bench.images, barriers)
+    homes = SessionCoordinator(state, context, bench.images, barriers, lambda *_: False)
     for partition in range(PARTITIONS):
         homes.start_leading(partition)
         homes.committed(partition)

@@ -1,5 +1,6 @@
-"""A QoS 2 message of a client whose session has begun again is not taken for one of its session
-before, whatever the nodes know of each other at that time."""
+"""A client whose session begins again gets a new one, whatever the nodes know of each other at that
+time: its QoS 2 messages are not taken for those of its session before, and Session Present is not
+that of the session before."""
 
 import pytest
 
@@ -119,3 +120,43 @@ def test_a_leader_that_lags_behind_the_home_knows_a_new_session(stage: Stage) ->
     send(stage, again, topic, "new", dup=True)
     again.answer(m.Ack)
     assert stored(stage) == ["old", "new"]
+
+
+def test_session_present_at_the_moment_of_expiry(stage: Stage) -> None:
+    """One client after the other connects, each a little later before its session expires."""
+    expiry_s = 1
+    clients = [f"d{number}" for number in range(40)]
+
+    def sessions(stage: Stage) -> dict[str, list[str]]:
+        found = process_of(stage, leader(stage, "pilot")).images.state.sessions
+        return {name: list(session.subscriptions) for name, session in found.items()}
+
+    peers = {}
+    for name in ["pilot", *clients]:
+        peers[name] = stage.login("n1", "alice", name, expiry_s=expiry_s)
+        stage.subscribe(peers[name], "public/#")
+    schedule = stage.world.schedule
+    left_at = schedule.now
+    peers["pilot"].leave()
+    stage.until(lambda: "pilot" not in sessions(stage))
+    lasts_s = schedule.now - left_at
+    left_at = schedule.now
+    for name in clients:
+        peers[name].leave()
+    presents = set()
+    for number, name in enumerate(clients):
+        schedule.advance(left_at + lasts_s - 0.012 + number * 0.0004)
+        peers[name] = connect(stage, name, expiry_s)
+    stage.run(1.0)
+    for name in clients:
+        connack = peers[name].answer(m.Connack)
+        assert isinstance(connack, m.Connack)
+        assert connack.session_present == (sessions(stage)[name] != []), name
+        presents.add(connack.session_present)
+    assert presents == {False, True}
+
+
+def connect(stage: Stage, client_id: str, expiry_s: int) -> Peer:
+    peer = Peer(stage, "n1", "alice", client_id)
+    peer.send(m.Connect(5, False, 0, client_id, None, None, None, {17: expiry_s}))
+    return peer

@@ -27,7 +27,11 @@ class Home:
         context.leading[0] = 2
         barriers = Barriers(self.state, context, MetadataReads(lambda now: NOTHING))
         self.homes = SessionCoordinator(
-            self.state, context, ReplicatedState(RecordedState(config, journal)), barriers
+            self.state,
+            context,
+            ReplicatedState(RecordedState(config, journal)),
+            barriers,
+            lambda *_: False,
         )
         self.homes.start_leading(0)
         self.answers: list[tuple[str, OpenedFrame]] = []

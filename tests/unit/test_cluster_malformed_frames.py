@@ -8,13 +8,13 @@ import pytest
 
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frames import OWNED_DECODER, OwnedSessions
 from holdfast.cluster.interest_frames import (
     INTEREST_ACK_DECODER,
     INTEREST_DECODER,
     Interest,
     InterestAck,
 )
-from holdfast.cluster.sessions.owned import OWNED_DECODER, OwnedSessions
 from tests.sim.world import Settings, World
 
 NESTED = b"[" * 100_000

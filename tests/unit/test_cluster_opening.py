@@ -47,7 +47,7 @@ class AskedHomes(SessionCoordinator):
     def __init__(
         self, state: NodeState, context: ClusterContext, images: ReplicatedState, barriers: Barriers
     ) -> None:
-        super().__init__(state, context, images, barriers)
+        super().__init__(state, context, images, barriers, lambda *_: False)
         self.asked: list[int] = []
         self.told_closed: list[int] = []
         self.told_kept: list[list[str]] = []

@@ -24,13 +24,14 @@ from holdfast.broker.recovery.session_records import (
 from holdfast.cluster import frames
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.frames import (
+    OWNED_DECODER,
     CloseFrame,
     OpenedFrame,
     OpenFrame,
+    OwnedSessions,
     decode_frame,
     encode_frame,
 )
-from holdfast.cluster.sessions.owned import OWNED_DECODER, OwnedSessions
 
 FILE = Path(__file__).parents[1] / "data" / "session_records.txt"
 BYTES = dict(line.split(b"\t") for line in FILE.read_bytes().strip().split(b"\n"))

@@ -58,6 +58,23 @@ class CloseFrame(Struct, omit_defaults=True):
     feature of `sessions.releases` receives it."""
 
 
+class OwnedSessions(Struct, kw_only=True, omit_defaults=True):
+    """SESSION_OWNED: a node's report of its sessions with these home partitions. With `ask` the
+    sender, which leads them, requests the report.
+
+    `asking` lists the clients that wait for a session at the node. `users` names the user of each
+    session that belongs to one. `epochs`: those in which the sender leads the partitions. Older
+    versions send neither.
+    """
+
+    ask: bool = False
+    partitions: list[int]
+    epochs: list[int] | None = None
+    owned: list[tuple[str, int]]
+    asking: list[str]
+    users: dict[str, str | None] = {}
+
+
 class ImageRequest(Struct, omit_defaults=True):
     """IMAGE_REQUEST: the request for a piece of state. The first one has (partition, offset) of
     each wanted partition."""
@@ -71,6 +88,7 @@ encode_frame: Final = json.Encoder().encode
 OPEN: Final = json.Decoder(OpenFrame)
 OPENED: Final = json.Decoder(OpenedFrame)
 CLOSE: Final = json.Decoder(CloseFrame)
+OWNED_DECODER: Final = json.Decoder(OwnedSessions)
 IMAGE_REQUEST: Final = json.Decoder(ImageRequest)
 
 

@@ -81,9 +81,8 @@ class Parts:
         self.log = ApplyingLog(node.state.journal)
         self.context = ClusterContext(meta.node_id, node.state.journal)
         self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
-        self.replication = Replication(
-            meta.node_id, self.log, replace(config.replication, suspends_restarted=True)
-        )
+        replication = replace(config.replication, suspends_restarted=True)
+        self.replication = Replication(meta.node_id, self.log, replication)
         self.detector = Detector(meta.node_id, presence, config.detector, now)
         state, context = self.state, self.context
         self.admission = Admission(state, context, replicated, self.replication.may_append)
@@ -93,13 +92,14 @@ class Parts:
         self.metadata_reads = MetadataReads(self._propose_nothing)
         self.older_copies = OlderCopies(self.metadata_reads)
         self.barriers = Barriers(state, context, self.metadata_reads)
-        sessions = SessionCoordinator(state, context, replicated, self.barriers)
+        changes = self.admission.changes_session
+        sessions = SessionCoordinator(state, context, replicated, self.barriers, changes)
         self.session_coordinator = sessions
         self.acquisition = SessionAcquisition(state, context, sessions, self.barriers)
         updates = self.retained_updates = RetainedUpdates(state)
         self.interest = Qos0Routing(state, context, updates, self.forwarding.promises)
-        agent_context = AgentContext(state, context, self.forwarding, replicated)
-        self.groups = Groups(agent_context, self.barriers)
+        agents = AgentContext(state, context, self.forwarding, replicated)
+        self.groups = Groups(agents, self.barriers)
         suspect_s = config.detector.suspect_s
         sessions.releases.wait_s = max(sessions.releases.wait_s, 2 * suspect_s)
         self.ownership = OwnershipLease(

@@ -17,7 +17,6 @@ Counter-example: the original record is appended and not committed. The leader a
 repetition and dies, and the next leader has no such record.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -29,7 +28,7 @@ from holdfast.cluster.frame_kinds import FORWARD_RESULT
 from holdfast.cluster.publish.forward_frames import ForwardResult, encode_result
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender, PendingRecord
-from holdfast.cluster.state.packet_ids import NO_EPOCH
+from holdfast.cluster.publish.uncommitted import UncommittedState
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
@@ -46,84 +45,6 @@ once."""
 STORE: Final = 0
 REPEATED: Final = 1
 REFUSED: Final = 2
-
-
-class UncommittedState:
-    """The packet ids, sequences and wills in the uncommitted records of one partition that this
-    node leads."""
-
-    def __init__(self) -> None:
-        # (client id, packet id) -> (session epoch of the stored message, NO_EPOCH if it is
-        # released; offset)
-        self.inbound: dict[tuple[bytes, int], tuple[int, int]] = {}
-        # client id -> (epoch of the newest session that stored or released a packet id, offset)
-        self.sessions: dict[bytes, tuple[int, int]] = {}
-        # producer id -> (epoch, sequence, offset)
-        self.producers: dict[bytes, tuple[int, int, int]] = {}
-        # client id -> (session epoch, offset)
-        self.wills: dict[bytes, tuple[int, int]] = {}
-        # Offset of a delayed message -> offset of the record that ends it.
-        self.delayed: dict[int, int] = {}
-        # (offset, record kind or flag, key) in order.
-        self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
-        # producer id -> (epoch, sequence) that was refused for lack of replicas or space. No later
-        # sequence of the producer is stored before it.
-        self.holes: dict[bytes, tuple[int, int]] = {}
-        # Per node, the attempt in which one of its records was refused. No later record of that
-        # attempt is stored.
-        self.refused: dict[str, int] = {}
-        # Repetitions that wait for a commit: (offset, origin, ticket)
-        self.repeated: deque[tuple[int, str, int]] = deque()
-
-    def note(self, record: Record) -> None:
-        """Adds what the appended record says."""
-        offset = record.offset
-        kind = record.kind
-        flags = record.flags
-        client_id = record.client_id
-        epoch = record.producer_epoch
-        sequence = record.sequence
-        if kind == log_record.DELAYED or (flags & log_record.FLAG_DELAYED and is_due(record)):
-            self.delayed[sequence] = offset
-            self._entries.append((offset, log_record.FLAG_DELAYED, (b"", sequence)))
-        elif kind == log_record.RELEASE:
-            key = (client_id, sequence)
-            self.inbound[key] = (NO_EPOCH, offset)
-            self.sessions[client_id] = (epoch, offset)
-            self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
-        elif kind == log_record.WILL or flags & log_record.FLAG_WILL:
-            if sequence >= self.wills.get(client_id, (0, 0))[0]:
-                self.wills[client_id] = (sequence, offset)
-                self._entries.append((offset, log_record.FLAG_WILL, (client_id, 0)))
-        elif kind != log_record.MESSAGE:
-            return
-        elif flags & log_record.FLAG_PACKET_ID:
-            key = (client_id, sequence)
-            self.inbound[key] = (epoch, offset)
-            self.sessions[client_id] = (epoch, offset)
-            self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
-        elif flags & log_record.FLAG_PRODUCER:
-            self.producers[record.producer] = (epoch, sequence, offset)
-            self._entries.append((offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
-
-    def forget_below(self, offset: int) -> None:
-        """Removes the records below `offset`, which the replicated state has now."""
-        entries = self._entries
-        while entries and entries[0][0] < offset:
-            at, flag, key = entries.popleft()
-            if flag == log_record.FLAG_PACKET_ID:
-                if self.inbound.get(key, (NO_EPOCH, -1))[1] == at:
-                    del self.inbound[key]
-                if self.sessions.get(key[0], (0, -1))[1] == at:
-                    del self.sessions[key[0]]
-            elif flag == log_record.FLAG_DELAYED:
-                if self.delayed.get(key[1], -1) == at:
-                    del self.delayed[key[1]]
-            elif flag == log_record.FLAG_WILL:
-                if self.wills.get(key[0], (0, -1))[1] == at:
-                    del self.wills[key[0]]
-            elif self.producers.get(key[0], (0, 0, -1))[2] == at:
-                del self.producers[key[0]]
 
 
 class Admission(Appender):
@@ -306,6 +227,12 @@ class Admission(Appender):
         """Whether an uncommitted record ends the delayed message of this partition and offset."""
         tail = self._tails.get(place[0])
         return tail is not None and place[1] in tail.delayed
+
+    def changes_session(self, home: int, client_id: str) -> bool:
+        """Whether a SESSION record of the client or queue is appended here and not applied."""
+        tail = self._tails.get(home)
+        newest = -1 if tail is None else tail.changes.get(client_id.encode(), -1)
+        return newest >= self._state.delivered[home]
 
     def _admit_end(self, tail: UncommittedState, record: Record) -> int:
         """Ends a delayed message that is not over. One of QoS 0 may have been delivered before its

@@ -36,11 +36,10 @@ from holdfast.broker.topic_rights.kept_subscriptions import checksum_of, waits_f
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_OPEN, SESSION_OWNED, BadFrame
-from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
+from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, OwnedSessions, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.live_sessions import LiveSessions
-from holdfast.cluster.sessions.owned import OwnedSessions
 from holdfast.cluster.sessions.releases import FEATURE
 from holdfast.cluster.sessions.requests import NEVER, NOTHING, PendingOpen, positions_of
 from holdfast.protocol.mqtt import reasons

@@ -22,9 +22,9 @@ Invariants
   own the session with equal epochs.
 """
 
+from collections.abc import Callable
 from functools import partial
 
-from holdfast.broker.connections.close import log_close
 from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.state_records import publish_state
@@ -34,6 +34,7 @@ from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frames import CloseFrame, OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.sessions.closings import Closings
 from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owners import Owners
@@ -58,19 +59,29 @@ class SessionCoordinator:
         context: ClusterContext,
         replicated: ReplicatedState,
         barriers: Barriers,
+        changes_session: Callable[[int, str], bool],
     ) -> None:
+        """`changes_session`: see `Admission`."""
         self._state = state
         self._context = context
         self._replicated = replicated
         self.owners = Owners(state, context, replicated, self._epochs_reserved)
         self.answers = HomeAnswers(context, replicated)
         self._requests = SessionRequests()
-        self.decisions = Decisions(state, context)
+        self.decisions = Decisions(state, context, changes_session)
+        self._closings = Closings(state, context, replicated, self.decisions)
         self.endings = Endings(
-            state, replicated, barriers, self.decisions.decides, self._is_opening
+            state, replicated, barriers, self.decisions.decides, self.decisions.is_changing
         )
         self.reports = SessionReports(
-            state, context, replicated, self.owners, self.decisions, self.answers, self._forget
+            state,
+            context,
+            replicated,
+            self.owners,
+            self.decisions,
+            self.answers,
+            forget_requests=self._forget,
+            close=self._closings.close,
         )
         self.releases = Releases(
             state, self._requests, self.owners, self.answers, barriers.reads, self._begin
@@ -184,6 +195,7 @@ class SessionCoordinator:
             self.decisions.postpone(home, ("closed", client_id, epoch), again)
             return
         self.owners.closed(node, client_id, epoch)
+        self._closings.released(node, client_id, epoch)
         request = self._requests.first(client_id)
         if request is not None and request.waits_for == node:
             # If the session is recorded, its `close` record has been appended and will be applied.
@@ -195,7 +207,7 @@ class SessionCoordinator:
         image = self._replicated.state.sessions.get(request.client_id)
         if image is not None and image.owner:
             # `applied` opens the session once the `close` record is applied.
-            self._close(image)
+            self._closings.close(image)
         else:
             self._open(request)
 
@@ -212,6 +224,8 @@ class SessionCoordinator:
     def _open(self, request: SessionRequest) -> None:
         """Gives a session that no record gives to another node to the node of `request`."""
         client_id = request.client_id
+        if self.decisions.is_changing(client_id):
+            return
         image = self._replicated.state.sessions.get(client_id)
         if image is not None and self.endings.will_comes_first(image, request.clean_start):
             return
@@ -233,8 +247,7 @@ class SessionCoordinator:
         session.is_owned = bool(request.user)
         session.will = request.will
         request.is_opening = True
-        present = image is not None and not request.clean_start
-        committed = partial(self._open_committed, request, epoch, present)
+        committed = partial(self._open_committed, request, epoch)
         payload = encode_session(
             open_record(session, request.clean_start, request.node, request.number)
         )
@@ -251,8 +264,9 @@ class SessionCoordinator:
         else:
             self._done(request)
 
-    def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
-        """Replies to the request now that its `open` record is committed."""
+    def _open_committed(self, request: SessionRequest, epoch: int) -> None:
+        """Replies to the request now that its `open` record is applied, which says whether the
+        session was there."""
         image = self.recorded_session(request.client_id)
         if image is None or image.owner != request.node or image.epoch != epoch:
             # A later record, perhaps of another leader, has changed the owner. The node repeats its
@@ -260,10 +274,10 @@ class SessionCoordinator:
             self._done(request)
         elif request.is_orphan:
             # The process that requested the session has ended, so no client uses the session.
-            self._close(image)
+            self._closings.close(image)
             self._done(request)
         else:
-            self._opened(request, epoch, present)
+            self._opened(request, epoch, self._replicated.born[request.client_id] < epoch)
 
     def will_applied(self, record: Record) -> None:
         """Continues with the end or the opening of a session whose will is now in the log."""
@@ -279,11 +293,6 @@ class SessionCoordinator:
         published."""
         self.answers.opened(request, epoch, present, is_lost)
         self._done(request)
-
-    def _is_opening(self, client_id: str) -> bool:
-        """True if an `open` record for the client is appended and not yet committed."""
-        request = self._requests.first(client_id)
-        return request is not None and request.is_opening
 
     def _done(self, request: SessionRequest) -> None:
         """Removes a served request and begins the next one of the client."""
@@ -323,17 +332,10 @@ class SessionCoordinator:
         """
         if node not in self._context.connected and node != self._context.node_id:
             self.owners.forget_node(node)
-        for session in list(self._replicated.open):
-            if session.owner == node and self._decides_for(session.client_id):
-                self._close(session)
+        self._closings.node_gone(node)
         for request in self._requests.firsts():
             if request.waits_for == node:
                 self._go_without(request)
-
-    def _close(self, session: Session) -> None:
-        """Closes the session in place of its owner, which is down. Its will follows once the record
-        is applied."""
-        log_close(self._state, session, maybe_sent=True)
 
     def _decides_for(self, client_id: str) -> bool:
         return self.decisions.decides(self.home(client_id))
@@ -348,9 +350,7 @@ class SessionCoordinator:
         """Begins to decide for `partition` if enough of it is applied."""
         if not self.decisions.is_ready(partition):
             return
-        for session in list(self._replicated.open):
-            if self._context.is_gone(session.owner) and self.home(session.client_id) == partition:
-                self._close(session)
+        self._closings.start_deciding(partition)
         self.endings.start_deciding(partition)
         for again in self.decisions.pop_postponed(partition):
             again()
@@ -364,6 +364,7 @@ class SessionCoordinator:
         self.reports.stop_leading(partition)
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
+        self._closings.stop_leading(partition)
 
     def applied(self, record: Record) -> None:
         """Acts on an applied SESSION record.
@@ -375,12 +376,10 @@ class SessionCoordinator:
         session = self._replicated.state.sessions.get(client_id)
         if session is None or session.owner:
             self.endings.forget(client_id)
-        if session is not None and session.owner:
-            if self._context.is_gone(session.owner) and self.decisions.decides(record.partition):
-                # The node went down between the request and the commit of the `open` record.
-                self._close(session)
-        elif session is not None and not self._replicated.arm_timers(session):
+        elif not self._replicated.arm_timers(session):
             self.endings.due(session, SESSION_EXPIRY)
+        self._closings.applied(client_id)
+        self.endings.applied(client_id)
         if self._requests and self.decisions.decides(record.partition):
             self._go_on(client_id)
 

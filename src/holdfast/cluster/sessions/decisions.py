@@ -1,9 +1,10 @@
-"""The home partitions for which a coordinator of sessions may decide."""
+"""The home partitions and the clients for which a coordinator of sessions may decide."""
 
 from collections.abc import Callable
 
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
+from holdfast.storage.partition import partition_of
 
 Key = tuple[str, str, int]
 """The key of a postponed call: the kind of call, a node or client id, and a number."""
@@ -13,12 +14,23 @@ class Decisions:
     """The home partitions that this node leads, and the calls for those that are not ready.
 
     Invariant: this node decides nothing for a partition before it has applied what earlier leaders
-    have appended to it.
+    have appended to it, and nothing for a client before it has applied the client's SESSION
+    records in its own log (`is_changing`), whichever node sent them. So every decision is one on
+    the state that it changes. Counter-example: a session expires, and its end is appended. The
+    client connects before the commit, finds its session, and receives Session Present. When both
+    records are applied the session is empty.
     """
 
-    def __init__(self, state: NodeState, context: ClusterContext) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        changes_session: Callable[[int, str], bool],
+    ) -> None:
+        """`changes_session`: see `Admission`."""
         self._state = state
         self._context = context
+        self._changes_session = changes_session
         # Per newly led partition: the offset that must be applied before this node decides.
         self.begins_at: dict[int, int] = {}
         # The calls that arrive meanwhile. Of repeated calls only the last is kept.
@@ -27,6 +39,12 @@ class Decisions:
     def decides(self, partition: int) -> bool:
         """True if this node leads `partition` and has applied all records of earlier leaders."""
         return self._context.leads(partition) and partition not in self.begins_at
+
+    def is_changing(self, client_id: str) -> bool:
+        """True if a SESSION record of the client is in this leader's log and not applied. The
+        decision then waits for `SessionCoordinator.applied`."""
+        home = partition_of(client_id.encode(), self._state.config.partitions)
+        return self._changes_session(home, client_id)
 
     def start_leading(self, partition: int) -> None:
         self.begins_at[partition] = self._context.journal.next_offset[partition]

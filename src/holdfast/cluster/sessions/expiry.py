@@ -34,16 +34,17 @@ class Endings:
         replicated: ReplicatedState,
         barriers: Barriers,
         decides: Callable[[int], bool],
-        is_opening: Callable[[str], bool],
+        is_changing: Callable[[str], bool],
     ) -> None:
-        """`decides`: does this node decide for the clients of a home partition? `is_opening`: is an
-        `open` record of the client under way?"""
+        """`decides`: does this node decide for the clients of a home partition? `is_changing`: see
+        `Decisions`."""
         self._state = state
         self._replicated = replicated
         self._barriers = barriers
         self._decides = decides
-        self._is_opening = is_opening
-        # Client ids whose will or end was due while another node decided, with the kind of timer.
+        self._is_changing = is_changing
+        # Client ids whose will or end was due while this node could not decide, with the kind of
+        # timer. SESSION_EXPIRY is that of both.
         self._overdue: dict[str, int] = {}
         # Client ids whose will is appended and not yet applied, with the epoch.
         self._published: dict[str, int] = {}
@@ -72,8 +73,8 @@ class Endings:
         client_id = session.client_id
         if self._replicated.state.sessions.get(client_id) is not session or session.owner:
             return
-        if not self._decides(self._home(client_id)) or self._is_opening(client_id):
-            self._overdue[client_id] = kind
+        if not self._decides(self._home(client_id)) or self._is_changing(client_id):
+            self._note_overdue(client_id, kind)
             return
         if self._is_armed(session, kind):
             # The session was opened and closed again since it became overdue, which armed a new
@@ -100,6 +101,10 @@ class Endings:
             self._ending.discard(client_id)
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
+
+    def _note_overdue(self, client_id: str, kind: int) -> None:
+        if self._overdue.get(client_id) != SESSION_EXPIRY:
+            self._overdue[client_id] = kind
 
     def _is_armed(self, session: Session, kind: int) -> bool:
         timer = session.will_timer if kind == WILL_DUE else session.expiry_timer
@@ -185,6 +190,17 @@ class Endings:
         if image is not None and client_id in self._ending:
             self.due(image, SESSION_EXPIRY)
 
+    def applied(self, client_id: str) -> None:
+        """Acts on a session that was due while its records were not applied."""
+        if client_id in self._overdue and self._decides(self._home(client_id)):
+            self._take_overdue(client_id)
+
+    def _take_overdue(self, client_id: str) -> None:
+        kind = self._overdue.pop(client_id)
+        session = self._replicated.state.sessions.get(client_id)
+        if session is not None:
+            self.due(session, kind)
+
     def forget(self, client_id: str) -> None:
         """Drops what is due for a session that has ended or has a connection."""
         self._overdue.pop(client_id, None)
@@ -193,12 +209,9 @@ class Endings:
 
     def start_deciding(self, partition: int) -> None:
         """Acts on the sessions of `partition` that became due while another node decided."""
-        for client_id, kind in list(self._overdue.items()):
+        for client_id in list(self._overdue):
             if self._home(client_id) == partition:
-                del self._overdue[client_id]
-                session = self._replicated.state.sessions.get(client_id)
-                if session is not None:
-                    self.due(session, kind)
+                self._take_overdue(client_id)
 
     def stop_deciding(self, partition: int) -> None:
         """Marks the sessions of `partition` as overdue again: their records may never be
@@ -206,8 +219,8 @@ class Endings:
         for client_id in list(self._published):
             if self._home(client_id) == partition:
                 del self._published[client_id]
-                self._overdue[client_id] = WILL_DUE
+                self._note_overdue(client_id, WILL_DUE)
         for client_id in list(self._ending):
             if self._home(client_id) == partition:
                 self._ending.discard(client_id)
-                self._overdue[client_id] = SESSION_EXPIRY
+                self._note_overdue(client_id, SESSION_EXPIRY)

@@ -2,8 +2,7 @@
 
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
-from holdfast.cluster.frames import CloseFrame, OpenedFrame
-from holdfast.cluster.sessions.owned import OwnedSessions
+from holdfast.cluster.frames import CloseFrame, OpenedFrame, OwnedSessions
 from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
 

@@ -13,13 +13,12 @@ node without it.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from holdfast.broker.connections.close import log_close
+from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame, decode_json
-from holdfast.cluster.frames import CloseFrame
+from holdfast.cluster.frames import OWNED_DECODER, CloseFrame
 from holdfast.cluster.sessions.decisions import Decisions
-from holdfast.cluster.sessions.owned import OWNED_DECODER
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.unconfirmed import UnconfirmedSessions
@@ -37,17 +36,19 @@ class SessionReports:
         owners: Owners,
         decisions: Decisions,
         answers: HomeAnswers,
+        *,
         forget_requests: Callable[[str, set[int], set[str]], None],
+        close: Callable[[Session], None],
     ) -> None:
         """`forget_requests` removes the requests of a node for sessions with these home partitions,
         except those of the given clients."""
-        self._state = state
         self._context = context
         self._replicated = replicated
         self._owners = owners
         self._decisions = decisions
         self._answers = answers
         self._forget_requests = forget_requests
+        self._close = close
         # Partitions for which the nodes must report their sessions.
         self._requested: set[int] = set()
         self._unconfirmed = UnconfirmedSessions(state, replicated, answers, owners.home)
@@ -131,7 +132,7 @@ class SessionReports:
                 self._unconfirmed.add(client_id, node, session.epoch)
             else:
                 self._unconfirmed.drop(client_id)
-                log_close(self._state, session, maybe_sent=True)
+                self._close(session)
 
     def handle_timers(self) -> None:
         self._unconfirmed.handle_timers()
