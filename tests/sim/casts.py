@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.client import FOREVER, Client
-from tests.sim.teams import Absentee, Leaver, Member, Mute, Team, TeamPublisher
+from tests.sim.teams import Absentee, Leaver, LoneTeam, Member, Mute, Team, TeamPublisher
 from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber, Scheduler
 from tests.sim.travellers import Traveller
 from tests.sim.whispers import Listener, Whisperer, WhisperTeam
@@ -147,7 +147,7 @@ def _scheduled(world: "World") -> list[Party]:
 
 def _leavers(world: "World") -> list[Party]:
     fickle = Team(world, "$share/fickle/s/#", qos=2)
-    lone = Team(world, "$share/lone/s/#", qos=2)
+    lone = LoneTeam(world, "$share/lone/s/#", qos=2)
     stuck = Team(world, "$share/stuck/s/#", qos=2)
     return [
         Leaver(world, fickle, "leaver5", 5),

@@ -8,6 +8,7 @@ has it, to nobody.
 
 from typing import TYPE_CHECKING, Final
 
+from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import Publish
 from tests.sim.checks import Message
 from tests.sim.client import FOREVER, Client
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TOPICS: Final = ("s/0", "s/1")
+FIRST_S: Final = 1.5
+"""Before the member of a LoneTeam subscribes."""
+SLOW_S: Final = 0.15
 WINDOW: Final = 8
 """What a member has at a time, at most."""
 
@@ -127,8 +131,24 @@ class Member(Party):
         return ""
 
 
+class SlowClient(Client):
+    """Acknowledges after a while, so that it has records inflight."""
+
+    def _reply(self, kind: int, packet_id: int) -> None:
+        socket = self.socket
+        data = encode_ack(kind, packet_id, 0, self.version)
+
+        def reply() -> None:
+            if self.socket is socket:
+                self._write(data)
+
+        self.schedule.after(SLOW_S, reply)
+
+
 class Leaver(Member):
     """Unsubscribes now and then, with records inflight, and subscribes again."""
+
+    client_type = SlowClient
 
     def look(self) -> None:
         client = self.client
@@ -141,12 +161,33 @@ class Leaver(Member):
             client.unsubscribe()
 
 
-class Absentee(Member):
-    """The only durable member of its group, away for seconds at a time."""
+class LoneTeam(Team):
+    """A group that begins during the run, with its only member."""
 
-    def __init__(self, world: "World", team: Team, name: str, version: int) -> None:
+    begins_at = float("inf")
+
+    def missing(self) -> list[str]:
+        messages = self._world.checks.messages
+        return [text for text in super().missing() if messages[text].sent_at > self.begins_at]
+
+
+class Absentee(Member):
+    """The only member of its group: it subscribes during the run, and is away for seconds at a
+    time."""
+
+    def __init__(self, world: "World", team: LoneTeam, name: str, version: int) -> None:
         super().__init__(world, team, name, version)
-        self._back_at = 0.0
+        self._back_at = float("inf")
+        self._team = team
+        self.client.on_subscribed = self._subscribed
+
+    def _subscribed(self) -> None:
+        self._team.begins_at = min(self._team.begins_at, self.world.schedule.now)
+
+    def is_ready(self) -> bool:
+        if self._back_at > self.world.schedule.now + FIRST_S:
+            self._back_at = self.world.schedule.now + FIRST_S
+        return True
 
     def look(self) -> None:
         client = self.client
@@ -156,7 +197,8 @@ class Absentee(Member):
             client.disconnect()
 
     def is_wanted(self) -> bool:
-        return not self.is_active or self.world.schedule.now >= self._back_at
+        is_over = self.world.faults.is_over
+        return is_over or self.world.schedule.now >= self._back_at
 
 
 class MuteClient(Client):
