@@ -34,6 +34,7 @@ from holdfast.client.log import (
 )
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.testing import Broker
+from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.federated import Member, line
 from tests.e2e.pair import wait_until
 from tests.e2e.wire import Wire
@@ -50,6 +51,7 @@ NUMBERS: Final = {
     "offset: two restores of one backup": "test_two_restores_of_one_backup_differ",
     "offset: commits of a lake": "tests.unit.test_jobs_bronze:test_a_log_that_was_restored",
     "offset: place of a federation's message": "test_a_member_of_a_federation",
+    "offset: log of a cluster": "test_a_cluster",
     "epoch of a federation": "tests.unit.test_federation_put_back:test_what_is_done_arrives",
 }
 """Number -> the test, in this module or in another one."""
@@ -337,3 +339,68 @@ def test_a_member_of_a_federation(tmp_path: Path, is_restored: bool) -> None:
             received.append(subscriber.message(30).payload.decode())
         if is_restored:
             assert received == sent, "once and in order"
+
+
+@pytest.mark.long
+def test_a_cluster(tmp_path: Path) -> None:
+    """All nodes are restored, and agree on one new generation. Then one node is, while the others
+    go on, and the generation stays."""
+
+    def put_back(cluster: ClusterProcesses, *names: str) -> None:
+        for name in names:
+            shutil.rmtree(cluster.nodes[name].data)
+            restore(tmp_path / name, cluster.nodes[name].data, None)
+        cluster.restart(*names)
+        cluster.wait_healthy()
+
+    def back_up(cluster: ClusterProcesses) -> None:
+        for name, node in cluster.nodes.items():
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            make_backup(node.data, tmp_path / name)
+
+    def generations(cluster: ClusterProcesses) -> set[object]:
+        found = set()
+        for node in cluster.nodes.values():
+            status, body = node.admin("/api/v1/log")
+            found.add(json.loads(body)["generation"] if status == 200 else status)
+        return found
+
+    def publish_at(cluster: ClusterProcesses, name: str, count: int) -> None:
+        with Wire(cluster.nodes["n1"].port) as wire:
+            wire.connect("publisher")
+            for number in range(count):
+                assert wire.publish("a/b", f"{name} {number}".encode(), 1) in (0, 0x10)
+
+    with ClusterProcesses(tmp_path / "cluster", 3, {"cluster": {"partitions": 2}}) as cluster:
+        log = LogClient([f"127.0.0.1:{node.admin_port}" for node in cluster.nodes.values()])
+        publish_at(cluster, "before", BEFORE)
+        back_up(cluster)
+        publish_at(cluster, "lost", LOST)
+        assert generations(cluster) == {0}
+        position = read(log, None, [])[1]
+        cluster.kill9(*cluster.nodes)
+        put_back(cluster, *cluster.nodes)
+        until(lambda: len(generations(cluster)) == 1, "one generation")
+        [generation] = generations(cluster)
+        assert generation not in (0, 503)
+        publish_at(cluster, "after", AFTER)
+        with pytest.raises(LogRestoredError):
+            [*log.read(start=position)]
+        assert set(ALL_AFTER) <= set(texts([*log.read()]))
+        until(
+            lambda: (
+                {
+                    (each.generation, each.restored)
+                    for node in cluster.nodes.values()
+                    for each in [open_to_read(node.data).manifest]
+                }
+                == {(generation, 0)}
+            ),
+            "the manifests have it",
+        )
+        back_up(cluster)
+        publish_at(cluster, "more", LOST)
+        cluster.kill9("n3")
+        put_back(cluster, "n3")
+        until(lambda: generations(cluster) == {generation}, "the same generation")
+        assert read(log, position, [])[0][-LOST:] == [f"more {number}" for number in range(LOST)]

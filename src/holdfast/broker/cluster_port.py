@@ -85,6 +85,7 @@ RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS)
 (`PeerIdentity.features`)."""
 AGREED_USERS: Final = "agreed-users"
 AGREED_ACCESS: Final = "agreed-access"
+AGREED_GENERATION: Final = "agreed-generation"
 """The features whose entries of the metadata older versions do not know, witnesses included."""
 
 

@@ -6,18 +6,26 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from holdfast import __version__
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
-from holdfast.broker.cluster_port import AGREED_ACCESS, AGREED_USERS, RECORD_FEATURES
+from holdfast.broker.cluster_port import (
+    AGREED_ACCESS,
+    AGREED_GENERATION,
+    AGREED_USERS,
+    RECORD_FEATURES,
+)
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
+from holdfast.cluster.metadata import generation
+from holdfast.cluster.metadata.commands import PutGeneration
+from holdfast.cluster.metadata.model import DATA, NOT_RESTORED, WITNESS, ClusterMetadata
 from holdfast.cluster.metadata.requests import Outcome
 from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import MetaStore
@@ -60,6 +68,8 @@ PENDING_BYTES: Final = 8 << 20
 """The bytes of uncommitted batches read at a time at the start."""
 MEETING_S: Final = 2.0
 """The longest wait in seconds at the start for other nodes whose hosts do not answer."""
+GENERATION_S: Final = 0.2
+"""The interval in seconds between two looks at the generation of the log."""
 SAVE_AGAIN_S: Final = 1.0
 """The pause in seconds after a snapshot or manifest that could not be written."""
 
@@ -187,6 +197,8 @@ class ClusterMembership:
                     AGREED_USERS,
                     f"{PROGRAM}{__version__}",
                     AGREED_ACCESS,
+                    AGREED_GENERATION,
+                    *filter(None, [generation.word_of(self.storage.directory.manifest.restored)]),
                 )
             ),
             wire_lowest=WIRE_LOWEST,
@@ -203,6 +215,7 @@ class ClusterMembership:
         self.links.set_join(self.config.cluster.join)
         if self._aside.path:
             self._tasks.append(watched(self._forget_aside()))
+        self._tasks.append(watched(self._follow_generation()))
         self.broker.touch()
         is_new = not self.storage.directory.manifest.cluster_id
         if is_new and not self.config.cluster.wait_for_init:
@@ -284,6 +297,44 @@ class ClusterMembership:
             lambda: replacement.has_everything(self.cluster_node.context.metadata)
         )
         replacement.aside = self._aside.path
+
+    async def _follow_generation(self) -> None:
+        """Keep the generation of the log in the manifest, and let the nodes agree on one after a
+        restore."""
+        refused = ""
+        while True:
+            await asyncio.sleep(GENERATION_S)
+            cluster_node, directory = self.cluster_node, self.storage.directory
+            context, manifest = cluster_node.context, directory.manifest
+            metadata, mark = context.metadata, manifest.restored
+            if metadata is None:
+                continue
+            if mark and cluster_node.meta.has_majority(self._loop.time()):
+                node, features = self.config.node.id, context.features
+                found = generation.review(node, mark, features, context.connected, metadata)
+                older = context.nodes_without(AGREED_GENERATION, witnesses=True)
+                if found.proposal is not None and older:
+                    text = f"upgrade {', '.join(older)}: until then nothing reads this node's log"
+                    if text != refused:
+                        logger.error("log_generation_not_agreed reason=%r", text)
+                    refused = text
+                elif found.proposal is not None:
+                    await self._propose_generation(found.proposal)
+                if found.is_answered:
+                    mark = 0
+            number = (metadata.generation or NOT_RESTORED).number
+            if (mark, number) != (manifest.restored, manifest.generation):
+                try:
+                    directory.write_manifest(replace(manifest, generation=number, restored=mark))
+                except OSError as error:
+                    logger.error("log_generation_not_stored error=%r", str(error))
+                else:
+                    logger.info("log_generation number=%d agreed=%s", number, not mark)
+
+    async def _propose_generation(self, proposal: PutGeneration) -> None:
+        done = asyncio.Event()
+        self.operations.propose(proposal, lambda outcome: done.set())
+        await done.wait()
 
     async def _save_replicated(self) -> None:
         """Write a snapshot of state received from other nodes, which counts once it is durable."""

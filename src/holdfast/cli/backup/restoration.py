@@ -108,10 +108,15 @@ def _restored_starts(manifest: BackupManifest) -> int:
 
 
 def _begin_generation(directory: DataDirectory) -> None:
-    """Give the log another generation than the one that goes on without this copy."""
+    """Give the log another generation than the one that goes on without this copy.
+
+    A replica only gets a mark, because a cluster has one generation: its nodes agree on it when a
+    majority of the voters was restored (`cluster.metadata.generation`).
+    """
     manifest = directory.manifest
     number = secrets.randbits(GENERATION_BITS) or 1
     if manifest.is_replica:
+        directory.write_manifest(replace(manifest, restored=number))
         return
     ends = tuple(open_journal(directory, writes=False).journal.next_offset)
     former = [(each, tuple(map(min, ends, kept))) for each, kept in manifest.former]

@@ -14,6 +14,7 @@ from holdfast.cluster.metadata.model import (
     NODES_MAX,
     PARTITIONS_MAX,
     REMOVED_MAX,
+    AgreedGeneration,
     AgreedUsers,
     ClusterMetadata,
     Names,
@@ -43,6 +44,7 @@ T = TypeVar("T")
 _COMMAND: Final[json.Decoder[Command]] = json.Decoder(Command)
 _SNAPSHOT: Final = json.Decoder(_Snapshot)
 _USERS: Final = json.Decoder(AgreedUsers)
+_GENERATION: Final = json.Decoder(AgreedGeneration)
 
 
 def encode_command(command: Command) -> bytes:
@@ -67,7 +69,8 @@ def decode_command(data: bytes) -> Command:
 
 def encode_metadata(metadata: ClusterMetadata) -> bytes:
     """The metadata as a line of JSON. The users of dynamic security are a second line, and those of
-    the admin port a third one, if there are any: older versions read snapshots without them."""
+    the admin port a third one, and the generation of a restored log a fourth one, if there are any:
+    older versions read snapshots without them."""
     data = json.encode(
         _Snapshot(
             metadata.cluster_id,
@@ -80,9 +83,8 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
             metadata.removed,
         )
     )
-    lines = [
-        b"" if each is None else json.encode(each) for each in (metadata.users, metadata.access)
-    ]
+    parts = (metadata.users, metadata.access, metadata.generation)
+    lines = [b"" if each is None else json.encode(each) for each in parts]
     return b"\n".join((data, *lines)).rstrip(b"\n")
 
 
@@ -92,7 +94,8 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
     Raises `BadFrame` if a field is invalid.
     """
     data, _, lines = data.partition(b"\n")
-    users, _, access = lines.partition(b"\n")
+    users, _, lines = lines.partition(b"\n")
+    access, _, generation = lines.partition(b"\n")
     found = _decode(_SNAPSHOT, data, "metadata")
     return ClusterMetadata(
         found.cluster_id,
@@ -105,6 +108,7 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
         found.removed,
         _decode(_USERS, users, "users") if users else None,
         _decode(_USERS, access, "users of the admin port") if access else None,
+        _decode(_GENERATION, generation, "a generation") if generation else None,
     )
 
 

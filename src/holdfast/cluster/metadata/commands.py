@@ -29,15 +29,18 @@ from holdfast.cluster.metadata.model import (
     INCARNATION,
     NODE_ID,
     NODES_MAX,
+    NOT_RESTORED,
     PARTITIONS_MAX,
     REMOVED_MAX,
     REPLICAS_MAX,
     ROLES,
     STATES,
     USERS_BYTES_MAX,
+    AgreedGeneration,
     AgreedUsers,
     ClusterMetadata,
     NodeInfo,
+    Number,
     PartitionInfo,
     PartitionNumber,
     ReplicaCount,
@@ -105,7 +108,19 @@ class PutAccess(_Command, frozen=True, tag="access"):
     data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
 
 
-Command = InitCluster | PutNode | RemoveNode | ChangePartitions | PutUsers | PutAccess
+class PutGeneration(_Command, frozen=True, tag="generation"):
+    """A new generation of the log, after the cluster was restored."""
+
+    expected: Number
+    """The generation that it follows."""
+    number: Number
+    restored: Annotated[tuple[Number, ...], Meta(max_length=NODES_MAX)]
+    """The marks of the restored disks that it answers."""
+
+
+Command = (
+    InitCluster | PutNode | RemoveNode | ChangePartitions | PutUsers | PutAccess | PutGeneration
+)
 
 
 @dataclass(frozen=True)
@@ -138,12 +153,24 @@ def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
         if isinstance(command, PutUsers):
             users = _successor(metadata, metadata.users, command)
             return Applied(replace(metadata, users=users, version=users.version))
+        if isinstance(command, PutGeneration):
+            return _put_generation(metadata, command)
         if isinstance(command, PutAccess):
             users = _successor(metadata, metadata.access, command)
             return Applied(replace(metadata, access=users, version=users.version))
         return _change_partitions(metadata, command)
     except _Refusal as error:
         return Applied(metadata, (), str(error))
+
+
+def _put_generation(metadata: ClusterMetadata, command: PutGeneration) -> Applied:
+    present = NOT_RESTORED if metadata.generation is None else metadata.generation
+    _require(
+        present.number == command.expected,
+        f"the log has generation {present.number}, not {command.expected}",
+    )
+    generation = AgreedGeneration(command.number, command.restored)
+    return Applied(replace(metadata, generation=generation, version=metadata.version + 1))
 
 
 def _require(condition: bool, text: str) -> None:

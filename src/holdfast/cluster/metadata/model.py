@@ -101,6 +101,21 @@ class AgreedUsers(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
 
 
+Number = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+"""A generation of the log, or the mark of a restored disk."""
+
+
+class AgreedGeneration(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The generation of the log, since the cluster was restored."""
+
+    number: Number
+    restored: Annotated[tuple[Number, ...], Meta(max_length=NODES_MAX)]
+    """The marks of the restored disks that it answers; see `cluster.metadata.generation`."""
+
+
+NOT_RESTORED: Final = AgreedGeneration(0, ())
+
+
 class ClusterMetadata(Struct, frozen=True):
     """The agreed state of the cluster at one version."""
 
@@ -121,6 +136,8 @@ class ClusterMetadata(Struct, frozen=True):
     users: AgreedUsers | None = None
     """None until the first change: each node then has those of its own file."""
     access: AgreedUsers | None = None
+    generation: AgreedGeneration | None = None
+    """None: the log was never restored."""
     """The users and tokens of the admin port, with hashes for their secrets."""
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":

@@ -68,6 +68,13 @@ class ClusterBroker(Broker):
         super().__init__(cluster_node.node, loop, storage, password_file, waits, on_failed)
         storage.opened.store.on_damage = self._found_damage
 
+    def generation(self) -> int | None:
+        """See `Broker`. The generation in the metadata counts before it is in the manifest."""
+        own, metadata = super().generation(), self._cluster_node.context.metadata
+        if own is None or metadata is None or metadata.generation is None:
+            return own
+        return metadata.generation.number
+
     def new_runtime(self) -> Runtime:
         """Return the runtime, which orders the turns of a cluster node."""
         ports = ClusterPorts(self.writer, self.reads, self, self._raft, self.links, self._process)
