@@ -275,6 +275,12 @@ def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -
         cluster.wait_healthy()
 
 
+def accept(cluster: ClusterProcesses, name: str) -> None:
+    """The operator's decision."""
+    data = str(cluster.nodes[name].data)
+    assert main(["cluster", "accept-older-copy", "--data", data, "--accept-loss"]) == 0
+
+
 def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None:
     """It remembers their disks. Started again it does not, and all go on with what it has. Either
     may come back first (`tests/model/test_cluster_put_back.py`)."""
@@ -296,6 +302,7 @@ def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None
         assert cluster.stop("n1") == 0
         cluster.stop(order[0])
         # One of them and n1 are a majority, so nothing is agreed without n1.
+        accept(cluster, order[0])
         cluster.restart("n1", order[0])
         cluster.wait_healthy(without=order[1:])
         # The other one says that it stands apart, and need not be started again.
@@ -424,8 +431,12 @@ def test_the_only_voter_decides_nothing_on_an_older_copy(tmp_path: Path) -> None
         assert all(set(each["in_sync"]) == {"n1", "n2"} for each in cluster.status()["partitions"])
         assert cluster.stop("n1") == 0
         assert cluster.stop("n2") == 0
-        # n1 was stopped in good order, so an operator goes on with what it has. Without n2 it would
-        # be the last copy.
+        # A stop decides nothing: n1 alone would go on without what only n2 has.
+        cluster.restart("n1")
+        until(lambda: cluster.status("n1").get("older_copy"), "n1 still stands apart")
+        assert cluster.nodes["n1"].readiness() == 503
+        assert cluster.stop("n1") == 0
+        accept(cluster, "n1")
         cluster.restart("n2")
         cluster.restart("n1")
         cluster.wait_healthy()

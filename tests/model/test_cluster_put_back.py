@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.server.disk import older_copy
 from tests.sim.checks import Checks
 from tests.sim.disk import SimDisk
 from tests.sim.host import Host
@@ -99,13 +100,19 @@ def test_two_copies_both_wait_for_the_one_that_runs(
     story.run(LATER_S)
     assert all(map(story.is_apart, order))
     assert [story.host(name).incarnations for name in order] == before
-    # An operator starts all of them again: nobody remembers then, and n1 has everything.
+    # An operator stops all of them: nobody remembers then, and n1 has everything. The copies still
+    # stand apart, until the operator accepts one of them.
     for name in ("n1", *order):
         process = story.host(name).process
         assert process is not None
         process.leave()
     story.run(LATER_S)
     story.stop(*order)
+    story.come("n1", order[0])
+    story.run(LATER_S)
+    assert story.is_apart(order[0])
+    story.stop("n1", order[0])
+    assert older_copy.accept(story.host(order[0]).disk)
     with patch.object(Checks, "noted", lambda *_: None):
         # It takes over what the others lead, and says so.
         story.come("n1", order[0])

@@ -5,7 +5,7 @@ The budget: any number of processes and machines may stop at any time, their dis
 what was not synced; one node may lose its disk, once, while the others are in sync. A disk may go
 back to an earlier copy in its place, while the others also have all that was agreed and remember
 that disk: an older copy does not know itself that it is one. They run until they have told it, and
-nobody stops it in good order while it stands apart: that is an operator's word to go on with it.
+it runs while it stands apart.
 """
 
 import itertools

@@ -196,7 +196,6 @@ class Host:
     def has_left(self) -> None:
         """The process has ended in good order. One that was paused ends late, maybe after the last
         fault: nobody else starts it again then."""
-        older_copy.rejoin(self.disk)
         self.kill(power=False)
         if self._starts_anew:
             self.schedule.after(0.05 + self.chance.random() * 0.2, self.start)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.operations import empty_disk_text
@@ -26,7 +27,7 @@ from holdfast.security.peer_identity import PeerIdentity
 from holdfast.server.disk import older_copy
 from holdfast.server.disk import quarantine as set_aside
 from holdfast.server.disk.raft_files import RaftFiles
-from holdfast.storage.files.data_directory import create, read_manifest
+from holdfast.storage.files.data_directory import DirectoryLock, create, read_manifest
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import Manifest
 
@@ -154,16 +155,26 @@ def test_a_node_on_an_older_copy_becomes_another_raft_member(tmp_path: Path) -> 
     assert not older_copy.begin_anew_at(tmp_path / "data")
 
 
-def test_a_node_stands_apart_until_it_begins_anew_or_is_stopped_in_good_order(
-    tmp_path: Path,
+def test_a_node_stands_apart_until_it_begins_anew_or_an_operator_accepts_the_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = directory(tmp_path / "data")
     assert older_copy.reason_apart(files) == ""
     older_copy.stand_apart(files, "it lacks much")
     assert older_copy.reason_apart(files) == "it lacks much"
-    older_copy.rejoin(files)
-    older_copy.rejoin(files)
+    command = ["cluster", "accept-older-copy", "--data", str(tmp_path / "data")]
+    assert main(command) == 1
+    assert "it lacks much. Put the newer disk back" in capsys.readouterr().err
+    lock = DirectoryLock(tmp_path / "data" / "lock")
+    assert main([*command, "--accept-loss"]) == 1
+    assert "served by another process" in capsys.readouterr().err
+    assert older_copy.reason_apart(files) == "it lacks much"
+    lock.release()
+    assert main([*command, "--accept-loss"]) == 0
+    assert "was rejected: it lacks much" in capsys.readouterr().out
     assert older_copy.reason_apart(files) == ""
+    assert main([*command, "--accept-loss"]) == 0
+    assert "was not rejected" in capsys.readouterr().out
     older_copy.stand_apart(files, "it lacks much")
     assert older_copy.mark(files, "disk2")
     assert older_copy.begin_anew_at(tmp_path / "data")
@@ -177,7 +188,6 @@ def test_a_disk_that_takes_no_writes_stops_nothing(
     files = OsFileSystem(tmp_path / "missing")
     older_copy.stand_apart(files, "it lacks much")
     assert not older_copy.mark(files, "disk2")
-    older_copy.rejoin(files)
     assert caplog.text.count("older_copy_not_marked") == 2
 
 

@@ -79,7 +79,8 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
     if figures.is_older_copy:
         text = (
             "the disk is an older copy of what it was: the node takes part in nothing before the"
-            " others are a majority without it"
+            " others are a majority without it, or it is stopped and `holdfast cluster"
+            " accept-older-copy` is given"
         )
         found.append(Obstacle("older_copy", text))
     if figures.is_damaged:

@@ -370,8 +370,7 @@ class ClusterMembership:
         return await self.broker.hand_over()
 
     async def stop(self) -> None:
-        """Close the links, write the last high watermarks, and let an older copy take part again
-        after the next start."""
+        """Close the links and write the last high watermarks."""
         for task in (self._saving, *self._tasks):
             if task is not None:
                 task.cancel()
@@ -380,7 +379,6 @@ class ClusterMembership:
             self._storing.cancel()
         await self.links.stop()
         await self.broker.write_last_watermarks()
-        older_copy.rejoin(self.storage.directory.files)
 
 
 def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:

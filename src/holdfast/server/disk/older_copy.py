@@ -13,8 +13,11 @@ this (`stand_apart`), because the others know the disk of the node only while th
 counter-example: A stands apart. B and C restart, C stops, and the power of A fails. A returns, and
 B has no objection. A leads a partition with the copy, although B and C have more of it.
 
-A stop in good order ends it (`rejoin`). Then an operator has decided: so a cluster continues if a
-majority of its disks was restored, because no majority without them can permit anything.
+A stop does not end it, because a SIGTERM is no decision: a service manager, a reboot, and the first
+attempt of an operator send it. Smallest counter-example: n1 votes alone and is put back, n2 has 20
+acknowledged messages more. Both are stopped, and n1 starts first. It goes on without n2, and the 20
+messages are in no log of the cluster. If a majority of the disks was restored, no majority without
+them can permit anything. Then an operator decides with a command that names the loss (`accept`).
 
 `mark` decides, and the next start carries it out (`begin_anew`), however often it is interrupted.
 All functions block. Those without a result of their own note an `OSError` in the log.
@@ -50,14 +53,14 @@ def reason_apart(files: FileSystem) -> str:
     return read_file(files, APART).decode() if APART in files.list("") else ""
 
 
-def rejoin(files: FileSystem) -> None:
-    """Let the next start take part again."""
-    try:
-        if APART in files.list(""):
-            files.remove(APART)
-            files.sync_folder("")
-    except OSError as error:
-        logger.error("older_copy_stays_apart error=%r", str(error))
+def accept(files: FileSystem) -> str:
+    """Let the next start take part with what the disk has, and return the reason against it; "" if
+    it does not stand apart. No process may serve it. Raises `OSError`."""
+    reason = reason_apart(files)
+    if reason:
+        files.remove(APART)
+        files.sync_folder("")
+    return reason
 
 
 def mark(files: FileSystem, incarnation: str) -> bool:

@@ -1,0 +1,59 @@
+"""`holdfast cluster accept-older-copy`: the operator's decision to lose what a disk lacks."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from holdfast.server.disk.older_copy import accept, reason_apart
+from holdfast.storage.files.data_directory import DataDirectoryError, DirectoryLock, open_to_read
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import LOCK
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "accept-older-copy",
+        help="let a stopped node go on with a disk that the others have rejected",
+    )
+    parser.description = (
+        "Let a stopped node take part again although the other nodes have rejected its disk as an"
+        " older copy. Put the newer disk back instead, or start a majority without it, if you can."
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", required=True, help="data directory")
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="you know that messages that this disk lacks may be lost for good",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Accept the copy. Returns 1 without `--accept-loss`, and if that is impossible."""
+    root: Path = args.data
+    try:
+        open_to_read(root)
+        if not args.accept_loss:
+            reason = reason_apart(OsFileSystem(root))
+            if reason:
+                print(
+                    f"holdfast: the disk was rejected: {reason}. Put the newer disk back, or start"
+                    " a majority of the other nodes. To go on with this disk and lose what no other"
+                    " node has, start those with more records first, and give --accept-loss",
+                    file=sys.stderr,
+                )
+                return 1
+        else:
+            lock = DirectoryLock(root / LOCK)
+            try:
+                reason = accept(OsFileSystem(root))
+            finally:
+                lock.release()
+    except (OSError, DataDirectoryError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 1
+    if reason:
+        print(f"{root} was rejected: {reason}")
+        print("accepted: the next start takes part with it")
+    else:
+        print(f"{root} was not rejected, or takes part again already")
+    return 0
