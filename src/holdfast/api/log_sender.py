@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from email.message import Message
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -53,7 +54,8 @@ logger = logging.getLogger("holdfast")
 FIRST_BYTES: Final = f"POST {PATH} ".encode()
 """The first bytes of a connection of such a reader."""
 READERS_MAX: Final = 64
-"""The most connections, with one thread each. Further ones receive 503."""
+"""The most connections, with one thread each. Without room, the oldest one that has shown no
+credentials is closed, or else the newcomer receives 503."""
 BODIES_BYTES_MAX: Final = 8 << 20
 """The most bytes of requests in memory, over all connections."""
 IDLE_S: Final = 60.0
@@ -89,13 +91,15 @@ class LogSender:
         self._bodies = Budget(BODIES_BYTES_MAX)
         self._lock = threading.Lock()
         self._sockets: dict[socket.socket, threading.Thread] = {}
+        self._unproved: dict[socket.socket, None] = {}
+        """The connections whose credentials are not checked yet, the oldest first."""
         self._closing = False
 
     def take_over(self, connection: socket.socket, received: bytes) -> None:
         """Serve a connection that has already sent `received`."""
         connection.settimeout(IDLE_S)
         with self._lock:
-            full = self._closing or len(self._sockets) >= self._readers_max
+            full = self._closing or not self._make_room()
             if not full:
                 thread = threading.Thread(
                     target=self._serve,
@@ -104,6 +108,7 @@ class LogSender:
                     daemon=True,
                 )
                 self._sockets[connection] = thread
+                self._unproved[connection] = None
         if full:
             with contextlib.suppress(OSError), connection:
                 connection.settimeout(0)
@@ -123,19 +128,42 @@ class LogSender:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _make_room(self) -> bool:
+        """Make room for one more if necessary. The thread of a displaced connection then ends."""
+        if len(self._sockets) < self._readers_max:
+            return True
+        oldest = next(iter(self._unproved), None)
+        if oldest is None:
+            return False
+        self._remove(oldest)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _remove(self, connection: socket.socket) -> None:
+        self._sockets.pop(connection, None)
+        self._unproved.pop(connection, None)
+
+    def _note_proof(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._unproved.pop(connection, None)
+
     def _serve(self, connection: socket.socket, received: bytes) -> None:
         try:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-                LogRequests(connection, received, self._find_broker, self._checks, self._bodies)
+                note_proof = partial(self._note_proof, connection)
+                LogRequests(
+                    connection, received, self._find_broker, self._checks, self._bodies, note_proof
+                )
         except OSError:
             return  # The reader has closed the connection, or is too slow.
         except Exception as error:
             logger.error("log_sender_failed error=%r", str(error), exc_info=error)
         finally:
             with self._lock:
-                self._sockets.pop(connection, None)
+                self._remove(connection)
 
 
 class RequestChecks:
@@ -224,11 +252,14 @@ class LogRequests(BaseHTTPRequestHandler):
         find_broker: FindBroker,
         checks: "RequestChecks",
         bodies: Budget,
+        note_proof: Callable[[], None],
     ) -> None:
+        """`note_proof` is called when a request has passed the checks."""
         self._input = _Received(received, connection)
         self._find_broker = find_broker
         self._checks = checks
         self._bodies = bodies
+        self._note_proof = note_proof
         self._planner = ReadPlanner()
         self._remote: str = connection.getpeername()[0]
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]
@@ -249,6 +280,7 @@ class LogRequests(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(error.status, {"error": str(error)}, error.headers)
             return
+        self._note_proof()
         length = whole_number(self.headers.get("Content-Length", ""), REQUEST_BYTES_MAX)
         if length is None:
             self.close_connection = True

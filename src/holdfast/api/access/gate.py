@@ -27,6 +27,7 @@ from holdfast.security.access.credentials import AdminCredentials, Unauthenticat
 from holdfast.security.access.scopes import Scope
 from holdfast.security.access.sessions import COOKIE
 from holdfast.security.access.throttle import Buckets
+from holdfast.security.http.connections import note_proof
 
 logger = logging.getLogger("holdfast")
 
@@ -96,12 +97,15 @@ class CredentialGate(AccessGate):
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
         shown = _shown_by(request)
         try:
-            return self.decide(shown, endpoint.scope, is_early=endpoint.before_users)
+            caller = self.decide(shown, endpoint.scope, is_early=endpoint.before_users)
         except ApiRefusal as error:
             if error.status != 401 or not (shown.authorization or shown.cookie):
                 raise
-        # The token may be newer than the last look at the file.
-        return await asyncio.to_thread(self.decide_now, shown, endpoint.scope)
+            # The token may be newer than the last look at the file.
+            caller = await asyncio.to_thread(self.decide_now, shown, endpoint.scope)
+        if caller.name != ANYBODY:
+            note_proof(request)
+        return caller
 
     def still_admits(self, request: Request, endpoint: Endpoint) -> bool:
         try:

@@ -52,6 +52,7 @@ from holdfast.federation.manager.state.changes import TooMany
 from holdfast.federation.manager.state.federation_state import ChangeRefused, Member, rules_of
 from holdfast.federation.manager.state.store import StateStoreError
 from holdfast.numbers import whole_number
+from holdfast.security.http.connections import note_proof
 from holdfast.security.http.requests import page_refusal
 
 T = TypeVar("T")
@@ -186,13 +187,15 @@ class Api:
             raise Forbidden(text)
         if not described.needs_token:
             return ManagerCaller(Role.JOINER, "anybody")
-        return caller_of(
+        caller = caller_of(
             request.headers.get("authorization", ""),
             getattr(request.state, CERTIFICATE_NAME, ""),
             self._manager.settings,
             self._manager.state,
             time.time(),
         )
+        note_proof(request)
+        return caller
 
     async def _join(self, request: Request, caller: ManagerCaller) -> object:
         wanted = await _body(request, JoinRequest)

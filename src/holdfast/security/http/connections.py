@@ -2,14 +2,21 @@
 
 uvicorn has a timeout only after a response. A connection that sends nothing, sends a request byte
 by byte, or does not read its response, would stay for ever.
+
+Invariant: a connection whose present request has shown no valid credentials gives way to a newer
+one in every state. Counter-example with an exception for responses: a stranger requests a page
+over all connections and reads nothing, and everybody else waits for `UNREAD_S`. Health checks have
+places of their own.
 """
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, Final
 
 import h11
 import msgspec
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger("holdfast")
@@ -28,7 +35,18 @@ BUSY: Final = (
 )
 """The response to a connection without room."""
 
+HEALTH_PLACES: Final = 2
+"""The connections of a port, within its limit, that are for HEALTH_PATHS only."""
+HEALTH_PATHS: Final = ("/healthz", "/readyz")
+PROVED: Final = "is_proved"
+"""The member of a request's state that is set once its credentials are valid."""
+
 INVALID: Final = "this is no HTTP request, or its first line and headers have more than 64 KiB"
+
+
+def note_proof(request: Request) -> None:
+    """Note that a request has shown valid credentials, so that its connection keeps its place."""
+    setattr(request.state, PROVED, True)
 
 
 class ConnectionBounds:
@@ -36,40 +54,48 @@ class ConnectionBounds:
 
     def __init__(self, connections_max: int) -> None:
         self.connections_max = connections_max
+        self._general_max = max(1, connections_max - HEALTH_PLACES)
         self._connections: dict[BoundedConnection, None] = {}
+        self._for_health: dict[BoundedConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return len(self._connections) + len(self._for_health)
 
     def enter(self, connection: "BoundedConnection") -> bool:
-        """Add a connection. The oldest one without a complete request is closed if there is no
-        room. False: all of them have one.
+        """Add a connection. Without room, the oldest one that gives way is closed. False: none
+        does, so the connection takes a place for health checks, from the oldest one there.
 
-        Counter-example without the bodies: strangers who send the body of a login byte by byte
-        keep everybody else away for BODY_S."""
-        if len(self._connections) >= self.connections_max:
-            oldest = next((one for one in self._connections if one.is_incomplete), None)
+        The order is that of the arrivals. In the order of the progress, a stranger with busy
+        connections and one that returns again and again would displace each newcomer at once."""
+        table = self._connections
+        is_general = True
+        if len(table) >= self._general_max:
+            oldest = next((one for one in table if one.gives_way), None)
             if oldest is None:
                 logger.warning("http_connections_full connections=%d", self.connections_max)
-                return False
-            del self._connections[oldest]
-            oldest.transport.abort()
-        self._connections[connection] = None
+                is_general = False
+                table = self._for_health
+                oldest = next(iter(table)) if len(table) >= HEALTH_PLACES else None
+            if oldest is not None:
+                del table[oldest]
+                oldest.transport.abort()
+        table[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP_S, self._sweep, connection.loop)
-        return True
+        return is_general
 
     def leave(self, connection: "BoundedConnection") -> None:
         """Remove a connection."""
         self._connections.pop(connection, None)
+        self._for_health.pop(connection, None)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         now = loop.time()
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._for_health]:
             connection.check(now)
-        if self._connections:
+        if len(self):
             self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
 
 
@@ -85,8 +111,7 @@ class BoundedConnection(H11Protocol):
         self._paused_at: float | None = None
         super().connection_made(transport)
         if not self.bounds.enter(self):
-            transport.write(BUSY)
-            transport.close()
+            self.app = partial(_serve_health, self.app)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.bounds.leave(self)
@@ -98,9 +123,11 @@ class BoundedConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def is_incomplete(self) -> bool:
-        """Whether the client has yet to send a request, or the rest of one."""
-        return not self.is_busy or self.cycle.more_body
+    def gives_way(self) -> bool:
+        """Whether a newer connection may displace this one."""
+        if not self.is_busy and not self.transport.get_write_buffer_size():
+            return True
+        return self.scope is None or PROVED not in self.scope["state"]
 
     def handle_events(self) -> None:
         was_busy = self.is_busy
@@ -150,6 +177,16 @@ class BoundedConnection(H11Protocol):
         if is_over:
             logger.info("http_connection_cut remote=%r seconds=%.0f", self.client, since_s)
             self.transport.abort()
+
+
+async def _serve_health(app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """Serve HEALTH_PATHS. Reply 503 to other requests, and close their connection."""
+    if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
+        await app(scope, receive, send)
+        return
+    headers = [(b"retry-after", b"1"), (b"content-length", b"0"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def bounded(kind: type[BoundedConnection], connections_max: int, **more: Any) -> Any:
