@@ -3,7 +3,6 @@
 import contextlib
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -217,6 +217,19 @@ def test_names_stand_in_rules_and_defaults_never_give_control() -> None:
     assert not ann.can_replay("to/ann/1")
     assert ann.verdict_on("to/ann/1", READ).text() == "role own: subscribeLiteral read to/ann/#"
     assert not rules.for_client("+", "c1").can_write("of/bob/c1")
+    run(
+        document,
+        command("createRole", rolename="free", acls=[
+            {"acltype": kind, "topic": "%c/#", "allow": True}
+            for kind in (PUBLISHES, SUBSCRIBES_LITERAL, SUBSCRIBES_PATTERN)
+        ]),
+        command("addClientRole", username="ann", rolename="free"),
+    )  # fmt: skip
+    named = DynamicRules(document).for_client("ann", "$CONTROL")
+    assert not named.can_write("$CONTROL/dynamic-security/v1")
+    assert not named.can_subscribe("$CONTROL/#")
+    assert not named.can_read("$CONTROL/x")
+    assert DynamicRules(document).for_client("ann", "c1").can_write("c1/x")
     open_to_all = [{"acltype": kind, "allow": True} for kind in (PUBLISHES, "subscribe")]
     run(document, command("setDefaultACLAccess", acls=open_to_all))
     ann = DynamicRules(document).for_client("ann", "c1")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.topics.names import matches
-from holdfast.security.acl import READ, WRITE, AclError, AclFile, substitute
+from holdfast.security.acl import READ, WRITE, AclError, AclFile, given_rules, substitute
 
 TEXT = """\
 # a comment
@@ -82,6 +82,23 @@ def test_names_with_wildcards_match_no_pattern() -> None:
 def test_a_name_is_substituted_once() -> None:
     assert access("%c", "users/c1/out") == ""
     assert access("%c", "users/%c/out") == "rw"
+
+
+@pytest.mark.parametrize("pattern", ["%c/#", "%u/#", "%c%u/+", "$%c/#", "%c"])
+@pytest.mark.parametrize("name", ["$CONTROL", "CONTROL", "$SYS", "$SYS/x", "$"])
+def test_names_give_no_topics_of_the_broker(pattern: str, name: str) -> None:
+    client = AclFile.parse(f"pattern {pattern}\n", "acl").for_client(name, name)
+    for topic in ("$CONTROL", "$CONTROL/dynamic-security/v1", "$SYS", "$SYS/x", "$SYS/x/y", "$/a"):
+        assert not client.can_read(topic)
+        assert not client.can_write(topic)
+    assert not [filter for filter, _ in client.in_order(WRITE, "#") if filter.startswith("$")]
+
+
+def test_given_names_give_no_topics_of_the_broker() -> None:
+    for filters in (["%c/#"], ["%u/#"], ["a", "%c%u"]):
+        with pytest.raises(AclError, match="does not begin with"):
+            given_rules("token", filters, [], "$CONTROL", "$CONTROL")
+    assert given_rules("token", ["$CONTROL/#"], [], "u", "$c").can_write("$CONTROL/x")
 
 
 def test_what_no_rule_allows_is_denied() -> None:

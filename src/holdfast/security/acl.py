@@ -11,9 +11,10 @@
 
 `topic` and `pattern` take `read`, `write`, `readwrite` (the default), `history` or `deny`, then a
 filter. `history` is not Mosquitto's: the client may begin in the past with what it may read.
-Patterns are for every client; %u stands for its user name, %c for its client id. What no rule
-allows is denied. A client's own rules come before the patterns; within each, `deny` comes before
-the rest, whatever the order of the lines.
+Patterns are for every client; %u stands for its user name, %c for its client id. A pattern with a
+name in its first level is never about topics that begin with `$`. What no rule allows is denied. A
+client's own rules come before the patterns; within each, `deny` comes before the rest, whatever the
+order of the lines.
 
 The cost of a look-up is that of the rules that match, whatever their number: the rules of a user,
 and the patterns, are in a trie each.
@@ -193,9 +194,6 @@ class PatternSet:
     def __init__(self) -> None:
         self._by_level = SubscriptionTrie()
         self._by_start = SubscriptionTrie()
-        # Patterns that begin with a name. A wildcard there matches no topic that begins with "$",
-        # but a name may. [MQTT-4.7.2-1]
-        self._leading: list[AccessRule] = []
         self._count = 0
 
     def names_users(self) -> bool:
@@ -211,8 +209,6 @@ class PatternSet:
         by_start = "/".join([*levels[: named[0]], "#"]) if named else rule.filter
         self._by_level.add(by_level, self._count, rule)
         self._by_start.add(by_start, self._count, rule)
-        if named and named[0] == 0:
-            self._leading.append(rule)
 
     def find(
         self, topic: str, wanted: int, username: str | None, client_id: str
@@ -225,10 +221,7 @@ class PatternSet:
             return None
         trie = self._by_start if "/" in user or "/" in client_id else self._by_level
         found: AccessRule | None = None
-        candidates = trie.match(topic)
-        if topic.startswith("$"):
-            candidates.extend(self._leading)
-        for rule in candidates:
+        for rule in trie.match(topic):
             assert isinstance(rule, AccessRule)
             if rule.access != DENY and not rule.access & wanted:
                 continue
@@ -244,8 +237,9 @@ class PatternSet:
         if any("+" in name or "#" in name for name in (user, client_id)):
             return
         for rule in _in_order(self._by_level, wanted):
-            if username is not None or "%u" not in rule.filter:
-                yield substitute(rule.filter, user, client_id), rule
+            filter = substitute(rule.filter, user, client_id)
+            if filter and (username is not None or "%u" not in rule.filter):
+                yield filter, rule
 
 
 class ClientAcl(ClientRules):
@@ -292,6 +286,8 @@ def given_rules(
             ):
                 raise AclError(f"{source}: {filter!r} needs a name without '+' and '#'")
             full = substitute(filter, *names)
+            if filter and not full:
+                raise AclError(f"{source}: {filter!r} needs a name that does not begin with '$'")
             check_rule_filter(full, f"{source}: ")
             rules.add(AccessRule(access, full, source))
     return ClientAcl(rules, _NO_PATTERNS, username, client_id)
@@ -383,7 +379,9 @@ def check_rule_filter(filter: str, where: str) -> None:
 
 
 def substitute(pattern: str, username: str, client_id: str) -> str:
-    """The pattern with the names, in one pass: a user name that contains "%c" stays as it is."""
+    """The pattern with the names, in one pass: a user name that contains "%c" stays as it is. "":
+    the first level has a name in it and begins with `$`. Those topics are the broker's: with the
+    client id `$CONTROL` the pattern `%c/#` would give the right to change all users."""
     parts = pattern.split("%")
     result = [parts[0]]
     for part in parts[1:]:
@@ -393,4 +391,8 @@ def substitute(pattern: str, username: str, client_id: str) -> str:
             result += [client_id, part[1:]]
         else:
             result += ["%", part]
-    return "".join(result)
+    text = "".join(result)
+    level = pattern.partition("/")[0]
+    if text.startswith("$") and ("%u" in level or "%c" in level):
+        return ""
+    return text
