@@ -17,16 +17,21 @@ from holdfast.cluster.metadata import commands, voters
 from holdfast.cluster.metadata.commands import Applied, PutNode
 from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeInfo
 from holdfast.cluster.publish.admission import STORE, Admission
+from holdfast.cluster.publish.uncommitted import UncommittedState
 from holdfast.cluster.qos0_routing import Qos0Routing
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
+from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.packet_ids import NO_EPOCH
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.batch import Batch
 from holdfast.storage.record import Record
-from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, QUEUES, SCHEDULED, TIMED
+from tests.sim.casts import DEVICES, GROUPS, LOG, MOVERS, QOS0, QUEUES, SCHEDULED, TIMED
+from tests.sim.plans import settings_for
 from tests.sim.schedule import Violation
 from tests.sim.storing import RaftDisk
 from tests.sim.teams import Receipt
@@ -265,6 +270,58 @@ def a_queue_has_no_keeper() -> AbstractContextManager[object]:
     return patch.object(changes, "create_queue", lambda *arguments: None)
 
 
+def an_uncommitted_message_is_of_any_session() -> AbstractContextManager[object]:
+    """Also of one that began after it."""
+    note = UncommittedState.note
+
+    def note_without_epoch(tail: UncommittedState, record: Record) -> None:
+        note(tail, record)
+        for key, (epoch, offset) in tail.inbound.items():
+            if epoch != NO_EPOCH:
+                tail.inbound[key] = (1 << 32, offset)
+
+    return patch.object(UncommittedState, "note", note_without_epoch)
+
+
+def the_home_partition_says_which_session_it_is() -> AbstractContextManager[object]:
+    """As far as this node has applied it."""
+
+    def born(replicated: ReplicatedState, record: Record) -> int:
+        return replicated.born.get(record.client_id.decode(), record.producer_epoch)
+
+    return patch.object(ReplicatedState, "life", born)
+
+
+@contextmanager
+def a_session_that_ends_is_still_there() -> Iterator[None]:
+    """Until its end is applied, and what was found then is what the client is told."""
+    open_, opened = SessionCoordinator._open, SessionCoordinator._opened
+    was_there: dict[int, bool] = {}
+
+    def look_and_open(coordinator: SessionCoordinator, request: SessionRequest) -> None:
+        found = coordinator.recorded_session(request.client_id)
+        was_there[request.number] = found is not None and not request.clean_start
+        open_(coordinator, request)
+
+    def tell(
+        coordinator: SessionCoordinator,
+        request: SessionRequest,
+        epoch: int,
+        present: bool,
+        *,
+        is_lost: bool = False,
+    ) -> None:
+        present = was_there.get(request.number, present)
+        opened(coordinator, request, epoch, present, is_lost=is_lost)
+
+    with (
+        patch.object(SessionCoordinator, "_open", look_and_open),
+        patch.object(SessionCoordinator, "_opened", tell),
+        patch.object(Admission, "changes_session", lambda *_: False),
+    ):
+        yield
+
+
 def settings(cast: str, *faults: str, mean_s: float = 0.4, **other: Any) -> Settings:
     return Settings(
         casts=(cast,),
@@ -329,6 +386,21 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         0,
     ),
     "a queue has no keeper": (a_queue_has_no_keeper, settings(QUEUES, "kill"), 0),
+    "an uncommitted message is of any session": (
+        an_uncommitted_message_is_of_any_session,
+        settings_for(11, casts=(DEVICES,)),
+        11,
+    ),
+    "the home partition says which session it is": (
+        the_home_partition_says_which_session_it_is,
+        settings_for(11, casts=(DEVICES,)),
+        11,
+    ),
+    "a session that ends is still there": (
+        a_session_that_ends_is_still_there,
+        settings(DEVICES),
+        2,
+    ),
     "a witness does not vote": (a_witness_does_not_vote, settings(LOG, has_witness=True), 0),
     "a removed name is not taken again": (
         a_removed_name_is_not_taken_again,
@@ -368,3 +440,5 @@ def test_a_planted_bug_is_found(name: str) -> None:
         assert "goes back from offset" in found[1]
     if name == "an overdue session is armed twice":
         assert "has a second timer" in found[1]
+    if name == "a session that ends is still there":
+        assert "of a session that has just begun" in found[1]

@@ -5,11 +5,20 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.client import FOREVER, Client
 from tests.sim.teams import Absentee, Leaver, LoneTeam, Member, Mute, Team, TeamPublisher
-from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber, Scheduler
+from tests.sim.timed import (
+    LONG_S,
+    Delayed,
+    Fleeting,
+    Perishable,
+    PerishableSubscriber,
+    Punctual,
+    Scheduler,
+)
 from tests.sim.travellers import Traveller
 from tests.sim.whispers import Listener, Whisperer, WhisperTeam
 from tests.sim.workload import (
     TOPICS,
+    Device,
     Dying,
     Mover,
     Party,
@@ -42,7 +51,10 @@ LEAVERS: Final = "leavers"
 """Shared subscriptions whose members unsubscribe, stay away or never acknowledge."""
 SCHEDULED: Final = "scheduled"
 """Delayed messages."""
-ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS)
+DEVICES: Final = "devices"
+"""Sessions that begin again: with Clean Start, or at the moment of their expiry. They play
+beside any other."""
+ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS, DEVICES)
 
 
 def parties(world: "World") -> list[Party]:
@@ -56,6 +68,7 @@ def parties(world: "World") -> list[Party]:
         QUEUES: _queues,
         SCHEDULED: _scheduled,
         LEAVERS: _leavers,
+        DEVICES: _devices,
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 
@@ -158,6 +171,19 @@ def _leavers(world: "World") -> list[Party]:
         Member(world, stuck, "unstuck", 5),
         TeamPublisher(world, Client(world, "leavers5", 5)),
         TeamPublisher(world, Client(world, "leavers4", 4)),
+    ]
+
+
+def _devices(world: "World") -> list[Party]:
+    return [
+        *(
+            Device(world, Client(world, f"device{n}", 5, clean=True, expiry_s=LONG_S))
+            for n in range(2)
+        ),
+        *(
+            Punctual(world, Client(world, f"punctual{n}", 5, filters=(("e/#", 1),), expiry_s=1))
+            for n in range(3)
+        ),
     ]
 
 

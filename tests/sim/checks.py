@@ -303,7 +303,7 @@ class Checks:
         if self.stored.get(message.text):
             self.fail(f"{node} has refused {message.text}, which is committed")
 
-    def opened(self, client: str, process: "Process") -> None:
+    def opened(self, client: str, process: "Process", is_present: bool) -> None:
         """A client has its CONNACK from this node."""
         session = process.state.sessions.get(client)
         if session is None or not session.recorded:
@@ -314,6 +314,8 @@ class Checks:
             self.fail(
                 f"epoch {session.epoch} of {client} belongs to {owner} and to {process.host.name}"
             )
+        if is_present and self.sessions.is_new(client, session.epoch):
+            self.fail(f"{process.host.name} tells {client} of a session that has just begun")
 
     def overheard(self, client: str, node: str, text: str, superseded_at: float) -> None:
         """A connection of a client has been given a message, the client having been accepted

@@ -67,16 +67,19 @@ class Client:
         *,
         clean: bool = False,
         filters: tuple[tuple[str, int], ...] = (),
-        expiry_s: int = FOREVER,
+        expiry_s: int | None = None,
     ) -> None:
-        """`expiry_s`: of its session, with version 5, unless `clean`."""
+        """`clean`: each connection begins a session. `expiry_s`: of its session, with version 5.
+        None: it ends with its connection if `clean`, otherwise never."""
         self.world = world
         self.schedule = world.schedule
         self.name = name
         self.version = version
         self.clean = clean
         self.filters = filters
-        self.expiry_s = 0 if clean else expiry_s
+        if expiry_s is None:
+            expiry_s = 0 if clean else FOREVER
+        self.expiry_s = expiry_s
         self.chance: random.Random = world.schedule.chance(f"client/{name}")
         self.socket: ClientSocket | None = None
         self.is_connected = False
@@ -98,7 +101,7 @@ class Client:
         self._incoming: set[int] = set()
         self._next_id = 0
         # Some take the lowest one that is free, at once.
-        self._reuses_ids = self.chance.random() < 0.6
+        self.reuses_ids = self.chance.random() < 0.6
         self._connecting_since = 0.0
         # How often its session had ended when it connected last.
         self._ends = 0
@@ -193,7 +196,7 @@ class Client:
         self._send(packet_id, outgoing, False)
 
     def publish(self, message: Message, retain: bool = False, properties: bytes = b"") -> None:
-        if self._reuses_ids:
+        if self.reuses_ids:
             self._next_id = 0
         self._next_id = self._next_id % 50 + 1
         while self._next_id in self.outgoing:
@@ -305,12 +308,12 @@ class Client:
         if not packet.session_present:
             self._forget_session()
         elif self.world.checks.sessions.ends.get(self.name, 0) > self._ends:
-            # It expired, and this one is of a CONNECT whose answer was lost.
+            # It expired, and this one is of a CONNECT whose answer was lost: see `Checks.opened`.
             self._forget_session()
         self.has_session = not self.clean
         self._ends = self.world.checks.sessions.ends.get(self.name, 0)
         if socket.process is socket.host.process:
-            self.world.checks.opened(self.name, socket.process)
+            self.world.checks.opened(self.name, socket.process, packet.session_present)
         if not self.is_subscribed:
             self._subscribe()
         for packet_id, outgoing in list(self.outgoing.items()):

@@ -3,7 +3,18 @@
 import random
 from typing import Final
 
-from tests.sim.casts import CASTS, GROUPS, LEAVERS, LOG, QOS0, QUEUES, SCHEDULED, TIMED, TRAVELLERS
+from tests.sim.casts import (
+    CASTS,
+    DEVICES,
+    GROUPS,
+    LEAVERS,
+    LOG,
+    QOS0,
+    QUEUES,
+    SCHEDULED,
+    TIMED,
+    TRAVELLERS,
+)
 from tests.sim.faults import (
     ALL,
     DAMAGE,
@@ -34,6 +45,8 @@ ALSO_PLAYING: Final = ((QUEUES,), (SCHEDULED,), (GROUPS, QUEUES), (LOG, SCHEDULE
 """In a quarter of the seeds, instead of the others."""
 LEAVING: Final = ((SEVER, KILL), (LAG, KILL), (LAG, RESET, KILL), (SEVER, LAG), (RESET, KILL))
 """The faults of the seeds with LEAVERS, which are a tenth of all, instead of the others."""
+DEVICES_PLAY: Final = 0.4
+"""In so many of the seeds, beside the others."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -68,6 +81,8 @@ def settings_for(
         leaving = random.Random(f"leavers/{seed}")
         if is_planned and leaving.random() < 0.1:
             casts, faults = (LEAVERS,), leaving.choice(LEAVING)
+        if random.Random(f"devices/{seed}").random() < DEVICES_PLAY:
+            casts = (*casts, DEVICES)
     has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
     loses_one = chance.random() < 0.25
     if DAMAGE in faults:
@@ -96,6 +111,6 @@ def settings_for(
         segment_bytes=segment_bytes,
         reserve_bytes=reserve_bytes,
         retention_bytes=retention_bytes,
-        skew_s=TIMED_SKEW_S if TIMED in casts and SKEW not in faults else 1.0,
+        skew_s=TIMED_SKEW_S if {TIMED, DEVICES} & {*casts} and SKEW not in faults else 1.0,
         loses_one=loses_one,
     )

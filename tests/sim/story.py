@@ -28,6 +28,8 @@ class Life:
         self.epoch = epoch
         self.opened_us = -1
         self.is_clean = False
+        # There was no session that it could go on with.
+        self.is_new = False
         self.will = ""
         self.will_delay_s = 0
         # When it was closed with its will still due, and without; each by whoever thought so.
@@ -52,6 +54,8 @@ class SessionStory:
         self._fail = fail
         # Per client, by epoch.
         self.lives: dict[str, dict[int, Life]] = {}
+        # The clients with a session.
+        self._there: set[str] = set()
         # Per client: how often its session has ended.
         self.ends: dict[str, int] = {}
         # Per client: called when its session ends that its node has closed.
@@ -82,6 +86,8 @@ class SessionStory:
                 return
             life.opened_us = record.timestamp_us
             life.is_clean = change.clean
+            life.is_new = change.clean or client_id not in self._there
+            self._there.add(client_id)
             life.expiry_s = change.expiry_s
             if change.will is not None:
                 life.will = change.will.payload.decode()
@@ -94,12 +100,17 @@ class SessionStory:
             life.expiry_s = change.expiry_s
         elif isinstance(change, EndRecord) and life.ended_us < 0:
             life.ended_us = record.timestamp_us
+            self._there.discard(client_id)
             self.ends[client_id] = self.ends.get(client_id, 0) + 1
             if client_id in self.on_end and life.is_closed_by_its_node:
                 self.on_end[client_id]()
 
     def has_will(self, client_id: str, text: str) -> bool:
         return any(life.will == text for life in self.lives.get(client_id, {}).values())
+
+    def is_new(self, client_id: str, epoch: int) -> bool:
+        life = self.lives.get(client_id, {}).get(epoch)
+        return life is not None and life.is_new
 
     def still_due(self, client_id: str) -> str:
         """Of a client that has gone: what is still to come; "": nothing."""

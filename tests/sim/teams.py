@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import Publish
 from tests.sim.checks import Message
-from tests.sim.client import FOREVER, Client
+from tests.sim.client import Client
 from tests.sim.workload import Party, Publisher
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Member(Party):
         version: int,
         *,
         clean: bool = False,
-        expiry_s: int = FOREVER,
+        expiry_s: int | None = None,
     ) -> None:
         self.team = team
         filters = ((team.filter, team.qos),)

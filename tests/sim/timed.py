@@ -139,6 +139,26 @@ class Fleeting(Visitor):
         return ""
 
 
+class Punctual(Fleeting):
+    """Returns at the moment at which its session expires, give or take some milliseconds."""
+
+    wanders = False
+
+    def look(self) -> None:
+        client = self.client
+        if client.socket is None or (self.is_active and not client.is_subscribed):
+            return
+        client.disconnect()
+        away_s = client.expiry_s + self.chance.uniform(-0.004, 0.012)
+        self.world.schedule.after(away_s, self._return)
+        # If no node accepts it then.
+        self._away_until = self.world.schedule.now + away_s + 1.0
+
+    def _return(self) -> None:
+        if self.is_active and self.client.socket is None:
+            self._connect()
+
+
 class Perishable(Publisher):
     """Publishes messages that expire."""
 

@@ -218,6 +218,32 @@ class SlowPublisher(Publisher):
     pause_s = 0.15
 
 
+class Device(Publisher):
+    """Starts again and again, each time with Clean Start and a session that lasts, and takes the
+    lowest packet id at once. What it had sent before is no matter of its own any more."""
+
+    topics = TOPICS[:1]
+    window = 2
+    pause_s = 0.1
+    is_ordered = False
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        client.reuses_ids = True
+        client.on_connected = self._started
+
+    def _started(self) -> None:
+        if self.is_active:
+            self.publish()
+
+    def publish(self) -> None:
+        self.client.publish(self.message(self.chance.choice(self.topics), 2))
+
+    def look(self) -> None:
+        if self.is_active and self.client.outgoing and self.chance.random() < 0.4:
+            self._connect()
+
+
 class Producer(Publisher):
     """With producer sequences: sends again from the first that is not confirmed."""
 
