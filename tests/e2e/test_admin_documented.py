@@ -10,10 +10,9 @@ from pathlib import Path
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.test_admin_access import ask, wait_for
 
-RESOURCES = re.compile(
-    r"^holdfast (access may|clients|sessions|subscriptions|groups|retained|log (trace|why))\b.*$",
-    re.MULTILINE,
-)
+REMARK = re.compile(r"\s+# .*$", re.MULTILINE)
+AT_THE_DEFAULT_PORT = re.compile(r"^holdfast (?!.*(--data|--admin)).*$", re.MULTILINE)
+"""A command that names neither a directory nor a broker. It is run at the test's broker."""
 STATE = (
     "sub -i pump-7 -c -q 1 -t plant/# -E",
     "pub -q 1 -t plant/1/state -m on",
@@ -42,10 +41,10 @@ def test_the_commands_of_the_pages(tmp_path: Path) -> None:
     assert len(blocks) >= 5
     outputs = []
     for block in blocks:
-        text = block.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
+        text = REMARK.sub("", block).replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
         text = text.replace("curl ", "curl --fail --silent --show-error ")
         text = text.replace("2026-01-31T12:00:00Z", datetime.now(UTC).isoformat()[:19] + "Z")
-        text = RESOURCES.sub(
+        text = AT_THE_DEFAULT_PORT.sub(
             rf"\g<0> --admin 127.0.0.1:{broker.admin_port} --token-file admin.token", text
         )
         done = subprocess.run(
