@@ -105,9 +105,31 @@ def test_serve_checks_all_files_and_warns(
     path = tmp_path / "holdfast.toml"
     path.write_text(f'[security]\npassword_file = "{tmp_path}/none"\n[admin]\nbind = "0.0.0.0"\n')
     assert main(["serve", "-c", str(path), "--check-config"]) == 2
-    warning, problem = capsys.readouterr().err.splitlines()
-    assert "warning: admin.bind" in warning
+    *warnings, problem = capsys.readouterr().err.splitlines()
+    assert all("warning: admin.bind" in each for each in warnings)
     assert f"{tmp_path}/none" in problem
+
+
+@pytest.mark.parametrize("key", ["node.data", "admin.access_file"])
+def test_an_admin_port_with_tokens_does_not_ask_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    data = tmp_path / "data"
+    text = f'node.data = "{data}"\nadmin.bind = "0.0.0.0"\n'
+    path = tmp_path / "holdfast.toml"
+    path.write_text(text)
+    assert main(["config", "check", "-c", str(path)]) == 0
+    missing, unencrypted = capsys.readouterr().err.splitlines()
+    assert "other machines need a token" in missing
+    assert "without admin.certificate" in unencrypted
+
+    directory = data if key == "node.data" else tmp_path / "given"
+    assert main(["access", "token", "create", "--data", str(directory), "--role", "admin"]) == 0
+    if key != "node.data":
+        path.write_text(f'{text}admin.access_file = "{directory}/access.json"\n')
+    capsys.readouterr()
+    assert main(["config", "check", "-c", str(path)]) == 0
+    assert capsys.readouterr().err.splitlines() == [unencrypted]
 
 
 def test_a_mosquitto_conf_is_recognized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 but probably a mistake.
 """
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
@@ -150,12 +151,14 @@ def warnings(config: Config) -> list[str]:
             "cluster.secret_file: not set, and no certificates either: whatever program on this"
             " machine may take part in the cluster"
         )
-    if config.admin.enabled and not is_loopback(config.admin.bind):
-        clear = (
-            "" if config.admin.certificate else ", and travels unencrypted without a certificate"
-        )
-        found.append(
-            f"admin.bind = {shown(config.admin.bind)}: other machines need a token of"
-            f" `holdfast access`, which the port reads from node.data{clear}"
-        )
+    admin = config.admin
+    if admin.enabled and not is_loopback(admin.bind):
+        key = f"admin.bind = {shown(admin.bind)}"
+        if not admin.access_file and not os.path.exists(f"{config.node.data}/access.json"):
+            found.append(
+                f"{key}: other machines need a token of `holdfast access`, which the port reads"
+                " from node.data or admin.access_file"
+            )
+        if not admin.certificate:
+            found.append(f"{key}: without admin.certificate, tokens and passwords travel in clear")
     return found
