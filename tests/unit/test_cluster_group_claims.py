@@ -8,7 +8,7 @@ import pytest
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.codec import NodeCapacity, Place
+from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
 from holdfast.cluster.shared_groups.group_nodes import NodeLoad
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.state.groups import GroupPositions

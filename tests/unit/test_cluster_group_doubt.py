@@ -13,7 +13,8 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.shared_groups.assignments import AgentContext
-from holdfast.cluster.shared_groups.codec import AgentReport, Assign, FullReport
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign
+from holdfast.cluster.shared_groups.control_frames import FullReport
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal

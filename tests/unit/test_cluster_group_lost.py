@@ -17,7 +17,8 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.shared_groups.codec import Assign, FullReport, NodeCapacity, Place
+from holdfast.cluster.shared_groups.codec import Assign
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S
 from holdfast.cluster.state.replicated import ReplicatedState

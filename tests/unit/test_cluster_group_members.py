@@ -17,7 +17,7 @@ from holdfast.broker.recovery.session_records import (
     encode_session,
 )
 from holdfast.broker.session.state import encode_cursor
-from holdfast.cluster.shared_groups.codec import FullReport, NodeCapacity
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity
 from holdfast.cluster.state import entries as image_entries
 from holdfast.cluster.state.replicated import SNAPSHOT_MEMBERS, ReplicatedState
 from holdfast.storage import record as log_record

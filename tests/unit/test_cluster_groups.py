@@ -17,17 +17,19 @@ from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.codec import (
     AgentReport,
     Assign,
+    decode_assign,
+    decode_report,
+    encode_assign,
+    encode_report,
+)
+from holdfast.cluster.shared_groups.control_frames import (
     FullReport,
     NodeCapacity,
     Place,
-    decode_assign,
     decode_full_report,
-    decode_report,
     decode_report_ack,
     decode_report_request,
-    encode_assign,
     encode_full_report,
-    encode_report,
     encode_report_ack,
     encode_report_request,
 )

@@ -10,13 +10,33 @@ OBJECT_BYTES = 24
 """The size of a compiled object without attributes: its head and the pointer to its methods."""
 
 
-def compiled_classes() -> list[type]:
-    tree = ast.parse((Path(__file__).parents[2] / "setup.py").read_text())
-    hot = next(
+ROOT = Path(__file__).parents[2]
+
+
+def hot_modules() -> list[str]:
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    found: list[str] = next(
         ast.literal_eval(each.value)
         for each in tree.body
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "HOT"
     )
+    return found
+
+
+def test_no_compiled_module_has_a_struct() -> None:
+    """The compiled class checks the default of an attribute against its type, and a default made by
+    `msgspec.field` is of none: the module cannot be imported."""
+    found = [
+        f"{name}:{each.name}"
+        for name in hot_modules()
+        for each in ast.walk(ast.parse((ROOT / "src" / "holdfast" / name).read_text()))
+        if isinstance(each, ast.ClassDef) and any(ast.unparse(b) == "Struct" for b in each.bases)
+    ]
+    assert not found, "put them into a module that is not compiled"
+
+
+def compiled_classes() -> list[type]:
+    hot = hot_modules()
     names = [f"holdfast.{path.removesuffix('.py').replace('/', '.')}" for path in hot]
     modules = [importlib.import_module(name) for name in names]
     return [

@@ -51,16 +51,12 @@ from holdfast.cluster.raft.codec import (
 from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot
 from holdfast.cluster.raft.messages import Append, AppendReply, Install, VoteRequest
 from holdfast.cluster.reads.read_barrier import decode_barrier
-from holdfast.cluster.shared_groups.codec import (
-    AgentReport,
-    decode_assign,
+from holdfast.cluster.shared_groups.codec import AgentReport, decode_assign, decode_report
+from holdfast.cluster.shared_groups.codec import encode_report as encode_agent_report
+from holdfast.cluster.shared_groups.control_frames import (
     decode_full_report,
-    decode_report,
     decode_report_ack,
     decode_report_request,
-)
-from holdfast.cluster.shared_groups.codec import (
-    encode_report as encode_agent_report,
 )
 from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
@@ -286,7 +282,7 @@ def table() -> dict[str, Decoder]:
         ("decode_report_ack", decode_report_ack),
         ("decode_report_request", decode_report_request),
     ):
-        add(f"cluster/shared_groups/codec.py:{name}", run, bad_frame, control)
+        add(f"cluster/shared_groups/control_frames.py:{name}", run, bad_frame, control)
     add(
         "federation/core/identity.py:decode_identity",
         decode_identity,

@@ -9,7 +9,7 @@ from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.cluster.state.replicated import ReplicatedState
 
 LIMIT_MAX: Final = 2000

@@ -6,67 +6,20 @@
 - ASSIGN (coordinator to node, packed): records for group members.
 - ASK (coordinator to node, JSON): the coordinator requests a TELL.
 
-A frame begins with one byte, its operation. All decoders raise `BadFrame` when it is malformed.
+`control_frames` has the frames in JSON.
 """
 
 import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec import Struct, json
-from msgspec import field as json_field
-
 from holdfast.broker.session.message import Message, stored_message
-from holdfast.cluster.frame_kinds import BadFrame, decode_json
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.shared_groups.control_frames import ASSIGN, REPORT, Place
 from holdfast.storage import record as log_record
 from holdfast.storage.batch import Batch, CorruptBatch
 from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.record import Record
-
-TELL: Final = 1
-HEARD: Final = 2
-REPORT: Final = 3
-ASSIGN: Final = 4
-ASK: Final = 5
-
-Place = tuple[int, int]
-"""The partition and the offset of a record."""
-
-
-class NodeCapacity(Struct):
-    """The capacity and the records of one node in one group.
-
-    `durable`: the number of members whose sessions outlive their connections. `limit`: the most
-    records that the node wants at a time. `start`: the position at which the group begins if the
-    log has none.
-    """
-
-    key: str
-    members: int
-    durable: int
-    limit: int
-    assigned: list[Place] = json_field(name="held", default_factory=list)
-    finished: list[Place] = []
-    start: list[int] | None = None
-
-
-class FullReport(Struct):
-    """A TELL frame. `homes`: (partition, epoch of its leader) of each home partition that it
-    covers."""
-
-    number: int
-    homes: list[tuple[int, int]]
-    capacities: list[NodeCapacity] = json_field(name="groups")
-
-
-class _Heard(Struct):
-    number: int
-    homes: list[tuple[int, int]]
-
-
-class _Ask(Struct):
-    homes: list[tuple[int, int]]
-
 
 _PLACE: Final = struct.Struct("<HQ")
 # operation, home, epoch, number, key length, members, durable, limit, done, returned, start
@@ -229,35 +182,3 @@ def decode_assign(payload: bytes) -> Assign:
         message.offset = offset
         messages.append(message)
     return Assign(home, epoch, number, key, messages)
-
-
-_TELL: Final = json.Decoder(FullReport)
-_HEARD: Final = json.Decoder(_Heard)
-_ASK: Final = json.Decoder(_Ask)
-
-
-def encode_full_report(tell: FullReport) -> bytes:
-    return bytes((TELL,)) + json.encode(tell)
-
-
-def decode_full_report(payload: bytes) -> FullReport:
-    return decode_json(_TELL, payload[1:], "a TELL")
-
-
-def encode_report_ack(number: int, homes: list[tuple[int, int]]) -> bytes:
-    return bytes((HEARD,)) + json.encode(_Heard(number, homes))
-
-
-def decode_report_ack(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
-    """The number and the homes of a HEARD frame."""
-    heard = decode_json(_HEARD, payload[1:], "a HEARD")
-    return heard.number, heard.homes
-
-
-def encode_report_request(homes: list[tuple[int, int]]) -> bytes:
-    return bytes((ASK,)) + json.encode(_Ask(homes))
-
-
-def decode_report_request(payload: bytes) -> list[tuple[int, int]]:
-    """The homes of an ASK frame."""
-    return decode_json(_ASK, payload[1:], "an ASK").homes

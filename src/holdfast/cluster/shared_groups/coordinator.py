@@ -24,13 +24,8 @@ from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.shared_groups.codec import (
-    AgentReport,
-    Assign,
-    FullReport,
-    NodeCapacity,
-    Place,
-)
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.durable_members import DurableMembers
 from holdfast.cluster.shared_groups.group_nodes import NodeLoad
 from holdfast.cluster.shared_groups.group_state import Coordination

@@ -6,7 +6,7 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import CLOSED
 from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.cluster.publish.promises import PromiseQueues
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.cluster.state.replicated import ReplicatedState
 
 

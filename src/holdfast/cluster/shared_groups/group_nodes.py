@@ -14,7 +14,7 @@ node or not.
 
 from typing import Final
 
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 
 LOAD_BYTES_MAX: Final = 8 << 20
 """The size in bytes of unfinished records at one node, over all groups. The last assigned record

@@ -33,7 +33,7 @@ from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.codec import NodeCapacity, Place
+from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
 from holdfast.cluster.shared_groups.group_nodes import NodeWeight, NodeWeights, RecordHolders
 from holdfast.cluster.shared_groups.record_fetch import RecordFetch, request_read
 from holdfast.cluster.state.groups import GroupPositions

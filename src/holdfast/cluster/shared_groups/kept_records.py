@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from holdfast.broker.session.session import Session, tag_of
 from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.storage.partition import partition_of
 
 

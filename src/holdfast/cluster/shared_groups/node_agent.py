@@ -17,13 +17,8 @@ from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session, tag_of
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
-from holdfast.cluster.shared_groups.codec import (
-    AgentReport,
-    Assign,
-    FullReport,
-    NodeCapacity,
-    Place,
-)
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign
+from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.finish_waits import FinishWaits
 from holdfast.cluster.shared_groups.kept_records import KeptRecords
 from holdfast.storage.partition import partition_of

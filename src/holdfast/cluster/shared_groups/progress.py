@@ -5,7 +5,7 @@ from typing import Final
 from holdfast.broker.recovery.state_records import append_state, changed_positions
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.storage import record as log_record
 

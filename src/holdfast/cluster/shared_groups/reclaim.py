@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.state.groups import GroupPositions
 

@@ -8,7 +8,7 @@ from holdfast.broker.effects import ReadLog
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.codec import Place
+from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
