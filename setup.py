@@ -154,6 +154,8 @@ HOT = [
     "cluster/reads/read_barrier.py",
     "cluster/shared_groups/coordinator.py",
     "cluster/shared_groups/group_state.py",
+    "cluster/sessions/closings.py",
+    "cluster/state/open_sessions.py",
     "cluster/sessions/epochs.py",
     "cluster/sessions/unconfirmed.py",
     "cluster/sessions/expiry.py",

@@ -333,6 +333,7 @@ class Bench:
         """Everything that follows without another input, within 4 s."""
         for _ in range(40):
             self.set_clock(self.state.now + 0.1)
+            self.state.run_work()
             self.commit()
             self.pass_barriers()
             self.homes.handle_timers()
@@ -538,7 +539,10 @@ def test_a_session_is_where_the_log_has_it(seed: int) -> None:
         for name in chance.choices([*INPUTS], k=8):
             bench.base += 100
             INPUTS[name](bench)
-            chance.choice((lambda: None, bench.write, bench.commit, bench.lose, bench.settle))()
+            slice = bench.state.run_work
+            chance.choice(
+                (lambda: None, bench.write, bench.commit, bench.lose, slice, bench.settle)
+            )()
         bench.settle()
         bench.settle()
         image = bench.images.state.sessions.get(CLIENT)

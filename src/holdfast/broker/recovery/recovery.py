@@ -286,14 +286,13 @@ class Recovery(SenderPacketIds):
             if session is None:
                 session = self._new_session(client_id)
                 self._first_epochs[client_id] = change.epoch
-            self.open.add(session)
+            self._set_open(session, change.owner)
             session.epoch = change.epoch
             self._apply_early_ids(session)
             session.expiry_s = change.expiry_s
             session.username = change.username
             session.is_owned = change.proved
             forget(session)
-            session.owner = change.owner
             session.will = None if change.will is None else change.will.will()
             self._touch(session)
         elif isinstance(change, QueueRecord):
@@ -310,7 +309,7 @@ class Recovery(SenderPacketIds):
         self, session: Session, change: SessionRecord, timestamp_us: int
     ) -> None:
         if isinstance(change, CloseRecord):
-            self.open.discard(session)
+            self._set_closed(session)
             session.owner = ""
             session.disconnected_us = timestamp_us
             session.expiry_s = change.expiry_s
@@ -326,6 +325,13 @@ class Recovery(SenderPacketIds):
             for filter in change.filters:
                 self._remove_subscription(session, filter)
 
+    def _set_open(self, session: Session, owner: str) -> None:
+        self.open.add(session)
+        session.owner = owner
+
+    def _set_closed(self, session: Session) -> None:
+        self.open.discard(session)
+
     def _new_session(self, client_id: str) -> Session:
         if is_queue(client_id):
             session = self.state.queues[client_id] = make_keeper(client_id)
@@ -339,7 +345,7 @@ class Recovery(SenderPacketIds):
     def _forget(self, session: Session) -> None:
         self._touch(session)
         self.touched.discard(session)
-        self.open.discard(session)
+        self._set_closed(session)
         self._first_epochs.pop(session.client_id, None)
         if is_queue(session.client_id) and not self.state.journal.replicated:
             self.group_positions.pop(session.client_id, None)
@@ -382,11 +388,11 @@ class Recovery(SenderPacketIds):
         session.disconnected_us = entry.disconnected_us
         session.username = entry.username
         session.is_owned = entry.proved
-        session.owner = entry.owner
         if entry.will is not UNSET:
             session.will = entry.will.will()
         if entry.open:
-            self.open.add(session)
+            self._set_open(session, entry.owner)
+        session.owner = entry.owner
         for row in entry.subscriptions:
             self._subscribe(session, row[:6], row[6])
         restore_replays(session, entry.replays, self.state.config.partitions)

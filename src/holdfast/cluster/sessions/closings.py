@@ -3,18 +3,29 @@
 A record of the owner comes first. Counter-example: a client sends DISCONNECT with a longer expiry,
 and its node dies before the commit. With the close that follows, the session would end after the
 shorter one.
+
+A node that goes down may leave hundreds of thousands of sessions, so they are closed in slices. A
+slice closes a session only if it is still open for that node, the node is still down and this node
+still decides for the home partition. So a session that was opened or closed between two slices is
+not closed by mistake, and no slice follows the loss of the leadership. The next leader begins
+again, from the metadata and the sessions that are still open.
 """
+
+from typing import Final
 
 from holdfast.broker.connections.close import log_close
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
+from holdfast.broker.state import NodeState, Work
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
+CLOSE_STEPS: Final = 2
+"""The steps of one closed session: it costs an appended record."""
 
-class Closings:
+
+class Closings(Work):
     """The sessions that this coordinator closes. A will follows once the record is applied."""
 
     def __init__(
@@ -24,12 +35,18 @@ class Closings:
         replicated: ReplicatedState,
         decisions: Decisions,
     ) -> None:
+        super().__init__()
         self._state = state
         self._context = context
         self._replicated = replicated
         self._decisions = decisions
         # Client id -> epoch of the sessions to close once their records are applied.
         self._waiting: dict[str, int] = {}
+        # The (node, home partition) pairs with sessions to close, in order, and the rest of the
+        # first of them.
+        self._due: dict[tuple[str, int], None] = {}
+        self._current: tuple[str, int] = ("", -1)
+        self._rest: list[Session] = []
 
     def _home(self, client_id: str) -> int:
         return partition_of(client_id.encode(), self._state.config.partitions)
@@ -55,16 +72,48 @@ class Closings:
         return self._decisions.decides(self._home(client_id))
 
     def node_gone(self, node: str) -> None:
-        """Closes the sessions of a node that is down by the metadata."""
-        for session in list(self._replicated.open):
-            if session.owner == node and self._decides_for(session.client_id):
-                self.close(session)
+        """Begins to close the sessions of a node that is down by the metadata."""
+        for home in self._replicated.open_sessions.homes(node):
+            if self._decisions.decides(home):
+                self._begin(node, home)
 
     def start_deciding(self, partition: int) -> None:
-        """Closes the sessions of nodes that went down while another node decided."""
-        for session in list(self._replicated.open):
-            if self._context.is_gone(session.owner) and self._home(session.client_id) == partition:
-                self.close(session)
+        """Begins to close the sessions of nodes that went down while another node decided."""
+        for node in self._replicated.open_sessions.owners():
+            if self._context.is_gone(node):
+                self._begin(node, partition)
+
+    def _begin(self, node: str, home: int) -> None:
+        self._due[node, home] = None
+        self.has_more = True
+        self._state.start_work(self)
+
+    def step(self, state: NodeState, steps: int) -> int:
+        """Closes some sessions of nodes that are down."""
+        open_sessions = self._replicated.open_sessions
+        node, home = self._current
+        if self._rest and not self._may_close(node, home):
+            self._rest = []
+        done = 0
+        while done < steps and (self._rest or self._due):
+            if self._rest:
+                session = self._rest.pop()
+                if open_sessions.has(session, node, home):
+                    self.close(session)
+                    done += CLOSE_STEPS
+                else:
+                    done += 1
+                continue
+            done += 1
+            node, home = self._current = next(iter(self._due))
+            del self._due[node, home]
+            if self._may_close(node, home):
+                self._rest = open_sessions.of(node, home)
+        self.has_more = bool(self._rest or self._due)
+        return done
+
+    def _may_close(self, node: str, home: int) -> bool:
+        return self._context.is_gone(node) and self._decisions.decides(home)
 
     def released(self, node: str, client_id: str, epoch: int) -> None:
         """Closes a session that its node has released without a record.

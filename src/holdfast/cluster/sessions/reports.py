@@ -122,17 +122,17 @@ class SessionReports:
         self, node: str, led: set[int], owned: dict[str, int], asking: list[str]
     ) -> None:
         """Closes the recorded sessions that the report of `node` lacks."""
-        for session in list(self._replicated.open):
-            client_id = session.client_id
-            if session.owner != node or client_id in owned:
-                continue
-            if self._owners.home(client_id) not in led:
-                continue
-            if client_id in asking:
-                self._unconfirmed.add(client_id, node, session.epoch)
-            else:
-                self._unconfirmed.drop(client_id)
-                self._close(session)
+        waiting = set(asking)
+        for home in sorted(led):
+            for session in self._replicated.open_sessions.of(node, home):
+                client_id = session.client_id
+                if client_id in owned:
+                    continue
+                if client_id in waiting:
+                    self._unconfirmed.add(client_id, node, session.epoch)
+                else:
+                    self._unconfirmed.drop(client_id)
+                    self._close(session)
 
     def handle_timers(self) -> None:
         self._unconfirmed.handle_timers()

@@ -48,6 +48,7 @@ from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.state.fields import EPOCHS, INBOUND, StoredEpochs
 from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.open_sessions import OpenSessions
 from holdfast.cluster.state.packet_ids import ReplicatedPacketIds
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.partition import partition_of
@@ -87,6 +88,7 @@ class ReplicatedState(ReplicatedPacketIds):
     def __init__(self, state: RecordedState) -> None:
         super().__init__(state)
         self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
+        self.open_sessions = OpenSessions(state.config.partitions)
         # Per session: the newest requests that opened it, that of its owner last. `_old_requests`:
         # those of ended sessions, as far as this process knows them.
         self._requests: dict[str, list[int]] = {}
@@ -178,6 +180,15 @@ class ReplicatedState(ReplicatedPacketIds):
         super()._drop_session(session)
         for key in keys:
             self.group_members.review(key, session.client_id)
+
+    def _set_open(self, session: Session, owner: str) -> None:
+        self.open_sessions.discard(session)
+        super()._set_open(session, owner)
+        self.open_sessions.add(session)
+
+    def _set_closed(self, session: Session) -> None:
+        self.open_sessions.discard(session)
+        super()._set_closed(session)
 
     def _note_member(self, record: Record, change: MemberRecord | MembersRecord) -> None:
         self.group_members.apply(record, change)
