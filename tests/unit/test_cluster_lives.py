@@ -4,6 +4,7 @@ that of the session before."""
 
 import pytest
 
+from holdfast.broker.queues.changes import delete_queue
 from holdfast.protocol.mqtt import packets as m
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import MESSAGE
@@ -161,3 +162,36 @@ def connect(stage: Stage, client_id: str, expiry_s: int) -> Peer:
     peer = Peer(stage, "n1", "alice", client_id)
     peer.send(m.Connect(5, False, 0, client_id, None, None, None, {17: expiry_s}))
     return peer
+
+
+def test_a_queue_that_is_deleted_elsewhere_begins_again(stage: Stage) -> None:
+    """At a node that has not applied its end."""
+    home, subscriber_node, other = nodes(stage)
+    key = "$share/$queue/" + next(
+        name
+        for name in map("k{}/#".format, range(100))
+        if leader(stage, "$share/$queue/" + name) == home
+    )
+    filter = key.removeprefix("$share/")
+
+    def have_it() -> list[bool]:
+        return [key in process_of(stage, node).images.state.queues for node in (home, other)]
+
+    stage.subscribe(stage.login(other, "alice", "first"), filter).leave()
+    stage.until(lambda: key in process_of(stage, subscriber_node).images.state.queues)
+    lagging = process_of(stage, subscriber_node)
+    partition = partition_of(key.encode(), stage.world.settings.partitions)
+    lagging.cluster_node.replication.suspend(partition)
+    stage.run(5.0)
+    outcomes: list[object] = []
+    delete_queue(process_of(stage, other).state, key, lambda *outcome: outcomes.append(outcome))
+    process_of(stage, other).touch()
+    stage.until(lambda: bool(outcomes) and have_it() == [False, False])
+    assert key in lagging.images.state.queues
+    peer = stage.login(subscriber_node, "alice", led_by(stage, other))
+    peer.send(m.Subscribe(9, [m.SubscriptionRequest(filter, 1)]))
+    stage.run(1.0)
+    lagging.cluster_node.replication.resume(partition, lagging.state.now)
+    peer.answer(m.Suback)
+    stage.run(0.1)
+    assert have_it() == [True, True]

@@ -71,8 +71,14 @@ def create_queue(
     state: NodeState, connection: Connection, key: str, start: list[int], creator: str
 ) -> None:
     """Begin a queue at these offsets, unless there is one. The caller promises the SUBACK after
-    it."""
-    if key in state.cluster.queues():
+    it.
+
+    In a cluster the record is appended also if this node has the queue: its home partition decides.
+    Counter-example: an operator has deleted the queue, and this node has not applied that. The
+    client receives SUBACK, there is no queue, and what comes while the client is away is lost.
+    """
+    is_known = key in state.cluster.queues()
+    if is_known and (state.cluster.is_single or state.cluster.older_nodes(QUEUES)):
         return
     keeper = make_keeper(key)
     if state.cluster.is_single:
