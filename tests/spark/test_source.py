@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,28 @@ def test_a_log_that_lost_its_tail(spark: SparkSession, journal: Journal, tmp_pat
     query = stream.start({"availableNow": True})
     with pytest.raises(PySparkException, match="it lost its tail or is another log"):
         query.awaitTermination(WAIT_S)
+
+
+def test_a_log_that_was_restored(spark: SparkSession, journal: Journal, tmp_path: Path) -> None:
+    """Generation 5 has the offsets of generation 0 up to `same`, and other messages behind."""
+    stream = Stream(spark, {"path": str(journal.directory)}, tmp_path)
+    fill(journal, 6)
+    same = tuple(offset // 2 for offset in journal.next_offset)
+    stream.run(startingOffsets="earliest")
+    read = keys(journal)
+    manifest = journal.files.manifest
+    journal.files.write_manifest(replace(manifest, generation=5, former=((0, same),)))
+    query = stream.start({"availableNow": True})
+    with pytest.raises(PySparkException, match="generation 0 of the log, which was restored"):
+        query.awaitTermination(WAIT_S)
+    stream.run(failOnDataLoss="false")
+    again = [key for key in read if key[1] >= same[key[0]]]
+    assert again
+    assert stream.found() == sorted(read + again)
+    # The checkpoint has the new generation.
+    fill(journal, 1)
+    stream.run()
+    assert stream.found() == sorted(keys(journal) + again)
 
 
 def test_torn_tail(spark: SparkSession, journal: Journal) -> None:
