@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
+from holdfast.protocol.mqtt.properties import AUTHENTICATION_DATA, AUTHENTICATION_METHOD
 from holdfast.protocol.relay.credit import WINDOW_BYTES
 from tests.e2e import websocket_wire, wire
 from tests.e2e.brokers import IO_WORKERS, Holdfast
+from tests.e2e.listeners_broker import ListenersBroker
 from tests.support.certificates import Authority
+from tests.support.ports import free_port
 
 DESCRIPTORS = 120
 WAIT_S = 20.0
@@ -319,3 +323,77 @@ def test_websocket_pings_keep_no_connection(tmp_path: Path) -> None:
                     frame = client.receive(0.2)
         assert frame is not None
         assert (frame.kind, frame.reason) == (wire.DISCONNECT, 0x8D)
+
+
+def half_exchange() -> bytes:
+    """A CONNECT that begins a SCRAM exchange, which its client never goes on with."""
+    first = b"n,,n=ada,r=nonce"
+    props = [(AUTHENTICATION_METHOD, "SCRAM-SHA-256"), (AUTHENTICATION_DATA, first)]
+    return wire.connect("stranger", props=props)
+
+
+UNPROVED = {
+    "silent": ("plain", b""),
+    "part of a CONNECT": ("plain", wire.connect("stranger")[:-1]),
+    "exchange": ("plain", half_exchange()),
+    "handshake": ("tls", b""),
+    "part of a handshake": ("tls", b"\x16\x03\x01\x02\x00\x01"),
+    "proxy without a header": ("proxied", b""),
+    "part of a header": ("proxied", b"PROXY TCP4 "),
+}
+"""The states before a proof, each with a listener and what a stranger sends there."""
+
+
+@pytest.mark.parametrize("state", UNPROVED)
+def test_who_has_proved_nothing_makes_room_at_every_door(tmp_path: Path, state: str) -> None:
+    """Strangers take more sockets than the broker has, in one state, at one listener."""
+    authority = Authority(tmp_path)
+    files = authority.issue()
+    scram = tmp_path / "scram"
+    assert main(["passwd", "--scram", "-c", "-b", str(scram), "ada", "pencil"]) == 0
+    broker = _LimitedDoors(tmp_path / "broker", files.certificate, files.key, str(scram))
+    broker.start()
+    ports = {"plain": broker.port, "tls": broker.tls_port, "proxied": broker.proxied_port}
+    door, sent = UNPROVED[state]
+    context = ssl.create_default_context(cafile=authority.ca)
+    try:
+        sockets = silent_sockets(ports[door], 150)
+        for one in sockets:
+            with contextlib.suppress(OSError):
+                one.sendall(sent)
+        for _ in range(5):
+            with wire.Wire(broker.port) as known:
+                assert known.connect("known").reason == 0
+            plain = socket.create_connection(("127.0.0.1", broker.tls_port), timeout=10)
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+                client.sendall(wire.connect("known"))
+                assert client.recv(100)[0] == wire.CONNACK << 4
+            with socket.create_connection(
+                ("127.0.0.1", broker.proxied_port), timeout=10
+            ) as proxied:
+                proxied.sendall(b"PROXY UNKNOWN\r\n" + wire.connect("known"))
+                assert proxied.recv(100)[0] == wire.CONNACK << 4
+            assert broker.admin("/healthz")[0] == 200
+        for one in sockets:
+            one.close()
+    finally:
+        broker.kill()
+    assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
+
+
+class _LimitedDoors(ListenersBroker):
+    """A broker with few descriptors and three listeners: plain, TLS, and behind a proxy."""
+
+    def __init__(self, directory: Path, certificate: str, key: str, scram: str) -> None:
+        self.tls_port, self.proxied_port = free_port(), free_port()
+        listeners = [
+            {"port": self.tls_port, "certificate": certificate, "key": key},
+            {"port": self.proxied_port, "proxies": ["127.0.0.1"]},
+        ]
+        super().__init__(
+            directory, listeners, {"security": {"scram_file": scram, "allow_anonymous": True}}
+        )
+
+    def command(self) -> list[str]:
+        shell = f'ulimit -n {DESCRIPTORS}; exec "$@"'
+        return ["/bin/sh", "-c", shell, "sh", *super().command()]

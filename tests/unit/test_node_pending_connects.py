@@ -4,8 +4,18 @@ import random
 
 import pytest
 
-from holdfast.broker.connections.pending_connects import PendingConnects, address_of
-from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, Connection
+from holdfast.broker.connections.pending_connects import (
+    PendingConnects,
+    PendingHandshake,
+    address_of,
+)
+from holdfast.broker.session.connection import (
+    AUTHENTICATING,
+    CLOSED,
+    EXCHANGING,
+    NEW,
+    Connection,
+)
 from holdfast.broker.session.listener_rules import ListenerRules
 
 
@@ -50,13 +60,38 @@ def test_the_oldest_makes_room_however_slowly_it_sends() -> None:
         pending.enter(one)
         pending.buffer(one, 10)
     pending.buffer(first, 11)
-    assert pending.oldest_partial() is first
-    assert pending.oldest_silent() is first
+    assert pending.oldest_holder() is first
+    assert pending.oldest() is first
     first.state = CLOSED
-    assert pending.oldest_partial() is second
+    assert pending.oldest_holder() is second
     pending.receive_connect(second, 50)
-    assert pending.oldest_silent() is None
     assert pending.bytes == 11 + 60
+
+
+@pytest.mark.parametrize("state", [NEW, EXCHANGING, AUTHENTICATING])
+def test_who_has_proved_nothing_makes_room_in_every_state(state: int) -> None:
+    pending = PendingConnects(100, 0)
+    handshake = PendingHandshake(lambda: None)
+    first, later = connection(1), connection(2)
+    pending.enter(first)
+    pending.begin_handshake(handshake)
+    pending.enter(later)
+    assert pending.unproved == 2
+    if state != NEW:
+        pending.receive_connect(first, 50)
+        first.state = state
+        assert pending.oldest_holder() is first
+    assert pending.oldest() is first
+    pending.note_proof(first)
+    assert pending.oldest() is handshake
+    assert pending.oldest_holder() is None
+    assert pending.unproved == 1
+    pending.end_handshake(handshake)
+    pending.end_handshake(handshake)
+    assert pending.oldest() is later
+    pending.leave(later)
+    pending.leave(first)
+    assert (pending.oldest(), pending.unproved, pending.bytes) == (None, 0, 0)
 
 
 @pytest.mark.parametrize(

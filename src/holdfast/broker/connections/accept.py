@@ -3,6 +3,7 @@
 from holdfast.broker.admission.checks import is_address_banned
 from holdfast.broker.connections.client_notes import note_no_room, note_unopened
 from holdfast.broker.connections.close import handle_connection_lost
+from holdfast.broker.connections.pending_connects import PendingHandshake
 from holdfast.broker.effects import Cut
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
@@ -17,7 +18,7 @@ def has_room(state: NodeState, remote: str, listener: str, sockets_max: int) -> 
     if pending.is_crowded(remote):
         refuse_connection(state, "address_full", remote, listener, pending.per_address_max)
         return False
-    if state.connections + state.handshakes >= sockets_max and not displace_silent(state):
+    if state.connections + state.handshakes >= sockets_max and not displace_oldest(state):
         refuse_connection(state, "connections_full", remote, listener, sockets_max)
         return False
     return True
@@ -32,21 +33,26 @@ def refuse_connection(
     note_no_room(state, event, remote, listener, connections_max)
 
 
-def displace_silent(state: NodeState) -> bool:
-    """Close the oldest connection that has sent no CONNECT. False: there is none."""
-    oldest = state.pending_connects.oldest_silent()
-    if oldest is not None:
+def displace_oldest(state: NodeState) -> bool:
+    """Close the oldest handshake or connection that has proved nothing. False: there is none."""
+    oldest = state.pending_connects.oldest()
+    if isinstance(oldest, PendingHandshake):
+        # Removed now: the handshake ends later, and the next newcomer must displace another one.
+        state.pending_connects.end_handshake(oldest)
+        state.stats.connections_displaced += 1
+        oldest.cancel()
+    elif oldest is not None:
         _displace(state, oldest)
     return oldest is not None
 
 
 def limit_pending(state: NodeState, connection: Connection, size_bytes: int) -> None:
-    """Close the oldest connection with a part of its CONNECT while the connections without an
-    answered CONNECT buffer more than `pending_connect_bytes`."""
+    """Close the oldest connection with bytes of a CONNECT while the connections without an answered
+    CONNECT buffer more than `pending_connect_bytes`."""
     pending = state.pending_connects
     pending.buffer(connection, size_bytes)
     while pending.bytes > pending.bytes_max and not connection.closing:
-        oldest = pending.oldest_partial()
+        oldest = pending.oldest_holder()
         _displace(state, connection if oldest is None else oldest)
 
 

@@ -7,7 +7,7 @@ from holdfast.broker.admission.checks import may_connect, note_failure
 from holdfast.broker.admission.proof import Proof
 from holdfast.broker.connections.close import close_connection, refuse
 from holdfast.broker.connections.exchange import offered_methods, start_exchange
-from holdfast.broker.connections.session_open import admit, open_session
+from holdfast.broker.connections.session_open import admit, open_session, proved_connections
 from holdfast.broker.effects import AskSources, CheckPassword, DrainOlder, ResumeInput
 from holdfast.broker.recorded_state import IDENTITY_ENDS
 from holdfast.broker.rights import may_be_anonymous
@@ -54,9 +54,8 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         servers = server_reference(state.redirect, connection.listener.kind)
         refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, servers)
         return
-    # Connections without a CONNECT do not count here: `pending_connects` bounds them, and they may
-    # not keep clients out.
-    if state.connections - state.pending_connects.silent > state.config.connections:
+    # Refused here before its password costs anything; `admit` checks again.
+    if proved_connections(state) >= state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
         return
     if not may_connect(state, connection, packet.client_id, packet.username):

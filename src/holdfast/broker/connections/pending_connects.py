@@ -1,18 +1,25 @@
 """The connections whose CONNECT is not answered yet, and the limits for them.
 
 A stranger pays nothing for such a connection, so the node bounds its cost: bytes per connection,
-bytes of all together, connections per address. Without room, the oldest connection that has sent no
-CONNECT is closed, so silent connections never keep a client out.
+bytes of all together, connections per address.
+
+Invariant: a connection that has proved nothing gives way to a newer one in every state: in a TLS
+handshake, silent, in an exchange, while its proof is checked. The connections of all listeners are
+in one order, the oldest first. Counter-example with an exception for any of these: strangers take
+all descriptors in that state, and a client that is known stays out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from ipaddress import IPv6Address, IPv6Network
 from typing import Final
 
-from holdfast.broker.session.connection import NEW, Connection
+from holdfast.broker.session.connection import AUTHENTICATING, EXCHANGING, NEW, Connection
 
 CONNECT_FIRST_BYTE: Final = 0x10
 """The first byte of a CONNECT, which has no flags. [MQTT-3.1.0-1] [MQTT-2.1.3-1]"""
+
+UNPROVED: Final = (NEW, EXCHANGING, AUTHENTICATING)
+"""The states before a proof. A closing connection frees its bytes and its place on its own."""
 
 
 def address_of(remote: str) -> str:
@@ -31,6 +38,14 @@ def address_of(remote: str) -> str:
     return str(IPv6Network((address.packed, 64), strict=False))
 
 
+class PendingHandshake:
+    """A socket below MQTT: in a TLS handshake, or before the header of a proxy."""
+
+    def __init__(self, cancel: Callable[[], object]) -> None:
+        """`cancel` closes the socket."""
+        self.cancel = cancel
+
+
 class PendingConnects:
     """The table of connections without an answered CONNECT.
 
@@ -44,12 +59,17 @@ class PendingConnects:
         self.per_address_max = per_address_max
         self.bytes = 0
         """The bytes buffered for all connections together, complete CONNECTs included."""
-        # Connections without a complete CONNECT, the oldest first.
+        # Handshakes, and connections that have proved nothing, the oldest first.
+        self._unproved: dict[PendingHandshake | Connection, None] = {}
+        self._handshakes = 0
+        # Connections without a complete CONNECT.
         self._silent: dict[Connection, None] = {}
         # The bytes of the CONNECT that waits for its reply.
         self._checking: dict[Connection, int] = {}
-        # Bytes that do not form a packet yet, the oldest first.
+        # Bytes that do not form a packet yet.
         self._partial: dict[Connection, int] = {}
+        # Unproved connections with bytes of either kind, the oldest first.
+        self._holding: dict[Connection, None] = {}
         self._by_address: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -60,6 +80,11 @@ class PendingConnects:
         """The number of connections that have sent no CONNECT."""
         return len(self._silent)
 
+    @property
+    def unproved(self) -> int:
+        """The number of connections that have proved nothing, without handshakes."""
+        return len(self._unproved) - self._handshakes
+
     def is_crowded(self, remote: str) -> bool:
         """Whether the remote's address has as many pending connections as it may have."""
         limit = self.per_address_max
@@ -69,7 +94,7 @@ class PendingConnects:
 
     def enter(self, connection: Connection) -> None:
         """Add a connection, which is silent so far."""
-        self._silent[connection] = None
+        self._silent[connection] = self._unproved[connection] = None
         address = address_of(connection.remote)
         self._by_address[address] = self._by_address.get(address, 0) + 1
 
@@ -78,21 +103,43 @@ class PendingConnects:
         if connection in self._silent or connection in self._checking:
             self.bytes += size_bytes - self._partial.get(connection, 0)
             if size_bytes:
-                # It keeps its position in the order, however slowly it sends.
                 self._partial[connection] = size_bytes
+                if connection in self._unproved:
+                    # It keeps its position in the order, however slowly it sends.
+                    self._holding[connection] = None
             else:
                 self._partial.pop(connection, None)
+                if connection in self._silent:
+                    self._holding.pop(connection, None)
 
     def receive_connect(self, connection: Connection, size_bytes: int) -> None:
         """Count a complete CONNECT, which is kept until it is answered."""
         if connection in self._silent:
             del self._silent[connection]
             self._checking[connection] = size_bytes
+            self._holding[connection] = None
             self.bytes += size_bytes
+
+    def note_proof(self, connection: Connection) -> None:
+        """Note that the client is admitted, so that its connection gives way no more."""
+        self._unproved.pop(connection, None)
+        self._holding.pop(connection, None)
+
+    def begin_handshake(self, handshake: PendingHandshake) -> None:
+        """Add a handshake."""
+        self._unproved[handshake] = None
+        self._handshakes += 1
+
+    def end_handshake(self, handshake: PendingHandshake) -> None:
+        """Remove a handshake. Repeated calls do nothing."""
+        if handshake in self._unproved:
+            del self._unproved[handshake]
+            self._handshakes -= 1
 
     def leave(self, connection: Connection) -> None:
         """Remove a connection that is closed or whose CONNECT is answered. Repeated calls do
         nothing."""
+        self.note_proof(connection)
         if connection in self._silent:
             del self._silent[connection]
         elif connection in self._checking:
@@ -111,18 +158,16 @@ class PendingConnects:
         """The connections whose CONNECT is complete and not answered."""
         return list(self._checking)
 
-    def oldest_silent(self) -> Connection | None:
-        """The connection to close for another one."""
-        return _first(iter(self._silent))
+    def oldest(self) -> PendingHandshake | Connection | None:
+        """The handshake or connection to close for another one."""
+        for each in self._unproved:
+            if isinstance(each, PendingHandshake) or each.state in UNPROVED:
+                return each
+        return None
 
-    def oldest_partial(self) -> Connection | None:
+    def oldest_holder(self) -> Connection | None:
         """The connection to close for other connections' bytes."""
-        return _first(iter(self._partial))
-
-
-def _first(connections: Iterator[Connection]) -> Connection | None:
-    for connection in connections:
-        # A closing connection frees its bytes on its own.
-        if connection.state == NEW:
-            return connection
-    return None
+        for each in self._holding:
+            if each.state in UNPROVED:
+                return each
+        return None

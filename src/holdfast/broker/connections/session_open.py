@@ -93,6 +93,10 @@ class ConnackPromise(Promise):
 
 def admit(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
     """Open the session of an authenticated client, after the hooks that give rights."""
+    state.pending_connects.note_proof(connection)
+    if proved_connections(state) > state.config.connections:
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
+        return
     if state.admission.asks_rights:
         packet = connection.connect
         assert packet is not None
@@ -102,6 +106,12 @@ def admit(state: NodeState, connection: Connection, extra: Properties | None = N
         state.effects.append(AskRights(connection, extra))
     else:
         open_session(state, connection, extra)
+
+
+def proved_connections(state: NodeState) -> int:
+    """The connections that count for `limits.connections`. The others give way to new ones, so they
+    may not keep clients out."""
+    return state.connections - state.pending_connects.unproved
 
 
 def open_session(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from holdfast.broker.connections.pending_connects import PendingHandshake
 from holdfast.config.listener import Listener
 from holdfast.server.io_workers.relays import BrokerChannel, Relay
 from holdfast.server.sockets.reception import Reception
@@ -28,20 +29,14 @@ class WorkerReception(Reception):
     def new_connection(self, remote: str = "") -> Relay:
         return Relay(self._broker, self._number, self._settings, remote)
 
-    def is_full(self) -> bool:
-        return self._broker.is_full()
-
     def has_room(self, remote: str) -> bool:
         return self._broker.has_room(remote, self._settings.name)
 
-    def begin_handshake(self) -> None:
-        self._broker.handshakes += 1
+    def begin_handshake(self, handshake: PendingHandshake) -> None:
+        self._broker.begin_handshake(handshake)
 
-    def end_handshake(self) -> None:
-        self._broker.handshakes -= 1
-
-    def note_displaced(self) -> None:
-        self._broker.note(0, "displaced")
+    def end_handshake(self, handshake: PendingHandshake) -> None:
+        self._broker.end_handshake(handshake)
 
     def count_failure(self) -> None:
         self._broker.note(0, "handshake_failed")

@@ -8,6 +8,7 @@ import logging
 from asyncio import AbstractEventLoop, BaseTransport, Transport
 from typing import Final, cast
 
+from holdfast.broker.connections.pending_connects import PendingHandshake
 from holdfast.config.listener import Listener
 from holdfast.protocol.relay.credit import ReceivingCredit, SendingCredit
 from holdfast.protocol.relay.frames import (
@@ -37,6 +38,8 @@ WRITE_BUFFER_BYTES: Final = 32_768
 NOTE_CHARACTERS_MAX: Final = 2000
 """The most characters of one value of a log line on its way to the broker."""
 NUMBERS: Final = 1 << 32
+CONNACK_FIRST_BYTE: Final = 0x20
+"""The first byte of a CONNACK, which has no flags. [MQTT-2.1.3-1]"""
 
 
 class Relay:
@@ -114,9 +117,10 @@ class Relay:
     def write(self, data: bytes) -> None:
         """Send bytes to the client, and confirm them when the socket has taken them, but for
         WRITE_BUFFER_BYTES."""
-        if self._is_silent:
+        # AUTH proves nothing yet.
+        if self._is_silent and data[0] == CONNACK_FIRST_BYTE:
             self._is_silent = False
-            self._broker.note_answered(self._number)
+            self._broker.note_answered(self)
         if self._transport is not None:
             self._transport.write(data)
             self._confirm(HEADER_BYTES + len(data))
@@ -156,17 +160,17 @@ class BrokerChannel(RelayStream):
     when they come and go: the credit of no connection bounds these. Such a worker closes new
     sockets and leaves out log lines.
 
-    A worker without descriptors for another socket cuts the oldest client that the broker has not
-    answered yet. The broker does the same, but may learn of a new socket too late.
+    A worker without descriptors for another socket cuts the oldest handshake, or client without a
+    CONNACK. The broker does the same, but may learn of a new socket too late.
     """
 
     def __init__(self, loop: AbstractEventLoop, sockets_max: int) -> None:
         super().__init__(loop)
-        self.handshakes = 0
+        self._handshakes = 0
         self._sockets_max = sockets_max
         self._relays: dict[int, Relay] = {}
-        # Those that the broker has not answered, the oldest first.
-        self._silent: dict[int, Relay] = {}
+        # Handshakes, and clients without a CONNACK, the oldest first.
+        self._unproved: dict[PendingHandshake | Relay, None] = {}
         self._last_number = WORKER_NUMBER
         self._announcing = SendingCredit()
         self._sockets_refused = 0
@@ -210,16 +214,29 @@ class BrokerChannel(RelayStream):
         while number in self._relays or number == WORKER_NUMBER:
             number = (number + 1) % NUMBERS
         self._last_number = number
-        self._relays[number] = self._silent[number] = relay
+        self._relays[number] = relay
+        self._unproved[relay] = None
         return number
 
-    def note_answered(self, number: int) -> None:
-        """Note that a client has got bytes from the broker."""
-        self._silent.pop(number, None)
+    def begin_handshake(self, handshake: PendingHandshake) -> None:
+        """Count a handshake."""
+        self._handshakes += 1
+        self._unproved[handshake] = None
+
+    def end_handshake(self, handshake: PendingHandshake) -> None:
+        """Remove a handshake."""
+        self._handshakes -= 1
+        self._unproved.pop(handshake, None)
+
+    def note_answered(self, relay: Relay) -> None:
+        """Note that a client has got its CONNACK."""
+        self._unproved.pop(relay, None)
 
     def remove(self, number: int) -> None:
-        self._relays.pop(number, None)
-        self._silent.pop(number, None)
+        """Forget a client whose socket is closed."""
+        relay = self._relays.pop(number, None)
+        if relay is not None:
+            self._unproved.pop(relay, None)
 
     def note(self, level: int, event: str, **fields: str) -> None:
         """Put a line into the broker's log. Level 0: only count the event."""
@@ -244,7 +261,7 @@ class BrokerChannel(RelayStream):
     def is_full(self, *, is_counted: bool = False) -> bool:
         """Whether no descriptor is left for another socket. `is_counted`: for one that counts as a
         handshake already."""
-        return len(self._relays) + self.handshakes - is_counted >= self._sockets_max
+        return len(self._relays) + self._handshakes - is_counted >= self._sockets_max
 
     def has_room(self, remote: str, listener: str, *, is_counted: bool = False) -> bool:
         """Make room for a new socket if necessary. False: it must be closed, and that is counted or
@@ -259,12 +276,15 @@ class BrokerChannel(RelayStream):
         return False
 
     def _displace(self) -> bool:
-        """Cut the oldest client that the broker has not answered. False: there is none."""
-        number = next(iter(self._silent), WORKER_NUMBER)
-        relay = self._silent.pop(number, None)
-        if relay is None:
+        """Cut the oldest handshake or client without a CONNACK. False: there is none."""
+        oldest = next(iter(self._unproved), None)
+        if oldest is None:
             return False
-        relay.cut()
+        del self._unproved[oldest]
+        if isinstance(oldest, PendingHandshake):
+            oldest.cancel()
+        else:
+            oldest.cut()
         self.note(0, "displaced")
         return True
 

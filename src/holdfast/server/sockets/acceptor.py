@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, cast
 
+from holdfast.broker.connections.pending_connects import PendingHandshake
 from holdfast.protocol.proxy.header import ProxyError
 from holdfast.security.tls import handshake_error
 from holdfast.server.event_loop.failures import watched
@@ -32,8 +33,7 @@ ACCEPT_PAUSE_S: Final = 0.1
 class AcceptLoop:
     """The part of `asyncio.Server` that the broker uses, on one socket.
 
-    Handshakes count as connections. At the limit, a new connection displaces the oldest handshake:
-    otherwise clients that never finish one would keep all others out.
+    Handshakes count as connections, and give way to new ones at any listener (`PendingConnects`).
     """
 
     def __init__(
@@ -53,8 +53,7 @@ class AcceptLoop:
         self._connection = connection
         self._context = context
         self._proxies = proxies
-        self._handshakes: dict[asyncio.Task[None], None] = {}
-        """The handshakes in progress, the oldest first."""
+        self._handshakes: dict[asyncio.Task[None], PendingHandshake] = {}
         listener.listen(BACKLOG)
         self._accepting = watched(self._accept(listener))
 
@@ -76,25 +75,15 @@ class AcceptLoop:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             remote = remote_of(accepted, address)
-            if self._has_room(remote):
-                self._reception.begin_handshake()
+            if self._reception.has_room(remote):
                 task = loop.create_task(self._shake_hands(accepted, remote))
-                self._handshakes[task] = None
+                handshake = self._handshakes[task] = PendingHandshake(task.cancel)
+                self._reception.begin_handshake(handshake)
                 task.add_done_callback(self._ended)
             else:
                 accepted.close()
             # sock_accept does not wait while connections are ready, so others get a turn here.
             await asyncio.sleep(0)
-
-    def _has_room(self, remote: str) -> bool:
-        if self._handshakes and self._reception.is_full():
-            oldest = next(iter(self._handshakes))
-            # Removed now: `_ended` runs later, and the next connection must displace another one.
-            del self._handshakes[oldest]
-            oldest.cancel()
-            self._reception.note_displaced()
-            return True
-        return self._reception.has_room(remote)
 
     async def _shake_hands(self, accepted: socket.socket, remote: str) -> None:
         try:
@@ -110,8 +99,6 @@ class AcceptLoop:
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError, and so is a connection reset.
             self._fail("tls_handshake_failed", remote, handshake_error(error))
-        finally:
-            self._reception.end_handshake()
 
     async def _secure(
         self, accepted: socket.socket, inner: asyncio.BaseProtocol, context: ssl.SSLContext
@@ -154,7 +141,8 @@ class AcceptLoop:
         self._reception.note_failure(event, remote, error)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._handshakes.pop(task, None)
+        # Here, because a task that is cancelled before its first step runs nothing of its own.
+        self._reception.end_handshake(self._handshakes.pop(task))
         with suppress(asyncio.CancelledError):
             error = task.exception()
             if error is not None:

@@ -6,6 +6,7 @@ import logging
 import socket
 from typing import Protocol
 
+from holdfast.broker.connections.pending_connects import PendingHandshake
 from holdfast.config.listener import Listener
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.driver import ListenerCount
@@ -36,22 +37,15 @@ class Reception:
         """The protocol of a new socket. `remote`: the client's host:port; "": the socket's."""
         raise NotImplementedError
 
-    def is_full(self) -> bool:
-        """Whether connections and handshakes have reached the limit of the process."""
-        raise NotImplementedError
-
     def has_room(self, remote: str) -> bool:
         """Make room for a handshake if necessary. False: the socket is closed."""
         raise NotImplementedError
 
-    def begin_handshake(self) -> None:
+    def begin_handshake(self, handshake: PendingHandshake) -> None:
+        """Count a handshake. A newcomer at any listener may displace it."""
         raise NotImplementedError
 
-    def end_handshake(self) -> None:
-        raise NotImplementedError
-
-    def note_displaced(self) -> None:
-        """Count a handshake that was ended for a newer one."""
+    def end_handshake(self, handshake: PendingHandshake) -> None:
         raise NotImplementedError
 
     def count_failure(self) -> None:
@@ -98,22 +92,19 @@ class BrokerReception(Reception):
     def new_connection(self, remote: str = "") -> TcpConnection:
         return TcpConnection(self._broker, self._count, remote)
 
-    def is_full(self) -> bool:
-        state = self._broker.node.state
-        return state.connections + state.handshakes >= self._sockets_max
-
     def has_room(self, remote: str) -> bool:
         self._broker.touch()
         return self._broker.node.has_room(remote, self._count.name, self._sockets_max)
 
-    def begin_handshake(self) -> None:
-        self._broker.node.state.handshakes += 1
+    def begin_handshake(self, handshake: PendingHandshake) -> None:
+        state = self._broker.node.state
+        state.handshakes += 1
+        state.pending_connects.begin_handshake(handshake)
 
-    def end_handshake(self) -> None:
-        self._broker.node.state.handshakes -= 1
-
-    def note_displaced(self) -> None:
-        self._broker.node.state.stats.connections_displaced += 1
+    def end_handshake(self, handshake: PendingHandshake) -> None:
+        state = self._broker.node.state
+        state.handshakes -= 1
+        state.pending_connects.end_handshake(handshake)
 
     def count_failure(self) -> None:
         self._broker.node.state.stats.handshakes_failed += 1
