@@ -20,6 +20,7 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Config, Rates, ScopeRates
 from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.security.acl import given_rules
@@ -628,3 +629,99 @@ def test_a_damaged_ban_harms_no_other(records: list[tuple[bytes, bytes]]) -> Non
     for scope, name in state.bans.names():
         state.bans.lift(scope, name)
     assert len(state.bans) == 0
+
+
+LONG_S = 1000
+WILL = m.Will("w", bytes(400), 1, False, {})
+
+
+def open_session(
+    node: NodeBench, client_id: str, *, clean: bool = True, will: m.Will | None = None
+) -> int:
+    """The reason in CONNACK for a durable session of alice, which is then closed."""
+    peer = node.peer()
+    expiry: m.Properties = {p.SESSION_EXPIRY_INTERVAL: LONG_S}
+    peer.send(m.Connect(5, clean, 0, client_id, will, "alice", b"right", expiry))
+    node.settle()
+    found = reason(peer)
+    if not peer.closed:
+        peer.send(m.Disconnect(0, {}))
+        node.settle()
+    return found
+
+
+def suback(node: NodeBench, peer: Peer, filter: str) -> int:
+    peer.send(m.Subscribe(7, [m.SubscriptionRequest(filter, 1)]))
+    node.settle()
+    (found,) = peer.take(m.Suback)
+    assert isinstance(found, m.Suback)
+    return found.reasons[0]
+
+
+@pytest.mark.parametrize("will", [None, WILL])
+def test_durable_sessions_and_wills_use_up_the_quota(will: m.Will | None) -> None:
+    node = bench(limits(bytes_per_user=2000, period_s=1e9))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["alice"] = b"right"
+    early = login(node, "alice", "early")
+    assert reason(early) == 0
+    found = [open_session(node, f"c{number}", will=will) for number in range(20)]
+    most = 10 if will is None else 3
+    assert 0 < found.count(0) <= most
+    assert found == sorted(found)
+    assert set(found) == {0, reasons.QUOTA_EXCEEDED}
+    # A session that leaves nothing in the log costs nothing, nor do its subscriptions.
+    assert reason(login(node, "alice", "clean")) == 0
+    assert suback(node, early, "t") == 1
+    appended = node.node.state.appended
+    open_session(node, "c0", will=will)
+    assert node.node.state.appended == appended
+
+
+def test_a_rate_of_bytes_refuses_sessions_in_a_loop() -> None:
+    node = bench(limits(client=RateLimits(bytes_per_s=300)))
+    found = [open_session(node, "c", will=WILL) for _ in range(5)]
+    assert found[0] == 0
+    assert found[-1] == reasons.CONNECTION_RATE_EXCEEDED
+    node.advance(60.0)
+    assert open_session(node, "c", will=WILL) == 0
+
+
+def test_the_reserve_is_not_for_new_sessions_and_subscriptions() -> None:
+    node = bench(limits())
+    state = node.node.state
+    assert open_session(node, "known") == 0
+    durable = node.connect("durable", clean=False, expiry_s=LONG_S)
+    durable.take(m.Connack)
+    assert suback(node, durable, "t") == 1
+    state.disk_full = True
+    before = state.appended
+    assert open_session(node, "new") == reasons.QUOTA_EXCEEDED
+    assert open_session(node, "known") == reasons.QUOTA_EXCEEDED
+    assert open_session(node, "known", clean=False, will=WILL) == reasons.QUOTA_EXCEEDED
+    assert suback(node, durable, "u") == reasons.QUOTA_EXCEEDED
+    durable.send(m.Unsubscribe(8, ["nothing"]))
+    assert len(durable.take(m.Unsuback)) == 1
+    assert state.appended == before
+    assert state.stats.refused_disk_full == 4
+    # What there is goes on, until half of the reserve is used up.
+    assert open_session(node, "known", clean=False) == 0
+    assert suback(node, durable, "t") == 1
+    state.is_reserve_low = True
+    assert open_session(node, "known", clean=False) == reasons.QUOTA_EXCEEDED
+    assert suback(node, durable, "t") == reasons.QUOTA_EXCEEDED
+    assert reason(login(node, "", "clean", b"")) == 0
+    durable.send(m.Unsubscribe(9, ["t"]))
+    node.settle()
+    assert len(durable.take(m.Unsuback)) == 1
+
+
+def test_client_ids_of_new_sessions_are_bounded() -> None:
+    node = bench(limits())
+    long = "\u00e9" * 300
+    assert open_session(node, "x" * 512) == 0
+    assert open_session(node, long) == reasons.CLIENT_IDENTIFIER_NOT_VALID
+    node.node.state.config.client_id_bytes = 65_535
+    assert open_session(node, long) == 0
+    node.node.state.config.client_id_bytes = 512
+    assert open_session(node, long, clean=False) == 0

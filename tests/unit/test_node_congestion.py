@@ -46,7 +46,9 @@ def shared_subscribes() -> Iterator[object]:
 
 
 def unsubscribes() -> Iterator[object]:
+    # One that changes nothing appends nothing.
     for number in range(1, 65_536):
+        yield subscribe("x" * 100, packet_id=number)
         yield m.Unsubscribe(number, ["x" * 100])
 
 

@@ -138,7 +138,7 @@ def test_resuming_does_not_keep_the_id_of_what_cannot_be_sent_again() -> None:
 
 
 def test_client_id_too_long_for_a_response_topic() -> None:
-    bench = NodeBench()
+    bench = NodeBench(NodeConfig(client_id_bytes=65_535))
     peer = bench.peer()
     asked: m.Properties = {p.REQUEST_RESPONSE_INFORMATION: 1}
     peer.send(m.Connect(5, True, 0, "x" * 65_530, None, None, None, asked))

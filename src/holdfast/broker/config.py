@@ -49,6 +49,7 @@ class NodeConfig:
     pending_connect_bytes: int = 33_554_432
     """The most bytes buffered for all connections together whose CONNECT is not answered."""
     pending_connects_per_address: int = 10_000
+    client_id_bytes: int = 512
     connect_timeout_s: float = 20.0
     allow_anonymous: bool = True
     has_listener_rights: bool = False

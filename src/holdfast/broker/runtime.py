@@ -262,11 +262,13 @@ class Runtime:
     def writer_full(self) -> None:
         """Refuse publishes: the group in flight, and every promise behind it, waits for space."""
         self.clients.touch()
+        self.state.is_reserve_low = True
         self.refuse_publishes()
 
     def check_space(self, free_bytes: int) -> None:
         """Refuse QoS 1 and 2 before the disk is full, and accept them with a quarter more room."""
         reserve = self.reserve_bytes
+        self.state.is_reserve_low = self.writer.is_full or free_bytes < reserve // 2
         if free_bytes < reserve:
             self.refuse_publishes()
         elif free_bytes > reserve + reserve // 4 and not self.writer.is_full:

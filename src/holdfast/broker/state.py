@@ -149,6 +149,7 @@ class NodeState(RecordedState):
         self.acl: RuleSource | None = None
         self.admission = AdmissionControl(config.admission)
         self.disk_full = False
+        self.is_reserve_low = False  # less than half of the reserve is left
         # Clients whose input waits until the journal has written the pending records.
         self.paused_inputs: list[Connection] = []
         self.closing = False

@@ -251,6 +251,9 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     oldest of those with an incomplete CONNECT are closed."""
     pending_connects_per_address: Count = 10_000
     """The most connections of one address whose CONNECT is not answered yet; 0: no limit."""
+    client_id_bytes: Annotated[int, Meta(ge=23, le=65535)] = 512
+    """The most bytes of the client id of a new session. Sessions with longer ones, which are there
+    already, can be resumed."""
     sessions: CountAboveZero = 1_000_000
     """The most sessions, connected or not. The CONNECT of one more is refused with 0x97 (Quota
     exceeded)."""

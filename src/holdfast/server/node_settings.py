@@ -60,6 +60,7 @@ def node_config(config: Config) -> NodeConfig:
         connect_bytes=limits.connect_bytes,
         pending_connect_bytes=limits.pending_connect_bytes,
         pending_connects_per_address=limits.pending_connects_per_address,
+        client_id_bytes=limits.client_id_bytes,
         connect_timeout_s=limits.connect_timeout_s,
         allow_anonymous=bool(config.security.allow_anonymous),
         has_listener_rights=any(each.mount or each.acl_file for each in config.listeners),

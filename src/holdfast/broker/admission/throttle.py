@@ -1,9 +1,13 @@
-"""The rates and quotas of messages: each PUBLISH is charged, and its client waits or is refused.
+"""The rates and quotas of clients: each PUBLISH, CONNECT, SUBSCRIBE and UNSUBSCRIBE is charged, and
+its client waits or is refused.
 
 Invariants
 - Without a configured limit a message costs one look at `Connection.meter`.
 - A message that was stored before is never refused here: a QoS 2 repetition would be published
   again by its client. So the refusal comes where a new message is about to be stored.
+- Each record that a client causes is paid for: by its message, or for a session by
+  `recording_refusal` and `charge_open`. Counter-example without the second: a user without one
+  right opens and closes a durable session in a loop, and fills the disk and its reserve.
 - One that exceeds a limit costs the others nothing: its input waits, or its message is refused.
 """
 
@@ -26,6 +30,15 @@ from holdfast.protocol.mqtt.errors import ProtocolViolation
 
 PAUSE_S_MAX: Final = 60.0
 """The most seconds between two looks at a client that waits, so that a closed one is forgotten."""
+
+
+DEBT_S_MAX: Final = 1.0
+"""The seconds that a client's rates may need to recover when it opens a durable session or leaves a
+will. With more it is refused: a client that connects again and again is never read, so it would
+never wait."""
+OPEN_RECORD_BYTES: Final = 200
+"""The bytes in the log of the open and the close of a session, beside its id, which is in each
+record twice."""
 
 
 def give_meter(state: NodeState, connection: Connection) -> None:
@@ -87,11 +100,50 @@ def charge_bytes(state: NodeState, connection: Connection, size_bytes: int) -> N
     """Charge the bytes of a packet that is no message, and let its client wait above a rate."""
     meter = connection.meter
     assert isinstance(meter, Meter)
+    meter.state(state.now)
+    meter.charge(0, size_bytes)
     if meter.bytes:
-        meter.state(state.now)
-        for bucket in meter.bytes:
-            bucket.take(size_bytes)
         _pause(state, connection, meter)
+
+
+def charge_open(state: NodeState, connection: Connection, will_bytes: int) -> None:
+    """Charge the records of an open session. Its will is charged now, because nobody is refused
+    when it is published. `will_bytes` of 0: there is none."""
+    meter = connection.meter
+    if meter is not None:
+        assert isinstance(meter, Meter)
+        size_bytes = OPEN_RECORD_BYTES + 4 * len(connection.client_id)
+        meter.state(state.now)
+        # A will is in the record of the open, and in the log again when it is published.
+        meter.charge(1 if will_bytes else 0, size_bytes + 2 * will_bytes)
+
+
+def recording_refusal(state: NodeState, connection: Connection, *, is_known: bool) -> str:
+    """The reason why a client may not add to its session in the log now, or "". `is_known`: it adds
+    nothing to what is there, as a resumed session. Closes and UNSUBSCRIBE are never refused,
+    because they need an open or a subscription before."""
+    if connection.is_internal:
+        return ""
+    if state.disk_full and not (is_known and not state.is_reserve_low):
+        state.stats.refused_disk_full += 1
+        return "the disk is full"
+    meter = connection.meter
+    if meter is not None:
+        assert isinstance(meter, Meter)
+        if meter.state(state.now) == OVER_QUOTA:
+            state.stats.refused_quota += 1
+            return "the user's quota of bytes is used up"
+    return ""
+
+
+def is_in_debt(state: NodeState, connection: Connection) -> bool:
+    """Whether the client's rates need more than `DEBT_S_MAX` to recover."""
+    meter = connection.meter
+    if meter is None:
+        return False
+    assert isinstance(meter, Meter)
+    meter.state(state.now)
+    return meter.wait_s() > DEBT_S_MAX
 
 
 def refusal_of(connection: Connection) -> str:

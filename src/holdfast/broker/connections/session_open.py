@@ -5,7 +5,12 @@ from typing import Final
 
 from holdfast.broker.admission.checks import may_add_session, may_open_as
 from holdfast.broker.admission.expulsion import expel_if_banned
-from holdfast.broker.admission.throttle import give_meter
+from holdfast.broker.admission.throttle import (
+    charge_open,
+    give_meter,
+    is_in_debt,
+    recording_refusal,
+)
 from holdfast.broker.connections.client_notes import note_connected
 from holdfast.broker.connections.close import end_session, refuse, take_over, waits_for_older
 from holdfast.broker.connections.keep_alive import start_keep_alive
@@ -36,7 +41,7 @@ from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.packets import Connack, Connect, Properties
-from holdfast.protocol.mqtt.properties import number_of
+from holdfast.protocol.mqtt.properties import encode_block, number_of
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage import record as log_record
 
@@ -149,15 +154,10 @@ def open_session(
             f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
         )
         return
-    if not may_open_as(state, connection, client_id):
-        return
     session = state.sessions.get(client_id)
-    if session is not None and not may_open(state, session, connection):
-        refuse_other_user(state, connection)
-        return
-    if session is None and not may_add_session(state, connection, client_id):
-        return
     known = session or state.cluster.recorded_session(client_id)
+    if not _may_have(state, connection, session, known):
+        return
     if (
         known is not None
         and not packet.clean_start
@@ -173,6 +173,11 @@ def open_session(
     ):
         connection.connect = packet
         return
+    give_meter(state, connection)
+    if (expiry_s > 0 or packet.will is not None) and not _pays_open(
+        state, connection, packet, known
+    ):
+        return
     if state.cluster.is_single:
         if session is not None and session.connection is not None:
             take_over(state, session)
@@ -184,6 +189,50 @@ def open_session(
     if not packet.clean_start:
         opening.filters = checksum_asked(connection, known)
     state.cluster.open_session(connection, client_id, opening)
+
+
+def _may_have(
+    state: NodeState, connection: Connection, session: Session | None, known: Session | None
+) -> bool:
+    """Whether the client may have the session of its client id: the one in memory, one that is
+    known from the log, or a new one. Otherwise it is refused."""
+    client_id = connection.client_id
+    if not may_open_as(state, connection, client_id):
+        return False
+    if session is not None and not may_open(state, session, connection):
+        refuse_other_user(state, connection)
+        return False
+    if session is None and not may_add_session(state, connection, client_id):
+        return False
+    if known is None and len(client_id.encode()) > state.config.client_id_bytes:
+        text = f"the client id has more than {state.config.client_id_bytes} bytes"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+        return False
+    return True
+
+
+def _pays_open(
+    state: NodeState, connection: Connection, packet: Connect, known: Session | None
+) -> bool:
+    """Charge a session that is recorded, or refuse its client."""
+    if connection.is_internal:
+        return True
+    will = packet.will
+    resumes = known is not None and not packet.clean_start and will is None
+    text = recording_refusal(state, connection, is_known=resumes)
+    if text:
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+        return False
+    if is_in_debt(state, connection):
+        state.stats.refused_rate += 1
+        text = "more messages or bytes a second than allowed: try again later"
+        refuse(state, connection, reasons.CONNECTION_RATE_EXCEEDED, text)
+        return False
+    will_bytes = 0
+    if will is not None:
+        will_bytes = len(will.topic) + len(will.payload) + len(encode_block(will.properties))
+    charge_open(state, connection, will_bytes)
+    return True
 
 
 def _reopen(extra: Properties | None, state: object, connection: Connection) -> None:

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Final
 
+from holdfast.broker.admission.throttle import recording_refusal
 from holdfast.broker.connections.client_notes import note_filter_denied
 from holdfast.broker.connections.close import handle_violation
 from holdfast.broker.delivery.log_replay import continue_reading, feed_group
@@ -188,6 +189,16 @@ def handle_subscribe(
 ) -> None:
     """Check and log a SUBSCRIBE; SubscribePromise does the rest. The starts of subscriptions that
     begin in the past may have to be searched for first, and a service asked about the filters."""
+    filters = [each.filter for each in packet.subscriptions]
+    if session.is_durable() or any(map(is_queue, filters)):
+        is_known = all(filter in session.subscriptions for filter in filters)
+        text = recording_refusal(state, connection, is_known=is_known)
+        if text:
+            codes = [reasons.QUOTA_EXCEEDED] * len(filters)
+            refusal = SubscribePromise(connection, session, packet, [], codes)
+            refusal.error = text
+            refusal.release(state)
+            return
     if not asks_to_subscribe(state, connection, packet, partial(_decided, packet)):
         _plan_and_subscribe(state, connection, session, packet)
 

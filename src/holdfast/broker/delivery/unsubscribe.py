@@ -76,7 +76,9 @@ def handle_unsubscribe(
         elif filter not in promise.refused:
             promise.refused.add(filter)
             note_filter_denied(state, session, "unsubscribe_denied", filter)
-    if not allowed or not session.is_durable():
+    # An UNSUBSCRIBE that changes nothing appends nothing, or it could fill the disk.
+    changes = session.subscribes_awaited or any(map(session.subscriptions.__contains__, allowed))
+    if not changes or not session.is_durable():
         promise.release(state)
         return
     for filter in allowed:

@@ -1,0 +1,96 @@
+"""Each place that appends a record names the allowance that pays for it: a limit that sees one of
+several ways into the log is none. A new place fails until it is listed."""
+
+import ast
+from pathlib import Path
+from typing import Final
+
+import holdfast
+
+ROOT: Final = Path(holdfast.__file__).parent
+APPENDS: Final = {"append", "publish", "append_state", "publish_state", "append_atomic"}
+"""Calls that bring a record into the log: the first two of `state` or `self._state`."""
+
+MESSAGE: Final = "charge_publish, and disk_full before it is stored"
+OPEN: Final = "recording_refusal and charge_open at CONNECT"
+SUBSCRIBE: Final = "recording_refusal, and charge_bytes for the packet"
+WILL: Final = "charge_open at the CONNECT that left it"
+BEFORE: Final = "an open, a subscription or a message before it, once each; it frees or moves state"
+PACED: Final = "nothing: at most one a session or group in progress_interval_s"
+OPERATOR: Final = "nothing: callers with credentials of an operator"
+NODES: Final = "nothing: the cluster's own, paced or once for an event"
+CALLERS: Final = "the functions that call it"
+FEDERATION: Final = "disk_full; the members are configured"
+
+PAID: Final = {
+    "broker/connections/close.py:log_close": BEFORE,
+    "broker/connections/close.py:log_end": BEFORE,
+    "broker/connections/operations.py:move_session": OPERATOR,
+    "broker/connections/session_open.py:_open_here": OPEN,
+    "broker/connections/wills.py:_log_done": WILL,
+    "broker/connections/wills.py:publish_will": WILL,
+    "broker/delivery/outbox.py:end_drains": BEFORE,
+    "broker/delivery/subscribe.py:_record_group": SUBSCRIBE,
+    "broker/delivery/subscribe.py:_subscribe": SUBSCRIBE,
+    "broker/delivery/unsubscribe.py:handle_unsubscribe": BEFORE,
+    "broker/federation_session.py:publish": FEDERATION,
+    "broker/federation_session.py:retain": FEDERATION,
+    "broker/publish/completion.py:retain_at_once": MESSAGE,
+    "broker/publish/delayed.py:_publish": BEFORE,
+    "broker/publish/delayed.py:_publish_qos0": BEFORE,
+    "broker/publish/delayed.py:end_delayed": BEFORE,
+    "broker/publish/delayed_inbound.py:_store_delayed": MESSAGE,
+    "broker/publish/delayed_inbound.py:publish_delayed": MESSAGE,
+    "broker/publish/inbound.py:_store": MESSAGE,
+    "broker/publish/inbound.py:handle_pubrel": BEFORE,
+    "broker/publish/inbound.py:log_qos0": MESSAGE,
+    "broker/publish/producer_dedup.py:_append_owner": MESSAGE,
+    "broker/queues/changes.py:create_queue": SUBSCRIBE,
+    "broker/queues/changes.py:delete_queue": OPERATOR,
+    "broker/recovery/ban_records.py:_record": OPERATOR,
+    "broker/recovery/state_records.py:_append_cursor": PACED,
+    "broker/recovery/state_records.py:_log_group": PACED,
+    "broker/recovery/state_records.py:append_state": CALLERS,
+    "broker/recovery/state_records.py:publish_state": CALLERS,
+    "broker/state.py:append": CALLERS,
+    "broker/state.py:publish": CALLERS,
+    "cluster/sessions/coordinator.py:_open": OPEN,
+    "cluster/sessions/epochs.py:_append": NODES,
+    "cluster/shared_groups/durable_members.py:_complete": NODES,
+    "cluster/shared_groups/durable_members.py:log_join": SUBSCRIBE,
+    "cluster/shared_groups/durable_members.py:log_leave": BEFORE,
+    "cluster/shared_groups/progress.py:_append": PACED,
+}
+
+
+def appending() -> set[str]:
+    found = set()
+    for layer in ("broker", "cluster"):
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            module = path.relative_to(ROOT).as_posix()
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef) and any(map(_appends, ast.walk(node))):
+                    found.add(f"{module}:{node.name}")
+    return found
+
+
+def _appends(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    function = node.func
+    if isinstance(function, ast.Name):
+        return function.id in APPENDS
+    if not isinstance(function, ast.Attribute) or function.attr not in APPENDS:
+        return False
+    owner = function.value
+    return (isinstance(owner, ast.Name) and owner.id == "state") or (
+        isinstance(owner, ast.Attribute) and owner.attr in ("_state", "state", "cluster")
+    )
+
+
+def test_every_record_is_paid_for() -> None:
+    found = appending()
+    new = found - set(PAID)
+    assert not new, f"{sorted(new)}: charge what the record costs, and list what pays for it"
+    gone = set(PAID) - found
+    assert not gone, f"{sorted(gone)} are listed and append nothing"
