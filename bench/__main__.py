@@ -1,6 +1,6 @@
 """`python -m bench`: the comparison with Mosquitto, the Publish Queue, then, in a short form, the
-failover of a pair and of a cluster, the curves of metadata, topics and Spark, how long one packet
-holds the loop, and federations."""
+failover of a pair and of a cluster, the longest call of a cluster node, the curves of metadata,
+topics and Spark, how long one packet holds the loop, and federations."""
 
 import argparse
 import json
@@ -21,6 +21,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "takeover": ("--quick",),
     "cluster": ("--quick",),
     "metadata": (),
+    "longest_call": ("--quick",),
     "topics": (),
     "admin_lists": (),
     "console": (),

@@ -99,6 +99,7 @@ class Bench:
             for record in batch.records():
                 self.images.apply(record)
         self.journal.advance(0, self.stored())
+        self.state.delivered[0] = self.stored()
         self.admission.committed(0, self.stored())
 
 

@@ -287,6 +287,7 @@ class ClusterNode(Parts):
         self.forwarding.flush()
         self.admission.flush()
         self.effects.run()
+        self.applier.end_turn()
         self.state.resume_inputs()
         self._is_late = bool(self.state.dirty or self.state.effects)
 

@@ -54,6 +54,7 @@ class PartEffects:
         self._admission = parts.admission
         self._forwarding = parts.forwarding
         self._applier = parts.applier
+        self._applier.on_applied = self._applied
         self._transfer = parts.transfer
         self._ownership = parts.ownership
         self._metadata_reads = parts.metadata_reads
@@ -151,9 +152,7 @@ class PartEffects:
                 self._context.outgoing.append((effect.node, effect.kind, effect.payload))
         elif isinstance(effect, Committed):
             self._applier.apply_to(effect.partition, effect.offset)
-            self._admission.committed(effect.partition, effect.offset)
-            self._session_coordinator.committed(effect.partition)
-            self.has_applied = True
+            self._applied(effect.partition)
         elif isinstance(effect, ReadBatches):
             self.reads.append(effect)
         elif isinstance(effect, ProposeInSync):
@@ -186,6 +185,12 @@ class PartEffects:
         elif isinstance(effect, GivenUp):
             self._state.note("error", "images_given_up", {"partition": effect.partition})
             self._transfer.abandon(effect.partition)
+
+    def _applied(self, partition: int) -> None:
+        """Acts on committed records of a partition that are applied now."""
+        self._admission.committed(partition, self._state.delivered[partition])
+        self._session_coordinator.committed(partition)
+        self.has_applied = True
 
     def _carry_out_detector(self, effect: object) -> None:
         if isinstance(effect, Beat):

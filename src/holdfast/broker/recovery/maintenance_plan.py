@@ -60,7 +60,9 @@ class MaintenancePlan:
         if journal.replicated:
             # The settled sequence is coarse and may decrease when records are appended. But settled
             # records stay settled, so the newest snapshot's sequence is a lower bound.
-            sequence = max(newest, journal.snapshot_sequence(journal.high_watermark))
+            # Committed records that are not applied are not in the snapshot.
+            applied = self._runtime.recorded_state().delivered
+            sequence = max(newest, journal.snapshot_sequence(applied))
         is_due = journal.replicated and self.is_snapshot_due()
         return sequence if sequence != newest or is_due or always else None
 

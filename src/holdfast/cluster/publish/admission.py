@@ -93,7 +93,8 @@ class Admission(Appender):
         self._tails.pop(partition, None)
 
     def committed(self, partition: int, offset: int) -> None:
-        """Acknowledges the repetitions that waited for the commit of `offset`."""
+        """Acknowledges the repetitions that waited until the records below `offset` are committed
+        and applied."""
         tail = self._tails.get(partition)
         if tail is None:
             return
@@ -145,7 +146,7 @@ class Admission(Appender):
         if outcome == REPEATED:
             self.repeated += 1
             end = journal.next_offset[partition]
-            if journal.high_watermark[partition] >= end:
+            if self._state.delivered[partition] >= end:
                 self._answer(origin, partition, record.ticket, reasons.SUCCESS, "")
             else:
                 tail.repeated.append((end, origin, record.ticket))

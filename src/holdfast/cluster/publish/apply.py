@@ -8,23 +8,36 @@ the high watermark, and every record below it was applied once, in order. Counte
 is applied before its commit, and truncated when the leader changes. A client has received a message
 that the log does not have.
 
+A commit may cover hundreds of thousands of records, because all of them waited for one replica. So
+a turn applies a bounded number of them, and the rest is `Work`. Meanwhile `delivered` is behind the
+high watermark. A decision on applied state compares with `delivered`. A later commit of the
+partition only moves the end, so nothing passes the records that wait.
+
 Replicated state that came from another node (`state.transfer`) may be ahead of it.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from holdfast.broker.delivery.delivery import deliver, deliver_committed_qos0
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.delayed_table import is_waiting
 from holdfast.broker.routing import find_route
-from holdfast.broker.state import NodeState
+from holdfast.broker.state import NodeState, Work
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.topics.names import InvalidTopic
 from holdfast.storage import record as log_record
 from holdfast.storage.batch import Batch
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
+
+RECORDS_PER_TURN: Final = 1000
+"""The most records that one turn applies as they are committed, all partitions together. Later ones
+become `Work`."""
+BACKLOG_SHARE: Final = 64
+"""A slice applies at least this part of the records that wait, so that their number, and with it
+their memory, is bounded by what the links bring in this many turns."""
 
 
 class ApplyingLog:
@@ -85,7 +98,7 @@ class ApplyingLog:
         return self._journal.epoch_end(partition, epoch)
 
 
-class Applier:
+class Applier(Work):
     """The step from a committed batch to the replicated state, to subscribers and to promises.
 
     Invariant: a record changes the replicated state before its promise is resolved. A client that
@@ -105,6 +118,7 @@ class Applier:
         """`settle(ticket, partition, client id)`: a record with a ticket of `pending` was applied.
         `on_session`: a SESSION record or a will was applied. `on_retained`: a record that sets or
         clears a retained message was applied."""
+        super().__init__()
         self._state = state
         self._replicated = replicated
         self._log = log
@@ -115,22 +129,68 @@ class Applier:
         # Per partition: records below this offset are in the replicated state, although they were
         # not delivered here.
         self.starts: list[int] = [0] * len(state.delivered)
+        # Called with the partition after a slice of committed records. PartEffects sets it.
+        self.on_applied: Callable[[int], None] = lambda partition: None
+        # Partition -> its high watermark, while it is not applied up to there.
+        self._ends: dict[int, int] = {}
+        self._left = RECORDS_PER_TURN
+
+    def end_turn(self) -> None:
+        """Allows the next turn its number of records."""
+        self._left = RECORDS_PER_TURN
 
     def apply_to(self, partition: int, high_watermark: int) -> None:
-        """Applies the batches of a partition up to its high watermark."""
-        batches = self._log.uncommitted[partition]
-        while batches and batches[0].base_offset < high_watermark:
-            batch = batches[0]
-            self._apply(partition, batch, high_watermark)
-            if batch.end_offset > high_watermark:
-                return
-            batches.popleft()
+        """Applies the batches of a partition up to its high watermark, or begins to."""
+        if partition not in self._ends:
+            self._left -= self._advance(partition, high_watermark, self._left)
+        if self._is_behind(partition, high_watermark):
+            self._ends[partition] = high_watermark
+            self.has_more = True
+            self._state.start_work(self)
 
-    def _apply(self, partition: int, batch: Batch, high_watermark: int) -> None:
+    def step(self, state: NodeState, steps: int) -> int:
+        """Applies some of the committed records that wait, of one partition after the other."""
+        delivered = state.delivered
+        waiting = sum(end - delivered[partition] for partition, end in self._ends.items())
+        steps = max(steps, waiting // BACKLOG_SHARE)
+        done = 0
+        while self._ends and done < steps:
+            partition, end = next(iter(self._ends.items()))
+            # The log may have been reset meanwhile, to an offset below that commit.
+            end = min(end, self._log.high_watermark[partition])
+            done += max(1, self._advance(partition, end, steps - done))
+            del self._ends[partition]
+            if self._is_behind(partition, end):
+                # It is the last one in the next slice.
+                self._ends[partition] = end
+            self.on_applied(partition)
+        self.has_more = bool(self._ends)
+        return done
+
+    def _is_behind(self, partition: int, end: int) -> bool:
+        batches = self._log.uncommitted[partition]
+        return bool(batches) and self._state.delivered[partition] < end > batches[0].base_offset
+
+    def _advance(self, partition: int, end: int, count_max: int) -> int:
+        """Applies the next records of a partition below `end`. Returns their number."""
+        delivered = self._state.delivered
+        batches = self._log.uncommitted[partition]
+        left = count_max
+        while left > 0 and batches and batches[0].base_offset < end:
+            batch = batches[0]
+            limit = min(end, max(batch.base_offset, delivered[partition]) + left)
+            left -= self._apply(partition, batch, limit)
+            if batch.end_offset > limit:
+                break
+            batches.popleft()
+        return count_max - left
+
+    def _apply(self, partition: int, batch: Batch, limit: int) -> int:
+        """Applies the records of a batch below the offset `limit`. Returns their number."""
         state = self._state
         delivered = state.delivered
         first = delivered[partition] - batch.base_offset
-        last = min(batch.count, high_watermark - batch.base_offset)
+        last = min(batch.count, limit - batch.base_offset)
         start = self.starts[partition]
         pending = self._pending
         topics, _ = batch.topics()
@@ -159,6 +219,7 @@ class Applier:
                 self._on_session(record)
             if ticket in pending:
                 self._settle(ticket, partition, batch.client_id(index))
+        return max(0, last - max(0, first))
 
     def _deliver(self, batch: Batch, index: int, topic: bytes, qos: int) -> None:
         state = self._state
@@ -174,7 +235,8 @@ class Applier:
             deliver(state, route, message_of(batch.record(index)))
 
     def tickets(self, partition: int) -> set[int]:
-        """Returns the tickets of the uncommitted records of a partition."""
+        """Returns the tickets of the records of a partition that are not applied. Those of a batch
+        of which a part is applied are all among them."""
         found: set[int] = set()
         for batch in self._log.uncommitted[partition]:
             found.update(batch.tickets())

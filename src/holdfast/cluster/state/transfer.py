@@ -121,7 +121,7 @@ class Transfer:
 
         The offset is 0 for a partition whose state the snapshot lacks.
         """
-        offsets = list(self._context.journal.high_watermark)
+        offsets = list(self._state.delivered)
         for partition in self.missing:
             offsets[partition] = 0
         return offsets
