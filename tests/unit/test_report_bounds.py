@@ -1,5 +1,6 @@
 """The size of the report of a lake of years and 10,000 devices, and what it says to leave out."""
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,9 +11,13 @@ import pytest
 pytest.importorskip("plotly")
 pytest.importorskip("pyspark.sql")
 
+import plotly.graph_objects as go
+
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.report import data
+from holdfast.pipeline.report.charts import spans
 from holdfast.pipeline.report.grain import STEPS_MAX, grain_of
+from holdfast.pipeline.report.page import Page
 from holdfast.pipeline.report.report import report
 from tests.support.gold_files import write_table
 
@@ -158,3 +163,22 @@ def test_a_newest_file_that_is_too_large_is_left_out(
     assert str(found.cut["device_minutes"]) == "900 rows up to 2016-01-01 02:59 UTC"
     assert "device_minutes: 900 rows" in text_of(report(tmp_path, CATALOG))
     assert found.rows("device_minutes", ["device", "metric", "mean"], 1_000) is None
+
+
+HOSTILE = "<!--<script>a</script><a href='https://x.example'>"
+
+
+def test_a_name_neither_ends_the_figures_nor_becomes_a_link() -> None:
+    page = Page("t", "s")
+    chart = go.Figure()
+    spans(chart, "outages", [(HOSTILE, BEGIN, BEGIN + DAY)], "#111")
+    page.chart(page.part(HOSTILE, HOSTILE), HOSTILE, chart, HOSTILE)
+    html = page.render()
+    found = re.search(r"<script type=application/json id=figures>(.*?)</script>", html, re.DOTALL)
+    assert found is not None
+    assert "<" not in found[1]
+    (figure,) = json.loads(found[1])
+    (trace,) = figure["data"]
+    assert trace["y"] == [HOSTILE.replace("<", "&lt;")]
+    assert trace["hovertemplate"] == "%{y}<br>%{customdata}<extra>outages</extra>"
+    assert "<a href='https:" not in html

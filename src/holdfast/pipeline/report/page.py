@@ -51,7 +51,7 @@ class Page:
         """Add a plotly figure to a part."""
         title = shortened(title)
         number = len(self._figures)
-        self._figures.append(json.loads(figure.to_json()))
+        self._figures.append(_without_markup(json.loads(figure.to_json())))
         height = self._figures[number]["layout"].get("height")
         style = f' style="height:{height}px"' if height else ""
         part.html.append(
@@ -65,8 +65,8 @@ class Page:
         from plotly.offline import get_plotlyjs
 
         files = resources.files("holdfast.pipeline") / "report_assets"
-        # A name with `</script>` must not end the script.
-        figures = json.dumps(self._figures).replace("</", "<\\/")
+        # Behind a name with `<!--<script>`, the end tag would be a part of the script.
+        figures = json.dumps(self._figures).replace("<", "\\u003c")
         links = "".join(
             f"<a href=#part-{at}>{escape(part.title)}</a>" for at, part in enumerate(self._parts)
         )
@@ -86,6 +86,19 @@ class Page:
             f"<script type=application/json id=figures>{figures}</script>"
             f"<script>{(files / 'report.js').read_text()}</script></body></html>\n"
         )
+
+
+def _without_markup(value: Any) -> Any:
+    """A part of a figure without HTML: Plotly would make a link of a device's name. The templates
+    of hovers are the report's own."""
+    if isinstance(value, dict):
+        return {
+            key: each if key == "hovertemplate" else _without_markup(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_markup(each) for each in value]
+    return value.replace("<", "&lt;") if isinstance(value, str) else value
 
 
 def facts(values: Sequence[tuple[str, str, str]]) -> str:
