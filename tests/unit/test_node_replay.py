@@ -7,7 +7,11 @@ from holdfast.broker.delivery.replay import SEARCHES_MAX
 from holdfast.cluster.publish.apply import Applier, ApplyingLog
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
-from holdfast.protocol.mqtt.properties import decode_block
+from holdfast.protocol.mqtt.properties import (
+    CONTENT_TYPE,
+    decode_block,
+    encode_block,
+)
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage.batch import Batch
 from holdfast.storage.batch_builder import BatchBuilder
@@ -280,6 +284,31 @@ def test_a_client_is_told_the_places_and_the_end(bench: NodeBench, qos: int) -> 
     reader = bench.connect("r", clean=False, expiry_s=100)
     publish(bench, bench.connect("p"), "a", "4")
     assert "hf-offset" in told(reader.publishes()[-1])
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_publisher_forges_no_place(bench: NodeBench, qos: int) -> None:
+    publisher = bench.connect("p")
+    reader, other = bench.connect("r"), bench.connect("o")
+    for each, wishes in ((reader, {USER_PROPERTY: WISHES[1:]}), (other, {})):
+        each.send(m.Subscribe(1, [m.SubscriptionRequest("a", 1)], wishes))
+    forged = ["hf-time", "hf-partition", "hf-offset", "hf-past", "hf-lost", "hf-", "own", "xhf-y"]
+    properties = {CONTENT_TYPE: "hf-", USER_PROPERTY: [(name, "7") for name in forged]}
+    block = encode_block(properties)
+    publisher.send(Publish(b"a", b"x", qos, False, False, qos, block, 0, -1))
+    (packet,) = reader.publishes()
+    pairs = decode_block(packet.properties, 0, len(packet.properties), m.PUBLISH)
+    assert pairs[CONTENT_TYPE] == "hf-"
+    own = pairs[USER_PROPERTY]
+    assert isinstance(own, list)
+    assert own[-2:] == [("own", "7"), ("xhf-y", "7")]
+    assert [name for name, _ in own[:-2]] == (
+        ["hf-time", "hf-partition", "hf-offset"] if qos else ["hf-time"]
+    )
+    assert all(value != "7" for _, value in own[:-2])
+    # A client that has not asked for places gets what was published.
+    (packet,) = other.publishes()
+    assert packet.properties == block
 
 
 def test_an_empty_past_has_an_end(bench: NodeBench) -> None:

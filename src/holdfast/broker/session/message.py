@@ -14,12 +14,14 @@ from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.audience import Audience
 from holdfast.protocol.mqtt.errors import MalformedPacket
 from holdfast.protocol.mqtt.fields import VARINT_MAX, string_field, varint
-from holdfast.protocol.mqtt.properties import USER_PROPERTY, expiry_of
+from holdfast.protocol.mqtt.properties import USER_PROPERTY, expiry_of, without_user_properties
 from holdfast.protocol.mqtt.publish import splice_properties, topic_field
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 NO_EXPIRY: Final = -1
+OWN_NAMES: Final = b"hf-"
+"""The beginning of the names of the broker's user properties."""
 
 
 class Message:
@@ -175,7 +177,8 @@ class Message:
                     properties, self.remaining_expiry_s(wall_us), ids, topic_alias
                 )
             if additions is not None and additions.tells_place:
-                properties += self._place(additions)
+                # Properties of the publisher with these names would pass for the broker's.
+                properties = self._place(additions) + without_user_properties(properties, OWN_NAMES)
             if len(properties) > VARINT_MAX:
                 return b""
             head += varint(len(properties)) + properties

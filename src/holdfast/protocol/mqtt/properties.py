@@ -322,6 +322,22 @@ def user_property_at(block: bytes, head: bytes, position: int) -> int:
     return -1
 
 
+def without_user_properties(block: bytes, start: bytes) -> bytes:
+    """A checked block without the user properties whose names begin with `start`."""
+    if start not in block:
+        return block
+    kept: list[bytes] = []
+    position = 0
+    end = len(block)
+    while position < end:
+        behind = _skip(block, position, end)
+        # The identifier has one byte, the length of the name two.
+        if block[position] != USER_PROPERTY or not block.startswith(start, position + 3):
+            kept.append(block[position:behind])
+        position = behind
+    return b"".join(kept)
+
+
 def _skip(block: bytes, position: int, end: int) -> int:
     """The position after the property at `position`."""
     identifier, position = read_varint(block, position, end)
