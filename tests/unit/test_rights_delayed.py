@@ -1,5 +1,9 @@
 """The rights of delayed messages: when they are published, and when they are due."""
 
+import pytest
+
+from holdfast.broker.admission.bans import Ban
+from holdfast.broker.recovery.ban_records import record_ban
 from holdfast.security.acl import AclFile
 from tests.support.node_bench import NodeBench
 from tests.unit.test_delayed import delay
@@ -17,6 +21,20 @@ def test_a_delayed_message_is_refused_when_it_is_published() -> None:
     assert len(bench.node.state.delayed) == 1
     bench.advance(5)
     assert drain(reader) == ["y"]
+
+
+@pytest.mark.parametrize("name", ["p", "other"])
+def test_a_delayed_message_of_a_banned_client_is_dropped(name: str) -> None:
+    bench = NodeBench()
+    publisher, reader = bench.connect("p"), bench.connect("r")
+    subscribe(reader, "#")
+    delay(publisher, "$delayed/5/a", "x")
+    record_ban(bench.node.state, Ban("client", name, 0, "too loud", "user amy", 1), print)
+    bench.run()
+    bench.advance(5)
+    assert drain(reader) == ([] if name == "p" else ["x"])
+    assert len(bench.node.state.delayed) == 0
+    assert bench.node.state.stats.delayed_denied == (name == "p")
 
 
 def test_a_delayed_message_is_dropped_when_it_is_due() -> None:

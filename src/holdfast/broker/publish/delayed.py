@@ -19,6 +19,8 @@ publishes, and when the message is due, because rules may have changed meanwhile
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.admission.limits import CLIENT, USER
+from holdfast.broker.admission.meters import names_of
 from holdfast.broker.cluster_port import DELAYED_MESSAGES
 from holdfast.broker.delivery.delivery import deliver, deliver_committed_qos0
 from holdfast.broker.delivery.log_replay import message_of
@@ -199,8 +201,11 @@ def _publish(state: NodeState, message: Delayed) -> None:
     if username is not None and ACTS_FOR in username:
         name, _, client_id = username.partition(ACTS_FOR)
         username = name or None
-    if not is_given and not may_publish_later(state, username, client_id, route.topic):
-        # The rules have changed since the client published.
+    is_banned = _is_banned(state, client_id, username)
+    if is_banned or (
+        not is_given and not may_publish_later(state, username, client_id, route.topic)
+    ):
+        # The rules have changed since the client published, or it is banned now.
         state.stats.delayed_denied += 1
         fields: dict[str, object] = {
             "client": client_id,
@@ -231,6 +236,15 @@ def _publish(state: NodeState, message: Delayed) -> None:
         state.publish(record, DuePromise(record, route, message.place))
     else:
         state.append(record)
+
+
+def _is_banned(state: NodeState, client_id: str, username: str | None) -> bool:
+    """Whether a client that has left a delayed message is banned. Its address is not known any
+    more."""
+    names = names_of(client_id, username, "", "")
+    return any(
+        state.bans.find(scope, names[scope], state.wall_us) is not None for scope in (CLIENT, USER)
+    )
 
 
 def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delayed) -> None:
