@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from holdfast.broker.admission import lockouts
 from holdfast.broker.admission.bans import BadBanName, Ban, BanTable, ban_address
+from holdfast.broker.admission.checks import may_connect
 from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
 from holdfast.broker.admission.lockouts import FailureCount, LockedName, LockoutTable
 from holdfast.broker.admission.meters import MeterTable, bounded_name, names_of
@@ -16,6 +17,7 @@ from holdfast.broker.connections.reauthorize import Reauthorization
 from holdfast.broker.effects import CheckPassword
 from holdfast.broker.recovery.ban_records import present_bans, record_ban, record_lift
 from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Config, Rates, ScopeRates
@@ -231,6 +233,34 @@ def test_a_connect_above_the_rate_is_refused(scope: str) -> None:
     assert stats.connection_refusals == {"Connection rate exceeded": 2}
     node.advance(0.6)
     assert reason(login(node, "u", "c")) == 0
+
+
+def test_an_address_above_its_rate_uses_up_no_rate_of_the_listener() -> None:
+    node = bench(
+        limits(address=RateLimits(connects_per_s=2), listener=RateLimits(connects_per_s=5))
+    )
+
+    def connects(address: str) -> bool:
+        connection = Connection(1000, f"{address}:1", ListenerRules("l"))
+        return may_connect(node.node.state, connection, "", None)
+
+    assert [connects("10.0.0.1") for _ in range(20)] == [True, True] + [False] * 18
+    assert connects("10.0.0.2")
+    assert connects("10.0.0.2")
+    # The fifth is the listener's last.
+    assert connects("10.0.0.3")
+    assert not connects("10.0.0.4")
+
+
+@pytest.mark.parametrize("scope", ["client", "user"])
+def test_strangers_use_up_no_rate_of_a_name(scope: str) -> None:
+    node = bench(limits(**{scope: RateLimits(connects_per_s=2)}))
+    node.node.state.admission.checks_passwords = True
+    node.valid_passwords["u"] = b"right"
+    wrong = reasons.BAD_USER_NAME_OR_PASSWORD
+    assert [reason(login(node, "u", "c", b"wrong")) for _ in range(9)] == [wrong] * 9
+    found = [reason(login(node, "u", "c")) for _ in range(3)]
+    assert found == [0, 0, reasons.CONNECTION_RATE_EXCEEDED]
 
 
 def test_a_listener_may_have_rates_of_its_own() -> None:

@@ -18,16 +18,45 @@ def may_connect(
     state: NodeState, connection: Connection, client_id: str, username: str | None
 ) -> bool:
     """Whether a CONNECT is within the rates and not banned; if not, it is refused. `username`: the
-    name in CONNECT, proved or not, because a lock-out must spare the check of the password."""
+    name in CONNECT, proved or not, because a lock-out must spare the check of the password.
+
+    Nothing is charged unless all scopes have an allowance: an address above its own rate must not
+    use up that of its listener. Names are charged after the proof (`may_enter`): strangers must not
+    use up the rate of a user.
+    """
     admission = state.admission
     if is_banned(state, connection, client_id, username):
         return False
     if not admission.counts_connects:
         return True
     names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
-    now = state.now
-    for scope in (LISTENER, ADDRESS, CLIENT, USER):
-        if not admission.meters.has_allowance(scope, names[scope], now):
+    if not _has_allowances(state, connection, names, (CLIENT, USER, ADDRESS, LISTENER)):
+        return False
+    for scope in (ADDRESS, LISTENER):
+        admission.meters.charge_connect(scope, names[scope], state.now)
+    return True
+
+
+def may_enter(state: NodeState, connection: Connection) -> bool:
+    """Whether the names of an authenticated client are within their rates of CONNECTs, which are
+    charged now; if not, it is refused."""
+    packet = connection.connect
+    admission = state.admission
+    if not admission.counts_connects or packet is None:
+        return True
+    names = names_of(packet.client_id, connection.username, "", "")
+    if not _has_allowances(state, connection, names, (CLIENT, USER)):
+        return False
+    for scope in (CLIENT, USER):
+        admission.meters.charge_connect(scope, names[scope], state.now)
+    return True
+
+
+def _has_allowances(
+    state: NodeState, connection: Connection, names: dict[str, str], scopes: tuple[str, ...]
+) -> bool:
+    for scope in scopes:
+        if not state.admission.meters.has_allowance(scope, names[scope], state.now):
             state.stats.refused_connect_rate += 1
             text = f"too many CONNECTs a second of this {scope}: try again later"
             refuse(state, connection, reasons.CONNECTION_RATE_EXCEEDED, text)

@@ -152,19 +152,22 @@ class MeterTable:
         meter.shared = []
 
     def has_allowance(self, scope: str, name: str, now: float) -> bool:
-        """Whether one more CONNECT of the name is within its rate. It is charged then."""
+        """Whether one more CONNECT of the name is within its rate."""
+        shared = self._idle.get((scope, _CONNECTS, name))
+        return shared is None or not shared.bucket.is_empty(now)
+
+    def charge_connect(self, scope: str, name: str, now: float) -> None:
+        """Charge a CONNECT to a name."""
         per_s = self.limits.rates_of(scope, name).connects_per_s
         if per_s <= 0 or not name:
-            return True
+            return
         key = (scope, _CONNECTS, name)
         shared = self._idle.pop(key, None)
         if shared is None:
             shared = SharedBucket(key, self._bucket(per_s, now, 0.0))
-        is_allowed = not shared.bucket.is_empty(now)
-        if is_allowed:
-            shared.bucket.take(1.0)
+        shared.bucket.refill(now)
+        shared.bucket.take(1.0)
         self._keep(shared, now)
-        return is_allowed
 
     def _bucket(self, per_s: float, now: float, burst: float) -> TokenBucket:
         return TokenBucket(per_s, burst or max(1.0, per_s * self.limits.burst_s), now)

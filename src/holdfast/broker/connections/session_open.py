@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from holdfast.broker.admission.checks import may_add_session, may_open_as
+from holdfast.broker.admission.checks import may_add_session, may_enter, may_open_as
 from holdfast.broker.admission.expulsion import expel_if_banned
 from holdfast.broker.admission.throttle import (
     charge_open,
@@ -101,6 +101,8 @@ def admit(state: NodeState, connection: Connection, extra: Properties | None = N
     state.pending_connects.note_proof(connection)
     if proved_connections(state) > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
+        return
+    if not may_enter(state, connection):
         return
     if state.admission.asks_rights:
         packet = connection.connect
