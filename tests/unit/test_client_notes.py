@@ -96,10 +96,8 @@ def test_a_violation_is_one_line() -> None:
 def test_a_refusal_names_the_claimed_user(version: int) -> None:
     bench = Bench()
     peer = Peer(bench, version)
-    packet = m.Connect(version, True, 60, "c1", None, "mallory", b"wrong", {})
-    peer.send(packet)
-    bench.node.handle_password_checked(peer.connection, False)
-    bench.run()
+    peer.connection.listener.authentication = ("certificate",)
+    peer.send(m.Connect(version, True, 60, "c1", None, "mallory", b"wrong", {}))
     line = only(bench)
     assert (line.level, line.event) == ("warning", "connection_refused")
     assert (line.fields["client"], line.fields["user"]) == ("c1", "mallory")

@@ -791,6 +791,7 @@ def test_certificates_and_exchanges_prove_a_name_and_a_bare_name_is_refused() ->
     assert publish(bench.connect("nobody"), "p:0:4") == 0x87
     assert publish(certified("mallory"), "p:0:4") == 0x87
     bare = bench.peer()
+    bare.connection.listener.authentication = ("certificate",)
     bare.send(m.Connect(5, True, 0, "other", None, "alice", b"secret", {}))
     (connack,) = bare.take(m.Connack)
     assert isinstance(connack, m.Connack)
