@@ -23,6 +23,9 @@ class FakeAgreement:
     was_told_to_join = False
     on_change: Callable[[], None] | None = None
 
+    def cluster_id(self) -> str:
+        return ""
+
     def is_entered(self) -> bool:
         return False
 

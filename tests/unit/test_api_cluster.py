@@ -124,6 +124,7 @@ def test_readiness(
         "disk_damaged": False,
         "removed": False,
         "older_copy": False,
+        "certificates_expired": [],
     }
 
 

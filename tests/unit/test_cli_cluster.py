@@ -63,10 +63,23 @@ def test_status_of_a_healthy_cluster(cli: Cli) -> None:
         " as n1 sees it"
     )
     assert " ".join(cli.lines[2].split()) == (
-        "node state role votes link leaders replicas in sync clients peers admin"
+        "node state role votes link version leaders replicas in sync clients peers admin"
     )
     assert cli.lines[3].split() == (
-        ["n1", "up", "data", "yes", "self", "2", "6", "6", "10.0.0.1:1883", "10.0.0.1:21883", "-"]
+        [
+            "n1",
+            "up",
+            "data",
+            "yes",
+            "self",
+            "-",
+            "2",
+            "6",
+            "6",
+            "10.0.0.1:1883",
+            "10.0.0.1:21883",
+            "-",
+        ]
     )
     assert len(cli.lines) == 6
 

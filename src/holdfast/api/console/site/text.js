@@ -17,7 +17,7 @@ export const text = {
   hidden: "a character that would not be seen, or that would change the order of the text",
   moreCharacters: (/** @type {string} */ count) => `+${count} characters`,
   ago: (/** @type {string} */ time) => `${time} ago`,
-  missing: (/** @type {string} */ node, /** @type {string} */ reason) => reason === "it is down" ? `${node} is down; its part is missing.` : `${node} did not reply, so its part is missing: ${reason}`,
+  missing: (/** @type {string} */ node, /** @type {string} */ reason) => reason === "it is down" ? `${node} is down; its part is missing.` : `${node} did not reply; its part is missing: ${reason}`,
   unreached: "The broker does not reply.",
   unreachedBanner: "The broker does not reply. The page tries again every 2 seconds and goes on by itself.",
   reachedAgain: "The broker replies again.",
@@ -141,7 +141,7 @@ export const text = {
     key: "Setting", value: "Value", origin: "From", standard: "default",
   },
   audit: {
-    title: "Audit", note: "What was changed over the admin port, and by whom", none: "Nothing has been changed.", time: "Time", who: "Who", from: "From", action: "What", request: "Request", result: "Result", done: "done", tried: "tried (dry run)",
+    title: "Audit", note: "Changes over the admin port, and by whom", none: "Nothing has been changed.", time: "Time", who: "Who", from: "From", action: "What", request: "Request", result: "Result", done: "done", tried: "tried (dry run)",
     node: "Node", refusal: "Refused because", before: "Before", after: "After",
   },
   access: {
