@@ -172,6 +172,7 @@ HOT = [
     "cluster/sessions/coordinator.py",
     "cluster/sessions/reports.py",
     "cluster/sessions/decisions.py",
+    "cluster/peer_filters.py",
     "cluster/qos0_routing.py",
     "cluster/leadership_changes.py",
     "cluster/node.py",

@@ -54,6 +54,13 @@ def watch(process: Process, clock: Clock) -> None:
     process.runtime.handle_frame = frame  # type: ignore[method-assign]
 
 
+def freeze() -> None:
+    """Excludes the objects so far from garbage collections, with the thresholds of the server
+    (server/event_loop/loop.py)."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 def process_of(world: World, name: str) -> Process:
     process = world.hosts[name].process
     assert process is not None
@@ -93,8 +100,7 @@ def node_death(count: int) -> Figures:
     """The longest calls of the survivors, and the seconds of virtual time until all is closed."""
     world = started()
     open_sessions(world, count)
-    # As the server does: a collection of all these objects is not a part of a call.
-    gc.freeze()
+    freeze()
     clock = Clock()
     for name in ("n1", "n3"):
         watch(process_of(world, name), clock)
@@ -114,6 +120,7 @@ def interest(count: int) -> Figures:
     clock = Clock()
     watch(process, clock)
     filters = [f"site/{number % 100}/device/{number}" for number in range(count)]
+    freeze()
     payload = json.encode(Interest(1_000_000, True, filters, []))
     process.runtime.handle_frame("n2", INTEREST, payload, world.hosts["n1"].clock())
     world.schedule.run(5.0)

@@ -8,7 +8,8 @@ from msgspec import Struct, json
 class Interest(Struct):
     """The filters of the sender's connected subscribers: added and removed ones.
 
-    `whole`: `added` has all of them, and every other one is removed.
+    `whole`: every filter that is not in `added` is removed. `number`: 0 if the rest of the change
+    follows in further frames.
     """
 
     number: int

@@ -9,6 +9,9 @@ every connected peer has acknowledged its filters, so that messages published an
 arrive. A peer that does not reply within WAIT_S is not waited for. Counter-example: without the
 wait, a client receives its SUBACK from n1. A second client then publishes at n2, which does not
 have the filter yet, and the message is lost.
+
+Invariant: a cached route is what its topic would get now. A filter that changes drops the routes
+that it matches. A link that changes drops all of them, because routes contain connected nodes only.
 """
 
 from collections import deque
@@ -30,10 +33,16 @@ from holdfast.cluster.interest_frames import (
     Interest,
     InterestAck,
 )
+from holdfast.cluster.peer_filters import PeerFilters
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, is_shared, split_shared
-from holdfast.protocol.topics.trie import SubscriptionTrie
+from holdfast.protocol.topics.names import (
+    InvalidFilter,
+    InvalidTopic,
+    has_wildcard,
+    is_shared,
+    matches,
+)
 from holdfast.storage import record as log_record
 from holdfast.storage.batch import Batch, CorruptBatch
 from holdfast.storage.batch_builder import BatchBuilder
@@ -48,6 +57,10 @@ SPREADS_BYTES_MAX: Final = 8 << 20
 """The memory in bytes of the cached routes of topics."""
 SPREAD_BYTES: Final = 500
 """The approximate memory in bytes of one cached route without its topic."""
+ROUTE_CHECKS_MAX: Final = 20_000
+"""The most comparisons of changed filters with cached routes at once. Above it all are dropped."""
+ANNOUNCED_MAX: Final = 10_000
+"""The most filters in one frame."""
 GROUPS_BYTES_MAX: Final = 65_535
 """The size in bytes of the group names that accompany one message."""
 
@@ -109,10 +122,8 @@ class Qos0Routing:
         self._changes: dict[str, bool] = {}
         self._acknowledged: dict[str, int] = {}
         self._waiting: deque[_Waiting] = deque()
-        self._peers: SubscriptionTrie = SubscriptionTrie()
-        self._of_peer: dict[str, set[str]] = {}
-        # Filters of shared subscriptions, those of this node included: (whole filter, node).
-        self._groups: SubscriptionTrie = SubscriptionTrie()
+        # Those of shared subscriptions of this node included.
+        self._filters = PeerFilters(state, self._acknowledge, self._drop_routes)
         self._routes: dict[str, _Spread] = {}
         self._routes_bytes = 0
         self._turn = 0
@@ -139,21 +150,23 @@ class Qos0Routing:
         self._number += 1
         self._changes[filter] = wanted
         if is_shared(filter):
-            self._learn(filter, self._context.node_id, wanted)
-            self._routes = {}
+            self._drop_routes([self._filters.learn(filter, self._context.node_id, wanted)])
 
-    def _learn(self, filter: str, node: str, wanted: bool) -> None:
-        """Adds or removes a filter of a node. Raises InvalidFilter when it is malformed."""
-        if is_shared(filter):
-            _, inner = split_shared(filter)
-            if wanted:
-                self._groups.add(inner, (filter, node), (filter, node))
-            else:
-                self._groups.remove(inner, (filter, node))
-        elif wanted:
-            self._peers.add(filter, node, node)
-        else:
-            self._peers.remove(filter, node)
+    def _drop_routes(self, changed: list[str]) -> None:
+        """Drops the cached routes of the topics that these filters match."""
+        patterns = [filter for filter in changed if has_wildcard(filter)]
+        if len(patterns) * len(self._routes) > ROUTE_CHECKS_MAX:
+            self._routes = {}
+            return
+        topics = [filter for filter in changed if filter in self._routes]
+        for filter in patterns:
+            topics += [topic for topic in self._routes if matches(filter, topic)]
+        for topic in topics:
+            if self._routes.pop(topic, None) is not None:
+                self._routes_bytes -= SPREAD_BYTES + len(topic)
+
+    def _acknowledge(self, node: str, number: int) -> None:
+        self._context.send(node, INTEREST_ACK, json.encode(InterestAck(number)))
 
     def promise(self, promise: Promise) -> None:
         """Queues a SUBACK until all peers have acknowledged the filters so far."""
@@ -172,21 +185,27 @@ class Qos0Routing:
     def connected(self, node: str) -> None:
         """Announces all filters to a newly connected node, whatever it knew before."""
         self._acknowledged[node] = -1
+        self._filters.connected(node)
+        self._routes = {}
         self._tell(node, list(self._counts), [], True)
 
     def disconnected(self, node: str) -> None:
         """Removes the filters of a node whose link is lost."""
         self._acknowledged.pop(node, None)
         self._outbound.pop(node, None)
-        for filter in self._of_peer.pop(node, set()):
-            self._learn(filter, node, False)
+        self._filters.disconnected(node)
         self._routes = {}
         self.release()
 
     def _tell(self, node: str, added: list[str], removed: list[str], whole: bool) -> None:
-        self._context.send(
-            node, INTEREST, json.encode(Interest(self._number, whole, added, removed))
-        )
+        """Announces filters to a node, in several frames if they are many. The number is in the
+        last frame, because it covers all of them."""
+        count = max(len(added), len(removed), 1)
+        for at in range(0, count, ANNOUNCED_MAX):
+            end = at + ANNOUNCED_MAX
+            number = self._number if end >= count else 0
+            interest = Interest(number, whole and at == 0, added[at:end], removed[at:end])
+            self._context.send(node, INTEREST, json.encode(interest))
 
     def flush(self) -> None:
         """Sends changes of filters and gathered messages, at the end of a turn."""
@@ -206,21 +225,10 @@ class Qos0Routing:
     def handle_interest(self, node: str, payload: bytes) -> None:
         """Takes the filters of a peer. Raises BadFrame when the frame is malformed."""
         interest = decode_json(INTEREST_DECODER, payload, "an INTEREST")
-        known = self._of_peer.setdefault(node, set())
-        removed = list(known.difference(interest.added)) if interest.whole else interest.removed
-        for filter in removed:
-            if filter in known:
-                known.discard(filter)
-                self._learn(filter, node, False)
-        for filter in interest.added:
-            if filter not in known:
-                try:
-                    self._learn(filter, node, True)
-                except InvalidFilter as error:
-                    raise BadFrame(str(error)) from None
-                known.add(filter)
-        self._routes = {}
-        self._context.send(node, INTEREST_ACK, json.encode(InterestAck(interest.number)))
+        try:
+            self._filters.change(node, interest)
+        except InvalidFilter as error:
+            raise BadFrame(str(error)) from None
 
     def handle_ack(self, node: str, payload: bytes) -> None:
         """Takes a peer's acknowledgement of filters. Raises BadFrame when the frame is
@@ -270,11 +278,11 @@ class Qos0Routing:
                 self._send(node, message, "\0".join(keys).encode())
 
     def _find(self, topic: str) -> _Spread:
-        nodes = sorted({str(node) for node in self._peers.match(topic)})
+        # The filters of a node whose link is lost are removed in slices.
+        connected = self._context.connected
+        nodes = sorted({str(node) for node in self._filters.plain.match(topic)} & connected)
         members: dict[str, list[str]] = {}
-        for found in self._groups.match(topic):
-            assert isinstance(found, tuple)
-            key, node = found
+        for key, node in self._members(topic):
             members.setdefault(key, []).append(node)
         self._turn += 1
         picks = [
@@ -282,6 +290,12 @@ class Qos0Routing:
             for key in sorted(members)
         ]
         return _Spread(nodes, picks)
+
+    def _members(self, topic: str) -> list[tuple[str, str]]:
+        """Returns the shared groups of a topic, each with a node that has members of it."""
+        pairs = map(_key_and_node, self._filters.groups.match(topic))
+        reached = {self._context.node_id, *self._context.connected}
+        return [(key, node) for key, node in pairs if node in reached]
 
     def _deliver_to_groups(self, keys: list[str], message: Message, passed: int) -> None:
         """Delivers a message to these groups. `passed`: the number of nodes that have passed it
@@ -296,11 +310,8 @@ class Qos0Routing:
     def _pass_on(self, key: str, message: Message, passed: int) -> None:
         """Passes a message that no member here may read to the next node of the group, at most once
         round."""
-        nodes = sorted(
-            node
-            for found, node in map(_key_and_node, self._groups.match(message.topic.decode()))
-            if found == key
-        )
+        members = self._members(message.topic.decode())
+        nodes = sorted(node for found, node in members if found == key)
         later = [node for node in nodes if node > self._context.node_id]
         following = (later or nodes)[:1]
         if passed >= len(nodes) or not following:
