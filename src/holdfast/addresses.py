@@ -16,6 +16,13 @@ BEHIND_PROXY: Final = "+proxy"
 """The part of a listener's kind that a proxy in front adds."""
 
 
+def without_query(text: str) -> str:
+    """The text, but for a URL `***` in place of its query, which may contain a key."""
+    is_url = text.startswith(("http://", "https://"))
+    before, found, _ = text.partition("?")
+    return f"{before}?***" if is_url and found else text
+
+
 def split_address(text: str) -> tuple[str, int]:
     """The host, without the brackets of IPv6, and the port of host:port. Raises `ValueError`."""
     host, _, port = text.rpartition(":")

@@ -12,6 +12,7 @@ from holdfast.addresses import is_loopback
 from holdfast.config.check import warnings
 from holdfast.config.explain import settings_of
 from holdfast.config.load import check, load
+from holdfast.config.mosquitto.configuration import import_configuration
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.config.values import all_keys
@@ -204,6 +205,23 @@ def test_wrong_file(tmp_path: Path, text: str, expected: str) -> None:
 def test_two_listeners_on_port_0_do_not_clash(tmp_path: Path) -> None:
     path = write(tmp_path, "[[listeners]]\nport = 0\n[[listeners]]\nport = 0\n")
     assert len(load(path).listeners) == 2
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    zero = Path("/dev/zero")
+    assert "more than 16777216 bytes" in complaint(zero, {}, {})
+    with pytest.raises(OSError, match="more than 16777216 bytes"):
+        import_configuration(zero)
+
+
+def test_the_query_of_a_url_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text('[security.http]\nurl = "https://id.example/login?apikey=hidden7"\n')
+    values = {each.key: each.value for each in settings_of(path, {}, {})}
+    assert values["security.http.url"] == "https://id.example/login?***"
+    assert "hidden7" not in repr(settings_of(path, {}, {}))
+    config = load(path, {}, {})
+    assert config.security.http.url.endswith("?apikey=hidden7")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

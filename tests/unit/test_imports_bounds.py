@@ -1,6 +1,7 @@
 """The memory of an import: it does not grow with the topics, the list, the line or the columns."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -37,6 +38,24 @@ def peak_of(work: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+class CountedFile(io.BytesIO):
+    """A file that counts its reads."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        return super().read(size)
+
+
+def test_blanks_before_the_rows_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = CountedFile(b" \n" * 500_000 + b'{"a": 1}')
+    files = iter((first, io.BytesIO(first.getvalue())))
+    monkeypatch.setattr(rows_module, "_opened", lambda path: next(files))
+    assert [row for _, row in read_rows(Path("a.jsonl"), "json")] == [{"a": 1}]
+    assert first.reads < 100
 
 
 def test_topics_are_counted_without_their_names(

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import inspect
 
+from holdfast.addresses import without_query
 from holdfast.config.load import load
 from holdfast.config.schema import Config
 from holdfast.config.sources import PREFIX, Overrides, read_sources
@@ -69,7 +70,9 @@ def settings_of(
         else:
             origin = sources.origin(key) if given == value else RESOLVED
         is_default = default == value or origin == DEFAULT
-        found.append(Setting(key, value, origin, is_default))
+        # Shown to every viewer of the admin port.
+        shown = without_query(value) if isinstance(value, str) else value
+        found.append(Setting(key, shown, origin, is_default))
     return found
 
 

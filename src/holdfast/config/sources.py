@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from errno import EFBIG
 from glob import glob
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar, cast
@@ -27,6 +28,8 @@ from holdfast.config.values import find_type, problems
 PREFIX: Final = "HOLDFAST_"
 _MOSQUITTO: Final = re.compile(r"^(listener|port|include_dir|password_file|allow_anonymous) ", re.M)
 """A line of Mosquitto's configuration, where a key and its value have no = between them."""
+FILE_BYTES_MAX: Final = 16 << 20
+"""The most bytes of one file of a configuration."""
 FILES_MAX: Final = 100
 """The most files of one configuration."""
 
@@ -189,10 +192,20 @@ def _matches(directory: Path, name: str) -> list[Path]:
     return [Path(each) for each in sorted(glob(str(path), recursive=True))]
 
 
+def read_file(path: Path) -> str:
+    """The text of a configuration file. Raises `OSError`, also for one above FILE_BYTES_MAX: a
+    device such as /dev/zero has no end."""
+    with open(path, "rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise OSError(EFBIG, f"more than {FILE_BYTES_MAX} bytes", str(path))
+    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
 def _read(path: Path) -> Tree:
     text = ""
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path)
         return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

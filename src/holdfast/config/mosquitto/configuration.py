@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from holdfast.config.sources import read_file
+
 DAY_S: Final = 86_400
 UNITS_S: Final = {"h": 3600, "d": DAY_S, "w": 7 * DAY_S, "m": 30 * DAY_S, "y": 365 * DAY_S}
 LEVELS: Final = {"debug": "debug", "all": "debug", "information": "info", "notice": "info"}
@@ -154,7 +156,7 @@ class _Reader:
 
     def read(self, path: Path) -> None:
         try:
-            text = path.read_text("utf-8")
+            text = read_file(path)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
         for number, line in enumerate(text.splitlines(), 1):

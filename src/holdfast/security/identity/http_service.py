@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import httpx
 
+from holdfast.addresses import without_query
+
 logger = logging.getLogger("holdfast")
 
 REPLY_BYTES_MAX: Final = 65_536
@@ -64,7 +66,9 @@ class HttpService:
                 except self._broken as error:
                     # The service may have closed a pooled connection as the request was sent. A
                     # second question does no harm.
-                    logger.debug("http_check_repeated url=%r error=%r", url, str(error))
+                    logger.debug(
+                        "http_check_repeated url=%r error=%r", without_query(url), str(error)
+                    )
                     return await self._exchange(url, content)
 
     async def _exchange(self, url: str, content: bytes) -> tuple[int, bytes]:
@@ -95,4 +99,4 @@ class HttpService:
         if now - self._noted_at >= FAILURE_LINE_S:
             self._noted_at = now
             text = str(error) or type(error).__name__
-            logger.error("http_check_failed url=%r error=%r", url, text)
+            logger.error("http_check_failed url=%r error=%r", without_query(url), text)
