@@ -107,7 +107,7 @@ class Bench:
         message.partition, message.offset = 0, offset
         self.state.delivered[0] = offset + 1
         self.coordination.tail(message)
-        found = self.coordination.assign(lambda key, topic: True)
+        found = self.coordination.assign(lambda *_: True)
         for stake in found:
             if stake.node == "n2":
                 self.coordination.finish("n2", (0, offset))

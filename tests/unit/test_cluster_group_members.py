@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.broker.cluster_port import GROUP_MEMBERS
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.effects import ReadLog
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import (
     MemberRecord,
@@ -16,7 +17,10 @@ from holdfast.broker.recovery.session_records import (
     OpenRecord,
     encode_session,
 )
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Group
 from holdfast.broker.session.state import encode_cursor
+from holdfast.cluster.shared_groups.codec import AgentReport
 from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity
 from holdfast.cluster.state import entries as image_entries
 from holdfast.cluster.state.replicated import SNAPSHOT_MEMBERS, ReplicatedState
@@ -235,3 +239,99 @@ def test_of_a_session_that_is_not_there_everything_must_be_applied() -> None:
         assert bench.written(60.0) == []
     bench.gate.is_open = True
     assert bench.written() == [LEFT]
+
+
+class DeniedBench(Bench):
+    """No member is applied here, a node may be older, and n2 denies the record at PLACE."""
+
+    PLACE = (0, 10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context.features = {}
+        self.report_member(2)
+        self.coordinator.flush()
+        self.end_session()
+        self.gate.is_open = False
+        message = Message(b"t", b"payload", 1, False, b"", -1, 0, b"p")
+        message.partition, message.offset = self.PLACE
+        self.state.delivered[0] = 11
+        (coordination,) = self.coordinator.homes.led[0].groups.values()
+        self.coordinator.record(coordination.cursor, message)
+        self.coordinator.flush()
+        denied = [self.PLACE]
+        report = AgentReport(0, 2, 2, KEY, 1, 0, 10, [], denied, [], denied)
+        self.coordinator.report("n2", report)
+        self.coordinator.flush()
+        self.read()
+
+    def report_member(self, number: int) -> None:
+        report = FullReport(number, [(0, 2)], [NodeCapacity(KEY, 1, 0, 10)])
+        self.coordinator.handle_full_report("n2", report)
+
+    def read(self) -> int:
+        """Serves the reads of the log. Returns their number."""
+        reads = [each for each in self.state.effects if isinstance(each, ReadLog)]
+        self.state.effects.clear()
+        record = Record(0, log_record.MESSAGE, 1, topic=b"t", offset=self.PLACE[1])
+        for each in reads:
+            assert isinstance(each.cursor, Group)
+            self.coordinator.handle_read(each.cursor, [record], each.limits, True)
+        self.coordinator.flush()
+        return len(reads)
+
+    def apply_of_next_session(self, payload: bytes) -> None:
+        self.images.apply(session_record(0, payload, EPOCH + 1, CLIENT))
+
+    def tidy(self) -> int:
+        self.pass_time(0.25)
+        self.coordinator.tidy()
+        self.coordinator.flush()
+        return self.read()
+
+
+def test_a_record_is_dropped_once_no_subscription_can_be_on_its_way() -> None:
+    """A node of an older version does not keep it aside for good."""
+    bench = DeniedBench()
+    bench.tidy()
+    for _ in range(5):
+        assert bench.tidy() == 0
+        assert bench.state.stats.dropped_unreadable == 0
+    bench.gate.is_open = True
+    assert bench.tidy() == 1
+    assert bench.state.stats.dropped_unreadable == 1
+    assert bench.tidy() == 0
+
+
+def test_a_record_waits_for_a_member_whose_subscription_came_late() -> None:
+    bench = DeniedBench()
+    joined = [[KEY, 1, False, False, 0, 0]]
+    bench.apply_of_next_session(encode_session(OpenRecord(CLIENT, EPOCH + 1, 3600, True, None)))
+    bench.apply_of_next_session(
+        json.dumps(
+            {"op": "subscribe", "client": CLIENT, "subscriptions": joined, "start": [0]}
+        ).encode()
+    )
+    for is_open in (False, True):
+        bench.gate.is_open = is_open
+        bench.tidy()
+        for _ in range(5):
+            assert bench.tidy() == 0
+    assert bench.state.stats.dropped_unreadable == 0
+    bench.apply_of_next_session(b'{"op":"end","client":"%s"}' % CLIENT.encode())
+    assert bench.tidy() == 1
+    assert bench.state.stats.dropped_unreadable == 1
+
+
+def test_a_record_is_not_dropped_while_a_partition_is_loaded() -> None:
+    """The subscriptions of that partition are not here, although the barrier was passed before."""
+    bench = DeniedBench()
+    bench.context.is_whole = False
+    bench.gate.is_open = True
+    for _ in range(5):
+        bench.tidy()
+        assert bench.state.stats.dropped_unreadable == 0
+    bench.context.is_whole = True
+    bench.tidy()
+    bench.tidy()
+    assert bench.state.stats.dropped_unreadable == 1

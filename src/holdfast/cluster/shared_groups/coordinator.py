@@ -28,7 +28,7 @@ from holdfast.cluster.shared_groups.codec import AgentReport, Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.durable_members import DurableMembers
 from holdfast.cluster.shared_groups.group_nodes import NodeLoad
-from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.cluster.shared_groups.group_state import BARRIER_PASSED, Coordination
 from holdfast.cluster.shared_groups.homes import Home, LedHomes, is_group
 from holdfast.cluster.shared_groups.progress import ProgressLog
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, Reclaimer
@@ -303,30 +303,45 @@ class Coordinator:
             assign = Assign(home.partition, home.epoch, number, coordination.key, messages)
             self._send_assign(stake.node, assign)
 
-    def _may_any_read(self, key: str, topic: bytes) -> bool:
+    def _may_any_read(self, coordination: Coordination, message: Message) -> bool:
         """See `rights.may_any_read`, of the members in the log. A member whose subscription is not
-        applied here may read everything: a record that nobody may read is dropped."""
+        applied here may read everything: a record that nobody may read is dropped.
+
+        Invariant: a record is dropped only after every subscription is applied here whose SUBACK
+        was sent before the record came. Complete member records show that. Without them a read
+        barrier does that begins now. So a record waits for a barrier at most, also while a node of
+        an older version keeps the member records from being complete.
+        """
+        key = coordination.key
         state = self._replicated.state
         members = state.groups[key].members if key in state.groups else {}
-        if key in state.queues or not self._members.is_complete(
-            self.homes.led[self.homes.home_of(key)]
+        if key in state.queues or any(
+            may_read_later(self._state, each, message.topic) for each in members
         ):
             return True
-        if self._replicated.group_members.has_unapplied(key):
+        place = (message.partition, message.offset)
+        if not self._context.is_whole:
+            # A partition is loaded from another node, and its subscriptions are not here.
+            coordination.unsure[place] = self._barriers.begin()
             return True
-        return any(may_read_later(self._state, each, topic) for each in members)
+        is_complete = self._members.is_complete(self.homes.led[coordination.home])
+        if is_complete and not self._replicated.group_members.has_unapplied(key):
+            return False
+        barrier = coordination.unsure.get(place)
+        if barrier is None:
+            barrier = coordination.unsure[place] = self._barriers.begin()
+        return barrier != BARRIER_PASSED and not self._barriers.has_passed(barrier)
 
     def _retry_deferred(self, coordination: Coordination) -> None:
-        """Tries the records aside again when members in the log have changed.
+        """Tries the records aside again when members in the log have changed, and when it is
+        certain which members there are.
 
-        The member that a record waited for may have left for good.
+        The member that a record waited for may have left for good, or there was none.
         """
         group = self._replicated.state.groups.get(coordination.key)
         changes = -1 if group is None else group.changes
-        if coordination.deferred and (coordination.retries or changes != coordination.changes):
-            coordination.retry()
+        if coordination.retry(changes, self._barriers.has_passed):
             self._dirty[coordination] = None
-        coordination.changes = changes
 
     def flush(self) -> None:
         """Opens groups, assigns records and logs progress, at the end of a turn."""

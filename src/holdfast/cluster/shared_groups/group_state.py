@@ -43,6 +43,8 @@ from holdfast.storage.record import Record
 
 ASIDE_MAX: Final = 1000
 """The most records of one group that wait for a node or a member that may read them."""
+BARRIER_PASSED: Final = 0
+"""In place of the number of a read barrier, which is above 0."""
 RANGES_MAX: Final = 100_000
 """The most ranges of finished offsets of one group above its positions. With them the group waits
 for the records behind them: the next coordinator must know each finished record."""
@@ -76,6 +78,9 @@ class Coordination:
         # Place -> nodes none of whose members may read the record.
         self.denied: dict[Place, set[str]] = {}
         self.deferred: dict[Place, None] = {}
+        # Place -> the read barrier that began when no member known here might read the record and
+        # others could be on their way. BARRIER_PASSED: they are known now.
+        self.unsure: dict[Place, int] = {}
         # True if the records aside are to be tried again by the next `tidy`.
         self.retries = False
         # `Group.changes` of the members in the log at the last try of the records aside.
@@ -200,6 +205,7 @@ class Coordination:
 
     def _finish(self, place: Place) -> None:
         self.denied.pop(place, None)
+        self.unsure.pop(place, None)
         self._note_finished(place)
 
     def _note_finished(self, place: Place) -> None:
@@ -221,11 +227,24 @@ class Coordination:
         # all the time would otherwise cause a read of all of them each time.
         self.retries = True
 
-    def retry(self) -> None:
-        """Assigns the records aside again, or finishes them."""
+    def retry(self, changes: int, has_passed: Callable[[int], bool]) -> bool:
+        """Tries the records aside again: all when members have changed, and otherwise those whose
+        barrier is passed. Returns True if there are any.
+
+        A barrier causes one try. A record that waits for another reason is not read all the time.
+        """
+        passed = [place for place, each in self.unsure.items() if each and has_passed(each)]
+        self.unsure.update(dict.fromkeys(passed, BARRIER_PASSED))
+        due = passed
+        if self.retries or changes != self.changes:
+            due = [*passed, *self.deferred]
         self.retries = False
-        self.to_assign.update(self.deferred)
-        self.deferred = {}
+        self.changes = changes
+        for place in due:
+            if place in self.deferred:
+                del self.deferred[place]
+                self.to_assign[place] = None
+        return bool(due)
 
     def retry_at(self, stake: NodeWeight) -> None:
         """Assigns records aside to a node that has capacity again and has not denied them."""
@@ -349,10 +368,12 @@ class Coordination:
 
     # Records to the nodes
 
-    def assign(self, may_any_read: Callable[[str, bytes], bool]) -> dict[NodeWeight, list[Message]]:
+    def assign(
+        self, may_any_read: Callable[["Coordination", Message], bool]
+    ) -> dict[NodeWeight, list[Message]]:
         """Returns the records to assign now, by node.
 
-        `may_any_read(key, topic)`: may a member in the log, connected or not, read the topic?
+        `may_any_read`: may a member in the log, connected or not, read the record of this group?
         """
         found: dict[NodeWeight, list[Message]] = {}
         self.is_full = len(self.finished_offsets) >= RANGES_MAX
@@ -372,9 +393,7 @@ class Coordination:
             if stake is None:
                 if denied is None:
                     return found
-                is_awaited = self.weights.is_awaited(denied) or may_any_read(
-                    self.key, message.topic
-                )
+                is_awaited = self.weights.is_awaited(denied) or may_any_read(self, message)
                 if is_awaited and len(self.deferred) >= ASIDE_MAX:
                     return found
                 self._pop()
