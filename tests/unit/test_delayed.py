@@ -234,6 +234,38 @@ def test_bounds() -> None:
     assert reasons(two)[0] == 0
 
 
+def test_a_user_leaves_room_for_others() -> None:
+    config = NodeConfig(partitions=4, sys_interval_s=0)
+    config.delayed_messages_max, config.delayed_bytes_max = 16, 30_000
+    bench = NodeBench(config)
+    bench.node.state.admission.checks_passwords = True
+    bench.valid_passwords |= {"ann": b"x", "bob": b"x", "eve": b"x"}
+
+    def stored(user: str, payload: str = "x") -> int:
+        """The messages that are stored for a user with a client id for each."""
+        found = 0
+        for number in range(20):
+            peer = bench.peer()
+            peer.send(m.Connect(5, True, 0, f"{user}{number}", None, user, b"x", {}))
+            peer.take(m.Connack)
+            [answer] = delay(peer, "$delayed/50/a", payload)
+            assert isinstance(answer, m.Ack)
+            found += answer.reason < 0x80
+        return found
+
+    assert [stored(user) for user in ("ann", "bob", "eve", "ann")] == [8, 4, 2, 0]
+    table = bench.node.state.delayed
+    assert table.share_of("ann")[0] == 8
+    bench.crash()
+    assert bench.node.state.delayed.share_of("bob")[0] == 4
+    bench.advance(50)
+    bench.settle()
+    assert bench.node.state.delayed.share_of("ann") == (0, 0)
+    # The same holds for their bytes.
+    bench.node.state.admission.checks_passwords = True
+    assert [stored(user, "x" * 2000) for user in ("ann", "bob", "eve")] == [5, 2, 1]
+
+
 def test_nobody_reads_it_before(bench: NodeBench) -> None:
     reader = bench.connect("r")
     for filter in ("$delayed/#", "$delayed", "$share/g/$delayed/+/a", "$stream/@-1h/$delayed/#",

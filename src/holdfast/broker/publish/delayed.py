@@ -27,6 +27,7 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import PublishPromise, set_retained
 from holdfast.broker.publish.delayed_table import (
+    ACTS_FOR,
     Delayed,
     Place,
     split_delayed,
@@ -35,7 +36,7 @@ from holdfast.broker.publish.delayed_table import (
 )
 from holdfast.broker.publish.delayed_timer import arm_delayed
 from holdfast.broker.recorded_state import DELAYED, RecordedState
-from holdfast.broker.rights import acting_for, has_passing_rules, may_publish_later
+from holdfast.broker.rights import acting_for, has_passing_rules, may_publish_later, proves_names
 from holdfast.broker.routing import find_route, look_up
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message, stored_message
@@ -55,9 +56,6 @@ disk is full."""
 RETRY_S: Final = 5.0
 """The time in seconds after which the leader of a partition publishes a delayed message again whose
 record it has not applied. The leader's admission stores it once."""
-ACTS_FOR: Final = "\0"
-"""Between the user and the client id whose rights a message has that the admin port publishes. No
-name of MQTT contains it. [MQTT-1.5.4-2]"""
 OVER: Final = "it was published or cancelled before, or that is on its way to the log"
 """The reason why a delayed message is not cancelled."""
 
@@ -151,8 +149,17 @@ def delayed_refusal(state: NodeState, record: Record) -> str:
     if table.count_of(record.client_id) >= config.delayed_messages_per_client:
         most = config.delayed_messages_per_client
         return f"{most} delayed messages of this client wait, which is the limit"
-    if table.size_bytes + Delayed(record).size_bytes > config.delayed_bytes_max:
+    message = Delayed(record)
+    left_bytes = config.delayed_bytes_max - table.size_bytes
+    if message.size_bytes > left_bytes:
         return f"the delayed messages need more than {config.delayed_bytes_max} bytes"
+    if proves_names(state):
+        # Nobody may have more than is left for the others. Acknowledged messages cannot give way
+        # later, so without this one user takes all for 49 days.
+        messages, size_bytes = table.share_of(message.owner)
+        left = config.delayed_messages_max - len(table)
+        if messages >= left or size_bytes + message.size_bytes > left_bytes:
+            return "this user has as many delayed messages as there is room for all others"
     return ""
 
 

@@ -23,6 +23,9 @@ OVERHEAD_BYTES: Final = 1000
 """The memory in bytes of a delayed message beside its content, approximately."""
 _USER_PROPERTY: Final = b"\x26"
 _PUBLISHER: Final = b"hf-publisher"
+ACTS_FOR: Final = "\0"
+"""Between the user and the client id whose rights a message has that the admin port publishes. No
+name of MQTT contains it. [MQTT-1.5.4-2]"""
 
 Place = tuple[int, int]
 """Partition and offset of the first record."""
@@ -94,6 +97,11 @@ def split_publisher(properties: bytes) -> tuple[str | None, bool, bytes]:
     return name[1:] or None, name.startswith("g"), properties[end:]
 
 
+def owner_of(record: Record) -> str:
+    """The user whose share of the table the first record of a message needs; "": anonymous."""
+    return (split_publisher(record.properties)[0] or "").partition(ACTS_FOR)[0]
+
+
 class Delayed:
     """One message that waits for its time."""
 
@@ -105,6 +113,7 @@ class Delayed:
         self.due_us = record.timestamp_us + seconds * 1_000_000
         content = len(record.topic) * 2 + len(record.properties) + len(record.payload)
         self.size_bytes = OVERHEAD_BYTES + content
+        self.owner = owner_of(record)
         # This node has delivered it, at QoS 0, and its record is not applied yet.
         self.is_delivered = False
         # On a single node: a record that ends it is appended, and not committed yet.
@@ -128,6 +137,8 @@ class DelayedTable:
         self.by_place: dict[Place, Delayed] = {}
         self.size_bytes = 0
         self._counts: dict[bytes, int] = {}
+        # By user: messages and bytes.
+        self._shares: dict[str, tuple[int, int]] = {}
         # Per partition, (due_us, offset), also of messages that are gone.
         self._due: dict[int, list[tuple[int, int]]] = {}
         # The time of the timer that is armed for the earliest message; 0.0: there is none.
@@ -139,6 +150,18 @@ class DelayedTable:
     def count_of(self, client_id: bytes) -> int:
         """The number of messages of a client."""
         return self._counts.get(client_id, 0)
+
+    def share_of(self, owner: str) -> tuple[int, int]:
+        """The number of messages of a user, and their bytes."""
+        return self._shares.get(owner, (0, 0))
+
+    def _change_share(self, message: Delayed, count: int) -> None:
+        messages, size_bytes = self.share_of(message.owner)
+        if messages + count:
+            share = messages + count, size_bytes + count * message.size_bytes
+            self._shares[message.owner] = share
+        else:
+            del self._shares[message.owner]
 
     def apply(self, record: Record) -> None:
         """Apply a record with FLAG_DELAYED, or of kind DELAYED. Raises `InvalidDelay`."""
@@ -156,6 +179,7 @@ class DelayedTable:
         self.size_bytes += message.size_bytes
         client_id = message.record.client_id
         self._counts[client_id] = self._counts.get(client_id, 0) + 1
+        self._change_share(message, 1)
         self._push(message, message.due_us)
 
     def remove(self, place: Place) -> bool:
@@ -164,6 +188,7 @@ class DelayedTable:
         if message is None:
             return False
         self.size_bytes -= message.size_bytes
+        self._change_share(message, -1)
         client_id = message.record.client_id
         left = self._counts[client_id] - 1
         if left:
