@@ -162,6 +162,7 @@ sim: setup
 	@status=0; \
 	  $(BIN)/python -m tests.model --seeds $(SEEDS) $(if $(FIRST_SEED),--seed $(FIRST_SEED)) || status=1; \
 	  $(BIN)/python -m tests.sim --seeds $(SEEDS) $(if $(FIRST_SEED),--seed $(FIRST_SEED)) || status=1; \
+	  $(BIN)/python -m tests.sim --charge-cpu --seeds 20 || status=1; \
 	  exit $$status
 
 # The documentation site, in build/site.

@@ -7,6 +7,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,30 @@ def test_work_gets_done() -> None:
     assert checks.acknowledged > 80
     assert checks.wills
     assert checks.retained
+
+
+def test_cpu_time_passes_if_it_is_charged() -> None:
+    """Work that arrives meanwhile waits, in order."""
+    world = World(1, settings_for(1, 3, ()))
+    world.cpu_clock = time.thread_time
+    host = world.hosts["n1"]
+    host.start()
+    world.schedule.run(0.5)
+    begun = world.schedule.now
+    done: list[tuple[int, float]] = []
+
+    def work() -> None:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+
+    host.post(work)
+    for number in range(3):
+        host.post(lambda number=number: done.append((number, world.schedule.now)))  # type: ignore[misc]
+    assert done == []
+    world.schedule.run(1.0)
+    assert [number for number, _ in done] == [0, 1, 2]
+    assert done[0][1] >= begun + 0.05
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -116,7 +141,15 @@ def test_fresh_seeds_on_several_cores() -> None:
 
 def test_a_wrong_run_is_told_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     options = argparse.Namespace(
-        nodes=3, faults="none", casts="log", duration=0.5, v=False, jobs=1, seed=5, seeds=2
+        nodes=3,
+        faults="none",
+        casts="log",
+        duration=0.5,
+        v=False,
+        jobs=1,
+        seed=5,
+        seeds=2,
+        charge_cpu=False,
     )
     results = [Result(5, True, "seed 5: well"), Result(6, False, "seed 6: Violation: no")]
     assert summarize(options, results, 2, 9.0) == 1

@@ -34,6 +34,9 @@ def main() -> int:
     )
     parser.add_argument("--casts", default="", help=f"of {','.join(ALL_CASTS)}; default: by seed")
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")
+    parser.add_argument(
+        "--charge-cpu", action="store_true", help="CPU time passes; not the same run every time"
+    )
     parser.add_argument("-v", action="store_true", help="print every event; one seed at a time")
     options = parser.parse_args()
     first = options.seed
@@ -88,6 +91,8 @@ def _command(options: argparse.Namespace, seed: int) -> str:
         parts.append(f"--faults {options.faults}")
     if options.casts:
         parts.append(f"--casts {options.casts}")
+    if options.charge_cpu:
+        parts.append("--charge-cpu")
     if options.duration != 6.0:
         parts.append(f"--duration {options.duration}")
     return " ".join(parts)

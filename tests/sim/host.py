@@ -48,6 +48,9 @@ class Host:
         self._hung_until = 0.0
         self._boot_s = self.chance.random() * 1000
         self._backlog: deque[Work] = deque()
+        # Until when its processor is busy, if CPU time is charged.
+        self._busy_until = 0.0
+        self._works_off = False
         # The process has asked to be started again.
         self._starts_anew = False
         self._is_set_aside = False
@@ -156,20 +159,44 @@ class Host:
         """What has arrived meanwhile comes in pieces, with turns of the event loop between."""
         if self.process is None or self.process_number != number or self.is_paused:
             return
+        self._works_off = False
         for _ in range(self.chance.randint(1, 10)):
-            if self._backlog and self.process is not None:
-                self._backlog.popleft()()
+            if self._backlog and self.process is not None and not self._is_busy:
+                self._do(self._backlog.popleft())
         if self._backlog:
-            self.schedule.after(AT_ONCE_S, lambda: self._work_off(number))
+            self._continue(max(self.schedule.now + AT_ONCE_S, self._busy_until))
+
+    def _continue(self, when: float) -> None:
+        if not self._works_off:
+            self._works_off = True
+            number = self.process_number
+            self.schedule.at(when, lambda: self._work_off(number))
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._busy_until > self.schedule.now
+
+    def _do(self, work: Work) -> None:
+        """With `World.cpu_clock`, the next work of this host begins when the CPU time of this one
+        has passed. So a call that takes longer than `suspect_s` has its consequences."""
+        clock = self.world.cpu_clock
+        if clock is None:
+            work()
+            return
+        begun = clock()
+        work()
+        self._busy_until = self.schedule.now + clock() - begun
 
     def post(self, work: Work, *, is_own: bool = False) -> None:
         """`is_own`: of the process itself, nothing that has come from outside."""
         if self.process is None:
             return
-        if self.is_paused or (self._backlog and not is_own):
+        if self.is_paused or self._is_busy or (self._backlog and not is_own):
             self._backlog.append(work)
+            if self._is_busy and not self.is_paused:
+                self._continue(self._busy_until)
         else:
-            work()
+            self._do(work)
 
     def kill(self, *, power: bool) -> None:
         """`power`: the machine goes off, and what was not synced may be lost or torn."""
@@ -181,6 +208,8 @@ class Host:
         self.process = None
         self.paused_until = 0.0
         self._backlog.clear()
+        self._busy_until = 0.0
+        self._works_off = False
         self.is_on = not power
         self._break_writes(process)
         survival = self.chance.choice(("none", "torn", "sectors", "all")) if power else "all"

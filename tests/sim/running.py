@@ -3,6 +3,7 @@ import this module: they cannot import the one that was started with `-m`."""
 
 import argparse
 import logging
+import time
 import traceback
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ def run(options: argparse.Namespace, seed: int, *, is_told: bool = False) -> Res
         faults = () if options.faults == "none" else tuple(options.faults.split(","))
     casts = tuple(options.casts.split(",")) if options.casts else None
     world = World(seed, settings_for(seed, options.nodes, faults, options.duration, casts))
+    if options.charge_cpu:
+        world.cpu_clock = time.thread_time
     if options.v:
         world.schedule.on_trace = print
     try:

@@ -75,6 +75,9 @@ def _term(meta: MetaStore) -> int:
 class World:
     def __init__(self, seed: int, settings: Settings) -> None:
         self.settings = settings
+        self.cpu_clock: Callable[[], float] | None = None
+        """The CPU time so far, in seconds, which is charged as simulated time of the host that used
+        it. The run then depends on the machine, and its seed does not repeat it exactly."""
         self.schedule = Schedule(seed)
         self.client_chance = self.schedule.chance("clients")
         self.checks = Checks(self, settings.partitions)

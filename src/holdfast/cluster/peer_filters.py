@@ -115,7 +115,7 @@ class PeerFilters(Work):
                 # What the announcement lacks is removed after the rest of it was added.
                 change.is_whole = False
                 named = change.named
-                change.removed = [each for each in known if each not in named]
+                change.removed = [x for x in known if x not in named] if named else list(known)
                 change.added = []
                 change.at = 0
                 continue
