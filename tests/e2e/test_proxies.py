@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.listeners_broker import PUB, ListenersBroker, mosquitto_pub
 from tests.e2e.test_reload import Client, post_reload, until
-from tests.e2e.wire import DISCONNECT, Wire, connect, read_properties
+from tests.e2e.wire import DISCONNECT, Closed, Wire, connect, read_properties
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 
@@ -303,7 +303,7 @@ def test_clients_of_a_balancer_are_sent_to_the_balancer(tmp_path: Path) -> None:
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
 def test_the_example_in_front_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """deploy/haproxy with other addresses: a node that hangs loses its clients to the others, and
-    receives some again when it is ready."""
+    receives some again when it is ready. HAProxy leaves the pace of a drain to the node."""
     monkeypatch.setenv("HOLDFAST_LISTENERS__0__PROXIES", "127.0.0.0/8")
     port = free_port()
     assert HAPROXY is not None
@@ -316,7 +316,11 @@ def test_the_example_in_front_of_a_cluster(tmp_path: Path, monkeypatch: pytest.M
                 line, f"server n{number} 127.0.0.1:{node.port} port {node.admin_port}"
             )
         (tmp_path / "haproxy.cfg").write_text(text.replace("maxconn 100000", "maxconn 100"))
-        proxy = subprocess.Popen([HAPROXY, "-f", str(tmp_path / "haproxy.cfg"), "-db"])
+        log = tmp_path / "haproxy.log"
+        with log.open("w") as file:
+            proxy = subprocess.Popen(
+                [HAPROXY, "-f", str(tmp_path / "haproxy.cfg"), "-db"], stderr=file
+            )
         try:
             until(lambda: accepts(port), "HAProxy listens")
             with Wire(port) as client:
@@ -331,6 +335,21 @@ def test_the_example_in_front_of_a_cluster(tmp_path: Path, monkeypatch: pytest.M
             cluster.resume(name)
             cluster.wait_healthy()
             until(lambda: receives(cluster.nodes[name], port), "the node serves again")
+            with ExitStack() as stack:
+                clients = [stack.enter_context(Wire(port)) for _ in range(6)]
+                for number, client in enumerate(clients):
+                    client.connect(f"f{number}")
+                drained = cluster.nodes[name]
+                assert drained.cluster()["sessions_here"] > 1
+                seen = len(log.read_text())
+                for request in (
+                    "api/v1/cluster/clients/pace?clients_per_s=0.01&",
+                    "cluster/drain?",
+                ):
+                    assert drained.admin(f"/{request}node={name}", "POST")[0] == 200
+                until(lambda: "Server holdfast/" in log.read_text()[seen:], "HAProxy has noticed")
+                # The node sends the first one away at once, and the next one after 100 s.
+                assert [is_open(client) for client in clients].count(False) <= 1
         finally:
             proxy.kill()
             proxy.wait()
@@ -342,6 +361,15 @@ def receives(node: ClusterNode, port: int) -> bool:
         for number in range(3):
             clients.enter_context(Wire(port)).connect(f"e{number}")
         return bool(node.cluster()["sessions_here"])
+
+
+def is_open(client: Wire) -> bool:
+    """Whether the broker still serves the connection."""
+    try:
+        client.ping()
+    except (OSError, Closed, AssertionError):
+        return False
+    return True
 
 
 def is_served(port: int) -> bool:
