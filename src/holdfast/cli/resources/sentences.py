@@ -103,7 +103,8 @@ def _session_lines(reply: Reply) -> Iterator[tuple[str, object]]:
         at = f", since {time_text(each['at_us'])}" if each["at_us"] else ""
         place = f"record {each['partition']}/{each['offset']}"
         yield "", f"packet id {each['packet_id']}, QoS {each['qos']}, {place}{at}"
-    yield "behind", f"{row['log_lag']} records; {reply['needed_bytes']} bytes of the log are kept"
+    lag = count_text(row["log_lag"], "record")
+    yield "behind", f"{lag}; {reply['needed_bytes']} bytes of the log are kept"
     yield "dropped", f"{count_text(row['dropped'], 'message')} of QoS 0"
     if reply["will_topic"]:
         yield "will", reply["will_topic"]
@@ -123,7 +124,7 @@ def _group_lines(reply: Reply) -> Iterator[tuple[str, object]]:
     row = reply["group"]
     yield "group", row["group"]
     yield "coordinator", row["coordinator"] or "-"
-    yield "behind", "-" if row["log_lag"] < 0 else f"{row['log_lag']} records"
+    yield "behind", "-" if row["log_lag"] < 0 else count_text(row["log_lag"], "record")
     oldest = reply["oldest"]
     if oldest is not None:
         place = f"record {oldest['partition']}/{oldest['offset']} of {escaped(oldest['topic'])}"
