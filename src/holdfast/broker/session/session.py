@@ -187,6 +187,8 @@ class Session(RareState):
         # begin with.
         self.subscribes_awaited: i32 = 0
         self.replays_awaited: i32 = 0
+        # In a cluster, on its owner: the epochs since the one of `life`. Otherwise -1.
+        self._life_epochs: i32 = -1
 
         self.client_id = client_id
         self._key: bytes | None = None
@@ -199,8 +201,6 @@ class Session(RareState):
         self.owner = ""
         # Grows with every connection that opens the session; orders will records.
         self.epoch = 0
-        # In a cluster, on its owner: the epoch in which the session was new and empty.
-        self.life = 0
         self.subscriptions: dict[str, Subscription] = NO_SUBSCRIPTIONS
         self.filter_bytes = 0
         self.inflight: dict[int, Inflight] = NO_INFLIGHT
@@ -218,6 +218,16 @@ class Session(RareState):
         self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
+
+    @property
+    def life(self) -> int:
+        """In a cluster, on its owner: the epoch in which the session was new and empty. 0: it is
+        not known."""
+        return 0 if self._life_epochs < 0 else self.epoch - self._life_epochs
+
+    @life.setter
+    def life(self, value: int) -> None:
+        self._life_epochs = self.epoch - value if value else -1
 
     @property
     def key(self) -> bytes:
