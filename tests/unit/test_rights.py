@@ -466,7 +466,7 @@ def test_a_name_that_is_not_proved_is_refused_where_names_can_be() -> None:
     for bench in (Bench(), Bench(proves=False)):
         listener = ListenerRules("test")
         if bench.config.authenticates_users:
-            listener.authentication = ("certificate",)
+            listener.authentication = ("certificate", "scram")
         else:
             bench.node.state.admission.authenticators["SCRAM-SHA-256"] = lambda: None  # type: ignore[assignment,return-value]
         for name in ("", "device"):
