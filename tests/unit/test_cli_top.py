@@ -11,7 +11,7 @@ from holdfast.api.routes.top_topics import TopTopics
 from holdfast.api.views.top import TopDurations, TopReply, TopSession, TopTopic
 from holdfast.broker.publish.topic_samples import SAMPLES_MAX, SAMPLES_WANTED, TopicSamples
 from holdfast.cli.main import main
-from holdfast.cli.top import TopView, screen, with_rates
+from holdfast.cli.top import TopView, cluster_screen, screen, with_rates
 from holdfast.client.admin_connection import AdminError
 
 BOUNDS = ["0.001", "0.01", "+Inf"]
@@ -74,6 +74,20 @@ def test_the_screen_is_safe_and_short() -> None:
     assert "up 01:01:40" in lines[0]
     assert max(len(line) for line in lines) < 160
     assert msgspec.json.decode(msgspec.json.encode(view), type=TopView) == view
+
+
+def test_a_session_of_several_nodes_is_listed_once() -> None:
+    """A session that is away is in the reply of each replica. A connected one wins."""
+    away = TopSession("a", "", "", False, False, 9, 0, 0)
+    here = TopSession("c", "", "10.0.0.1:5", True, False, 5, 0, 0)
+    gone = TopSession("c", "", "", False, False, 7, 0, 0)
+    views = [
+        with_rates(reply(), reply(node=node, slow_sessions=sessions))
+        for node, sessions in (("n1", [away, here]), ("n2", [away, gone]))
+    ]
+    rows = [line.split() for line in cluster_screen(views, 10)]
+    assert [row[2] for row in rows if row[:1] == ["a"]] == ["away"]
+    assert [row[2] for row in rows if row[:1] == ["c"]] == ["10.0.0.1:5"]
 
 
 def test_the_numbers_fit_into_80_columns() -> None:

@@ -218,9 +218,16 @@ def cluster_screen(views: list[TopView], most: int, columns: int = COLUMNS) -> I
     the node of each row."""
     for view in views:
         yield from islice(_head(view), 2)
+    # Each replica lists a session that is away. A connected one is listed where it is connected.
+    sessions = {
+        each.client: (each.backlog, view, _session_row(each))
+        for connected in (False, True)
+        for view in views
+        for each in view.now.slow_sessions
+        if each.connected is connected
+    }
     for name, rows in (
-        ("no slow sessions", [(each.backlog, view, _session_row(each))
-                              for view in views for each in view.now.slow_sessions]),
+        ("no slow sessions", list(sessions.values())),
         ("no publishers", [(each.messages_per_s, view, _rate_row("publisher", each.client, each))
                            for view in views for each in view.now.publishers]),
         ("no publishes", [(each.messages_per_s, view, _rate_row("topic", each.topic, each))
