@@ -29,6 +29,7 @@ LIMITS = {
     "positional_parameters": 7,
     "public_methods": 20,
     "module_lines": 700,
+    "package_lines": 0,
     "packages": 12,
     "class_name_in_folder": 1,
     "class_name": 1,
@@ -38,7 +39,8 @@ LIMITS = {
     "long_lines": 0,
     "missing_docstrings": 0,
 }
-"""Rule -> the highest value that needs no entry in the list."""
+"""Rule -> the highest value that needs no entry in the list. `package_lines` is in hundreds of
+lines, so that only a commit that matters changes it: the list is the budget of each package."""
 
 COLUMNS = 100
 PURE = ("protocol", "storage", "broker", "cluster", "federation/core", "federation/paper")
@@ -128,12 +130,14 @@ def values() -> Values:
     classes: dict[str, list[str]] = defaultdict(list)
     prose: Counter[str] = Counter()
     lines: Counter[str] = Counter()
+    package_lines: Counter[str] = Counter()
     for path in (*sorted(SOURCE.rglob("*.py")), *sorted(LAB.rglob("*.py"))):
         base = SOURCE if path.is_relative_to(SOURCE) else LAB.parent
         name = path.relative_to(base).as_posix()
         text = path.read_text()
         tree = ast.parse(text)
         found["module_lines"][name] = text.count("\n")
+        package_lines[name.split("/")[0]] += text.count("\n")
         if is_public(path.stem) and is_gerund(path.stem):
             found["gerund"][name] = 1
         for qualified, function, in_class in functions(tree):
@@ -165,6 +169,9 @@ def values() -> Values:
                 for qualified, function, _ in functions(tree)
                 if is_public(qualified)
             )
+    found["package_lines"] = {
+        package: -(-count // 100) for package, count in package_lines.items() if "." not in package
+    }
     for package, count in lines.items():
         found["code_share"][package] = 100 - int(100 * prose[package] / count)
     for name, places in classes.items():
