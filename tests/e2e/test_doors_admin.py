@@ -23,7 +23,7 @@ STATES = {
     "part of a reader's head": READER_HEAD,
     "refused reader": READER_HEAD + b"Content-Length: 9\r\n\r\n",
 }
-"""What a stranger sends before it stops reading and writing."""
+"""The bytes of a stranger before it stops reading and writing."""
 
 
 @pytest.fixture(scope="module")

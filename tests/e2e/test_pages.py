@@ -35,7 +35,7 @@ SERVERS = re.compile(
     r"(\w+=\S* )*(holdfast (serve|cluster (local|watch)|federation (sidecar|manager serve)|top)"
     r"|python examples/sparkplug.py)\b"
 )
-"""What a reader leaves running in a terminal of its own."""
+"""The commands that a reader leaves running in a terminal of their own."""
 
 PREAMBLE = """
 set -eE

@@ -292,7 +292,7 @@ def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
 
 
 def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
-    """What was read of the first one is no position of the second one, though both have the same
+    """A position in the first one is none in the second one, though both have the same
     former generation."""
     site.put_back()
     first = read(site.log, None, [])[1]

@@ -444,7 +444,7 @@ def is_being_read(pipe: Path) -> bool:
 
 
 def reload_node(node: ClusterNode) -> list[str]:
-    """What a reload applied."""
+    """The settings that a reload applied."""
     status, body = node.admin("/api/v1/reload", "POST")
     assert status == 200, body
     assert json.loads(body)["needs_restart"] == []

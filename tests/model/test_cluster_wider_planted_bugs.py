@@ -284,7 +284,7 @@ def an_uncommitted_message_is_of_any_session() -> AbstractContextManager[object]
 
 
 def the_home_partition_says_which_session_it_is() -> AbstractContextManager[object]:
-    """As far as this node has applied it."""
+    """The epoch as far as this node has applied it."""
 
     def born(replicated: ReplicatedState, record: Record) -> int:
         return replicated.born.get(record.client_id.decode(), record.producer_epoch)

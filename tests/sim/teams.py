@@ -205,7 +205,7 @@ class MuteClient(Client):
     """Acknowledges nothing."""
 
     def _reply(self, kind: int, packet_id: int) -> None:
-        """As if it were stuck."""
+        """Send nothing, as if the client were stuck."""
 
 
 class Mute(Member):

@@ -383,7 +383,7 @@ def test_a_file_that_cannot_be_written_keeps_no_removed_user(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nodes_that_change_cut_and_restart_agree(tmp_path: Path, seed: int) -> None:
-    """What was confirmed is everywhere at the end, what was removed is nowhere, and no node has
+    """Confirmed users are everywhere at the end, removed ones are nowhere, and no node has
     anything else."""
 
     async def play() -> None:

@@ -77,7 +77,7 @@ def test_an_end_behind_a_member_record_is_ignored() -> None:
 
 
 def copies(state: ReplicatedState) -> Iterable[ReplicatedState]:
-    """Of a snapshot, and of another node."""
+    """An entry of a snapshot and one of another node."""
     copy = new_state()
     for kind, data in state.snapshot():
         copy.apply_snapshot_entry(kind, data)

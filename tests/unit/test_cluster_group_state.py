@@ -101,7 +101,7 @@ def test_who_keeps_records_of_a_group_is_known_without_its_members(seed: int) ->
 
 
 def test_a_coordinator_that_reads_the_log_respects_the_audience() -> None:
-    """As it does while it follows the end of the log."""
+    """The coordinator respects it as it does while it follows the end of the log."""
     journal = Journal(1, replicated=True)
     config = NodeConfig(partitions=1)
     key = "$share/g/t"

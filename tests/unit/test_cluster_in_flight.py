@@ -256,7 +256,7 @@ class Bench:
             self.send(encode_session(SubscribeRecord(CLIENT, rows, [0])), epoch)
 
     def release(self, node: str, expiry_s: int = EXPIRY_S, *, will: bool = True) -> None:
-        """As `LiveSessions` does it: the record first."""
+        """Close a session as `LiveSessions` does: the record first."""
         epoch, is_recorded = self.owned.pop(node, (0, False))
         if is_recorded:
             self.send(encode_session(CloseRecord(CLIENT, expiry_s, will)), epoch)
@@ -366,7 +366,7 @@ class Bench:
         self.pass_barriers()
 
     def outcome(self) -> dict[str, object]:
-        """What the clients see, now and in the end."""
+        """The packets that the clients see, now and in the end."""
         found: dict[str, object] = {}
         for number, asked in self.requests.items():
             reply = self.replies.get(number)

@@ -156,7 +156,7 @@ def test_probes_are_answered_without_credentials(resources: Resources) -> None:
 
 
 def check_selectors(made: Resources) -> None:
-    """What selects pods selects these. A constraint without a selector would match none."""
+    """Each selector of pods selects these. A constraint without a selector would match none."""
     (name,) = [name for kind, name in made if kind == "StatefulSet"]
     spec = made["StatefulSet", name]["spec"]
     labels = spec["template"]["metadata"]["labels"].items()

@@ -75,8 +75,8 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     """The HTTP method, or `COMMAND` for a command of a client."""
     path: str
     parameters: str = ""
-    """What was asked for: `name=value` of each parameter and of fields of the body, or the names
-    that a command names. A record of 0.1 has the query string."""
+    """The parameters of the request: `name=value` of each one and of fields of the body, or the
+    names in a command. A record of 0.1 has the query string."""
     before: Any = None
     after: Any = None
     status: int = 200

@@ -26,7 +26,7 @@ WORD: Final = "restored-"
 
 @dataclass(frozen=True)
 class GenerationReview:
-    """What a restored node does about its mark."""
+    """The decision of a restored node about its mark."""
 
     is_answered: bool = False
     """Whether the generation in the metadata is that of its log."""

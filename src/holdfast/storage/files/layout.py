@@ -81,7 +81,7 @@ class Manifest:
     """The generations before it, the newest FORMER_MAX, each with the offset per partition up to
     which its records are those of this one. Empty in a cluster."""
     restored: int = 0
-    """Of a replica: a random number from its restore until the cluster has agreed on its
+    """A random number of a replica, from its restore until the cluster has agreed on its
     generation. 0 otherwise."""
 
     @property

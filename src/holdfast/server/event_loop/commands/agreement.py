@@ -69,7 +69,7 @@ class AccessAgreement:
         return "" if metadata is None else metadata.cluster_id
 
     def current(self) -> AgreedUsers | None:
-        """What is agreed on; None: nothing yet, so each node has its own file."""
+        """The agreed users; None: there are none yet, so each node has its own file."""
         metadata = self._context.metadata
         return None if metadata is None else metadata.access
 
