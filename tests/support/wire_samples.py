@@ -36,6 +36,7 @@ from holdfast.cluster.raft import messages as raft
 from holdfast.cluster.raft.codec import decode_message, encode_message
 from holdfast.cluster.reads import read_barrier
 from holdfast.cluster.shared_groups import codec as groups
+from holdfast.cluster.shared_groups import control_frames
 from holdfast.cluster.state import transfer
 from holdfast.federation.core import frames as federation
 from holdfast.federation.sidecar import links, site_names
@@ -235,14 +236,14 @@ def _sessions() -> Iterator[Sample]:
 
 
 def _groups() -> Iterator[Sample]:
-    capacity = groups.NodeCapacity("$share/g/a", 2, 1, 10, [(3, 5)], [(3, 4)], [1, 2])
-    tell = groups.FullReport(7, [(3, 5)], [capacity])
-    data = groups.encode_full_report(tell)
-    yield _frame("GROUP", "tell", tell, data, groups.decode_full_report)
-    data = groups.encode_report_ack(7, [(3, 5)])
-    yield _frame("GROUP", "heard", (7, [(3, 5)]), data, groups.decode_report_ack)
-    data = groups.encode_report_request([(3, 5)])
-    yield _frame("GROUP", "ask", [(3, 5)], data, groups.decode_report_request)
+    capacity = control_frames.NodeCapacity("$share/g/a", 2, 1, 10, [(3, 5)], [(3, 4)], [1, 2])
+    tell = control_frames.FullReport(7, [(3, 5)], [capacity])
+    data = control_frames.encode_full_report(tell)
+    yield _frame("GROUP", "tell", tell, data, control_frames.decode_full_report)
+    data = control_frames.encode_report_ack(7, [(3, 5)])
+    yield _frame("GROUP", "heard", (7, [(3, 5)]), data, control_frames.decode_report_ack)
+    data = control_frames.encode_report_request([(3, 5)])
+    yield _frame("GROUP", "ask", [(3, 5)], data, control_frames.decode_report_request)
     report = groups.AgentReport(
         3, 5, 7, "$share/g/a", 2, 1, 10, [(3, 5)], [(3, 6)], [1, 2], [(3, 6)], True
     )

@@ -10,7 +10,6 @@ from holdfast.broker.session.session import Session, Subscription
 from holdfast.cluster.publish.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
 from holdfast.protocol.mqtt import packets as m
 from holdfast.storage.record import FLAG_RETAIN, RETAINED, SESSION, Record
-from tests.sim.checks import Message as Published
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights_cluster import Peer, Stage
 
@@ -53,28 +52,6 @@ def test_a_subscriber_in_between_gets_it(stage: Stage, node: str) -> None:
         assert newcomer.payloads[-1] == "new", newcomer.payloads
         assert node != "a" or newcomer.payloads == ["new"]
     assert len(process.cluster_node.retained_updates) == 0
-
-
-@pytest.mark.parametrize("node", ["a", "b", "c"])
-def test_a_subscriber_of_the_publishers_node_gets_qos_0_behind_qos_1(
-    stage: Stage, node: str
-) -> None:
-    """[MQTT-4.6.0-6] Both are sent before the first is committed."""
-    publisher = stage.login(node, "alice")
-    reader = stage.subscribe(stage.login(node, "bob"), "public/t", 1)
-    expected = []
-    for number in range(1, 8):  # within the window
-        texts = [f"#{number}-{qos}" for qos in (1, 0)]
-        expected += texts
-        message = Published(texts[0], publisher.client_id, "public/t", number, 1)
-        message.times_sent = 1
-        stage.world.checks.published(message)
-        publisher.send(
-            m.Publish(b"public/t", texts[0].encode(), 1, False, False, number, b"", 0, -1)
-        )
-        publisher.send(m.Publish(b"public/t", texts[1].encode(), 0, False, False, 0, b"", 0, -1))
-    stage.until(lambda: len(reader.payloads) == len(expected))
-    assert reader.payloads == expected
 
 
 def test_a_record_that_cannot_be_applied_is_reported(stage: Stage) -> None:

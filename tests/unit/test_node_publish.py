@@ -227,35 +227,6 @@ def test_qos0_to_a_full_socket_is_dropped_and_counted() -> None:
     assert peer.connection.out_bytes < 200
 
 
-@pytest.mark.parametrize("granted", [0, 1])
-@pytest.mark.parametrize("logged", [False, True])
-def test_qos_0_does_not_overtake_an_earlier_message_of_its_topic(
-    granted: int, logged: bool
-) -> None:
-    """[MQTT-4.6.0-6]"""
-    config = NodeConfig(partitions=4, sys_interval_s=0, qos0_logged=("#",) if logged else ())
-    bench = NodeBench(config, auto_commit=False)
-    subscriber = bench.connect("sub")
-    subscriber.send(subscribe("t", granted), subscribe("other", 0, 2))
-    publisher = bench.connect("pub")
-    publisher.send(
-        publish("t", b"1", 1, 1, retain=True),
-        publish("t", b"2", retain=True),
-        publish("other", b"-"),
-        publish("t", b"3", 1, 2, retain=True),
-        publish("t", b"4", retain=True),
-    )
-    assert subscriber.payloads() == [b"-"]
-    bench.settle()
-    assert subscriber.payloads() == [b"1", b"2", b"3", b"4"]
-    late = bench.connect("late")
-    late.send(subscribe("t", 1))
-    assert late.payloads() == [b"4"]
-    assert bench.node.state.promise_bytes == 0
-    publisher.send(publish("t", b"5"))
-    assert subscriber.payloads() == [b"5"]
-
-
 @pytest.mark.parametrize("most", [0, 1])
 def test_fewer_topic_aliases_than_the_client_allows(most: int) -> None:
     bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, outgoing_topic_alias_max=most))

@@ -43,8 +43,7 @@ def test_a_record_committed_later_does_not_undo_a_newer_retained_message(last: b
     publisher.send(publish("t", b"old", 1, 1, retain=True))
     publisher.send(publish("t", last, retain=True))
     expected = [last] if last else []
-    # It follows the record, as it follows it to the subscribers.
-    assert retained(bench, "a") == []
+    assert retained(bench, "a") == expected
     bench.settle()
     assert retained(bench, "b") == expected
     assert not bench.node.state.retained_ahead
@@ -74,10 +73,9 @@ def test_a_full_disk_does_not_part_delivery_and_retained_update() -> None:
     publisher.send(publish("t", b"older", 1, 1, retain=True))
     bench.node.state.disk_full = True
     publisher.send(publish("t", b"newer", retain=True))
-    assert retained(bench, "a") == []
+    assert retained(bench, "a") == [b"newer"]
     bench.settle()
-    publisher.send(publish("t", b"newest", retain=True))
-    assert retained(bench, "b") == [b"newest"]
+    assert retained(bench, "b") == [b"newer"]
 
 
 # A retained set that waits for the receiver's window

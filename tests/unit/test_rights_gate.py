@@ -104,7 +104,7 @@ READ_WAYS: Final = {
     "broker/delivery/live_lane.py:deliver_qos0": LIVE_QOS0,
     "broker/delivery/transmission.py:send_log_qos0": LIVE_QOS0,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
-    "broker/publish/completion.py:hand_out_qos0": LIVE,
+    "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/sys_topics.py:publish_own": LIVE,
     "broker/connections/wills.py:_publish_qos0": LIVE,
     "broker/publish/delayed.py:_publish_qos0": LIVE,
@@ -155,7 +155,6 @@ WAITING: Final = {
     "broker/delivery/transmission.py:SendPromise.frame": DISK,
     # The receivers are found when they are released.
     "broker/publish/completion.py:PublishPromise.record": LIVE,
-    "broker/publish/completion.py:PublishPromise.followers": LIVE,
     "broker/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
 }
 """The places where messages wait for a client, and the test in which its rights change."""
@@ -195,7 +194,7 @@ WRITE_WAYS: Final = {
     # Its record is never appended.
     "broker/publish/acceptance.py:refuse_for_now": WRITE,
     "broker/publish/inbound.py:handle_publish": WRITE,
-    "broker/publish/completion.py:log_qos0": WRITE,
+    "broker/publish/inbound.py:log_qos0": WRITE,
     "broker/connections/wills.py:publish_will": WILL,
     "broker/publish/delayed.py:delayed_record": DELAYED,
     "broker/publish/delayed.py:_publish": DELAYED_LATER,

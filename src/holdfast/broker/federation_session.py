@@ -20,7 +20,8 @@ from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.delivery.subscribe import handle_subscribe
 from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.promise import Promise
-from holdfast.broker.publish.completion import PublishPromise, RetainedPromise, log_qos0
+from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
+from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.publish.producer_dedup import note_evicted
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.audience import encode_audience

@@ -79,9 +79,6 @@ class Route:
         self.reads_log = False
         # Clients may not publish here ($SYS).
         self.reserved = False
-        # The promise of the newest message of QoS 1 or 2 that is not committed yet. What is
-        # published at QoS 0 meanwhile waits for it: see PublishPromise.
-        self.newest: Promise | None = None
         # The ClientObserver that observes no messages of this topic.
         self.unobserved_by: object | None = None
 

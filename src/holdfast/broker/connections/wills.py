@@ -8,7 +8,8 @@ The rights are those of the moment of publication, because rules may have change
 """
 
 from holdfast.broker.delivery.delivery import deliver
-from holdfast.broker.publish.completion import PublishPromise, log_qos0
+from holdfast.broker.publish.completion import PublishPromise
+from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.rights import may_publish_will
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message

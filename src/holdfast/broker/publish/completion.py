@@ -6,9 +6,8 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.routing import find_route
-from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import CLOSED, Connection
-from holdfast.broker.session.message import Message, queued_size
+from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
@@ -30,10 +29,6 @@ class PublishPromise(Promise):
     A single node passes `route`. On release it then updates the retained message and delivers
     before it acknowledges, so a publisher with its acknowledgement knows that the record is
     committed. In a cluster that happens when the record is applied.
-
-    Messages that are published to the topic at QoS 0 meanwhile follow the record. [MQTT-4.6.0-6]
-    Counter-example of one that is sent at once: a valve is closed at QoS 1 and opened at QoS 0, in
-    one segment, and every subscriber believes that it is closed.
     """
 
     def __init__(
@@ -50,43 +45,12 @@ class PublishPromise(Promise):
         self.route = route
         self.packet_id = packet_id
         self.is_repeated = is_repeated
-        # The route whose newest message this is.
-        self.precedes: Route | None = None
-        self.followers: list[Message] | None = None
-
-    def precede(self, route: Route) -> None:
-        """Let QoS 0 messages of the topic follow this one from now on."""
-        self.precedes = route
-        route.newest = self
-
-    def add_follower(self, state: NodeState, message: Message) -> None:
-        """Queue a QoS 0 message. Its bytes count with those of the promises, which are bounded."""
-        if self.followers is None:
-            self.followers = []
-        self.followers.append(message)
-        state.promise_bytes += queued_size(message)
-
-    def end_precedence(self, state: NodeState) -> None:
-        """Hand the followers out: the record is delivered, or never will be."""
-        route = self.precedes
-        if route is None:
-            return
-        self.precedes = None
-        if route.newest is self:
-            route.newest = None
-        followers = self.followers
-        if followers is not None:
-            self.followers = None
-            for message in followers:
-                state.promise_bytes -= queued_size(message)
-                hand_out_qos0(state, find_route(state, message.topic), message)
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
         reason = reasons.SUCCESS
         if self.route is not None:
             receivers = self._complete(state, self.route)
-            self.end_precedence(state)
             if connection is None:
                 return
             if receivers == 0 and connection.version >= 5:
@@ -286,46 +250,6 @@ def retain_at_once(state: NodeState, route: Route, message: Message, record: Rec
         state.promise(promise)
     else:
         state.publish(record, promise)
-
-
-def hand_out_qos0(state: NodeState, route: Route, message: Message) -> None:
-    """Deliver a QoS 0 message on all nodes. It is logged only if the configuration says so, or if
-    it is retained."""
-    deliver(state, route, message)
-    state.cluster.spread(message, route.topic)
-    if route.logged or message.retain:
-        if not state.disk_full:
-            log_qos0(state, message, route)
-        elif message.retain and state.cluster.is_single:
-            retain_at_once(state, route, message, None)
-
-
-def log_qos0(state: NodeState, message: Message, route: Route) -> None:
-    """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
-    retained update."""
-    message.partition = route.partition
-    flags = log_record.FLAG_RETAIN if message.retain else 0
-    audience = b""
-    if message.audience is not None:
-        flags |= log_record.FLAG_AUDIENCE
-        audience = encode_audience(message.audience)
-    record = Record(
-        route.partition,
-        log_record.MESSAGE if route.logged else log_record.RETAINED,
-        flags=flags,
-        timestamp_us=message.timestamp_us,
-        topic=message.topic,
-        client_id=message.publisher,
-        properties=message.properties,
-        payload=message.payload,
-        audience=audience,
-    )
-    if message.retain and state.cluster.is_single:
-        retain_at_once(state, route, message, record)
-    else:
-        message.offset = state.append(record)
-    if route.logged and state.cluster.is_single:
-        state.promise(LoggedPromise(message, route))
 
 
 class RetainedAheadPromise(Promise):

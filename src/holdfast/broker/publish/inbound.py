@@ -6,6 +6,7 @@ is committed.
 
 from holdfast.broker.admission.observer import ClientObserver
 from holdfast.broker.admission.throttle import charge_publish, refusal_of
+from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.publish.acceptance import (
     identify,
     is_repeated,
@@ -16,10 +17,11 @@ from holdfast.broker.publish.acceptance import (
 )
 from holdfast.broker.publish.aliases import resolve_alias
 from holdfast.broker.publish.completion import (
+    LoggedPromise,
     PublishPromise,
     ReplyPromise,
     TracedPromise,
-    hand_out_qos0,
+    retain_at_once,
 )
 from holdfast.broker.publish.control import COMMAND_TOPIC, take_command
 from holdfast.broker.publish.delayed_inbound import publish_delayed
@@ -31,6 +33,7 @@ from holdfast.broker.publish.delayed_table import (
 )
 from holdfast.broker.rights import is_reserved, may_write
 from holdfast.broker.routing import look_up, resolved
+from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
@@ -206,7 +209,6 @@ def _store(
         promise = TracedPromise(
             record, here, connection, publish.packet_id, is_repeated, tracer.span
         )
-    promise.precede(route)
     state.publish(record, promise)
     observer = state.admission.observer
     if observer is not None and route.unobserved_by is not observer:
@@ -226,7 +228,8 @@ def _observe(
 def _publish_qos0(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> None:
-    """Deliver a QoS 0 message, unless an earlier message of its topic waits for its commit."""
+    """Deliver a QoS 0 message at once. It is logged only if the configuration says so, or if it is
+    retained."""
     message = Message(
         publish.topic,
         publish.payload,
@@ -243,15 +246,44 @@ def _publish_qos0(
     # Receivers of the same version get such a message unchanged, so its bytes are kept for them.
     if is_plain and not connection.mount:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
-    newest = route.newest
-    if newest is None:
-        hand_out_qos0(state, route, message)
-    else:
-        assert isinstance(newest, PublishPromise)
-        newest.add_follower(state, message)
+    deliver(state, route, message)
+    state.cluster.spread(message, route.topic)
     observer = state.admission.observer
     if observer is not None and route.unobserved_by is not observer:
         _observe(observer, connection, publish, route)
+    if route.logged or publish.retain:
+        if not state.disk_full:
+            log_qos0(state, message, route)
+        elif publish.retain and state.cluster.is_single:
+            retain_at_once(state, route, message, None)
+
+
+def log_qos0(state: NodeState, message: Message, route: Route) -> None:
+    """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
+    retained update."""
+    message.partition = route.partition
+    flags = log_record.FLAG_RETAIN if message.retain else 0
+    audience = b""
+    if message.audience is not None:
+        flags |= log_record.FLAG_AUDIENCE
+        audience = encode_audience(message.audience)
+    record = Record(
+        route.partition,
+        log_record.MESSAGE if route.logged else log_record.RETAINED,
+        flags=flags,
+        timestamp_us=message.timestamp_us,
+        topic=message.topic,
+        client_id=message.publisher,
+        properties=message.properties,
+        payload=message.payload,
+        audience=audience,
+    )
+    if message.retain and state.cluster.is_single:
+        retain_at_once(state, route, message, record)
+    else:
+        message.offset = state.append(record)
+    if route.logged and state.cluster.is_single:
+        state.promise(LoggedPromise(message, route))
 
 
 def handle_pubrel(

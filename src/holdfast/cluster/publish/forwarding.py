@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.promise import Promise
-from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.recovery.session_records import LEADER_DECIDED
 from holdfast.broker.state import NodeState
@@ -277,11 +276,8 @@ class RecordForwarder:
         if pending.afterwards is not None:
             for do in pending.afterwards:
                 do()
-        promise = pending.promise
-        if promise is not None:
-            if isinstance(promise, PublishPromise):
-                promise.end_precedence(self._state)
-            self.promises.settle(promise)
+        if pending.promise is not None:
+            self.promises.settle(pending.promise)
 
     def stop(self, partition: int) -> None:
         """Stops sending to a partition because its leader, or the link to it, is lost.
