@@ -260,7 +260,10 @@ def test_a_group_that_was_durable_ends(cluster: ClusterProcesses) -> None:
         team.publish("n1", 5, 5)
         wire.subscribe((team.filter, 1))
         team.publish("n3", 10, 1)
-        assert wire.message().payload == b"10"
+        # The coordinator ends the group when its member's record has left the group's home, which
+        # may be after the UNSUBACK.
+        while (payload := wire.message().payload) != b"10":
+            assert int(payload) in range(5, 10)
 
 
 def test_a_group_that_has_ended_begins_anew(cluster: ClusterProcesses) -> None:

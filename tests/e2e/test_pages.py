@@ -228,6 +228,7 @@ SKIPPED: dict[str, dict[str, str]] = {
     "*": {
         "docker ": "needs Docker; tests/unit/test_deploy_compose.py",
         "kubectl ": "needs Kubernetes",
+        "helm install ": "needs Kubernetes and Helm",
         "make ": "runs everything",
         "pip install '.[": f"downloads hundreds of megabytes; {INSTALL}",
         "python3 -m venv ": INSTALL,
