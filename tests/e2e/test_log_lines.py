@@ -19,7 +19,7 @@ LONG_ID = "i" * 60_000
 
 
 def test_one_subscribe_is_one_line(start_holdfast: StartHoldfast) -> None:
-    broker = start_holdfast()
+    broker = start_holdfast({"limits": {"client_id_bytes": 65_535}})
     with wire.Wire(broker.port) as client:
         client.connect(LONG_ID)
         before = len(broker.log_text())

@@ -5,7 +5,6 @@ partition. The batches of a write group are not in the order of their records, s
 before the session that used it. The epoch says to which life of the session it belongs.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from holdfast.broker.recorded_state import RecordedState
@@ -35,26 +34,6 @@ class SenderPacketIds:
         self._first_epochs: dict[str, int] = {}
         # Per client id, the packet ids (partition, epoch) of a session that a later batch opens.
         self._early_ids: dict[str, dict[int, tuple[int, int]]] = {}
-        # The ends of the log when it was restored, until a record behind them is applied.
-        self._restored_at: Sequence[int] | None = None
-
-    def note_restore(self, ends: Sequence[int], snapshot: Sequence[int] | None) -> None:
-        """Note that the log was restored when it had these ends, after the entries of a snapshot
-        with these offsets and before any record.
-
-        The packet ids that were not released then are forgotten. Counter-example: a client has
-        released id 1 after the backup, and uses it for a new message after the restore. The id is
-        held, so the message would be acknowledged as a repetition and never stored. A client that
-        has not released it sends its message again, which is then stored twice.
-        """
-        if snapshot is None or all(map(int.__le__, snapshot, ends)):
-            self._restored_at = ends
-
-    def _forget_unreleased(self) -> None:
-        self._restored_at = None
-        self._early_ids.clear()
-        for session in self.state.sessions.values():
-            session.inbound = None
 
     def _note_inbound(self, record: Record) -> None:
         """Record the packet id of a QoS 2 message. Records without an epoch (0, older versions)

@@ -79,8 +79,6 @@ class NodeRecovery(Recovery):
         """Finish the state after the last record. Earlier connections are closed, so their wills
         and expiries run from now."""
         state = self._node
-        if self._restored_at is not None:
-            self._forget_unreleased()
         expired = list(self.expired)
         for session in self.touched:
             self._complete_session(session)

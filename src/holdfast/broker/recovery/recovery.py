@@ -111,9 +111,6 @@ class Recovery(SenderPacketIds):
 
     def apply(self, record: Record) -> None:
         """Apply a record, in journal order. One that cannot be decoded is counted and skipped."""
-        cut = self._restored_at
-        if cut is not None and record.offset >= cut[record.partition]:
-            self._forget_unreleased()
         try:
             self._apply(record)
         except (ValueError, LookupError, TypeError, struct.error, ProtocolViolation):
