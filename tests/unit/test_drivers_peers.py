@@ -5,6 +5,7 @@ import logging
 import random
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,27 @@ def test_an_address_without_a_name_is_told_once(caplog: pytest.LogCaptureFixture
                 await until(lambda: "peer_problem" in caplog.text)
             told = [each.getMessage() for each in caplog.records if "problem" in each.msg]
             assert told == [f"peer_problem text='nothing listens at {address}'"]
+
+    run(test)
+
+
+def test_a_problem_of_either_side_has_a_subject(caplog: pytest.LogCaptureFixture) -> None:
+    """A reset is information in both directions, because the restart of a node causes it."""
+
+    async def test() -> None:
+        async with Mesh() as mesh:
+            node = await mesh.start("n1")
+            _, writer = await asyncio.open_connection(*node.address.split(":"))
+            stranger = "{}:{}".format(*writer.get_extra_info("sockname"))
+            await until(lambda: node.links._open)
+            one: socket.socket = writer.get_extra_info("socket")
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with caplog.at_level("INFO"):
+                writer.transport.abort()
+                await until(lambda: "peer_problem" in caplog.text)
+            told = [each for each in caplog.records if "problem" in each.msg]
+            text = f"peer_problem text='{stranger}: reset the connection'"
+            assert [(each.levelname, each.getMessage()) for each in told] == [("INFO", text)]
 
     run(test)
 
@@ -638,7 +660,7 @@ def test_an_address_that_cannot_be_used(caplog: pytest.LogCaptureFixture) -> Non
 
     run(test)
     assert any(
-        "n2 at a..b:1 cannot be reached: no valid host name" in line for line in complaints(caplog)
+        "n2 at a..b:1: cannot be reached: no valid host name" in line for line in complaints(caplog)
     )
 
 

@@ -136,10 +136,7 @@ class MemberLinks(PeerMesh):
             return
         if refusal.reason == "unexpected" and address in self._finders:
             self._finders[address].needed.set()
-        # A restart of the other member is normal, so it is logged as information.
-        level = logging.INFO if refusal.reason in ("nobody", "reset") else logging.WARNING
-        text = f"{expected} at {address} {refusal.text}"
-        self._complaints.say(expected, refusal.text, text, level)
+        self._complain(expected, refusal.text, f"{expected} at {address}", refusal)
 
     def _dialled(self, node: bytes, task: "asyncio.Task[None]") -> None:
         del self._dials[node]
@@ -149,8 +146,7 @@ class MemberLinks(PeerMesh):
         link = self._new_link(True, finder.address, "")
         refusal = await self._attempt(link)
         if refusal is not None:
-            text = f"{finder.address} {refusal.text}"
-            self._complaints.say(finder.address, refusal.text, text)
+            self._complain(finder.address, refusal.text, finder.address, refusal)
         reason = link.refusal.reason if link.refusal is not None else ""
         if reason in ("", "linked", "self"):
             finder.needed.clear()

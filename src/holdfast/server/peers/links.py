@@ -198,10 +198,8 @@ class PeerLinks(PeerMesh):
             if dialer.answered and dialer.answered not in self._links:
                 self._handler.on_refused(dialer.answered)
         else:
-            text = f"{dialer.address} {refusal.text}"
-            text = f"{name} at {text}" if dialer.node_id else text
-            level = logging.INFO if refusal.reason == "reset" else logging.WARNING
-            self._complaints.say(name, refusal.text, text, level)
+            subject = f"{name} at {dialer.address}" if dialer.node_id else name
+            self._complain(name, refusal.text, subject, refusal)
 
     async def wait_for_peers(self, longest_s: float) -> None:
         """Wait until each peer is connected or an attempt to dial it has ended, at most

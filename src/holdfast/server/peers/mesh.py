@@ -241,7 +241,13 @@ class PeerMesh:
         if refusal is not None:
             # One line per host and reason: strangers must not control the log's volume.
             key = f"{remote.rpartition(':')[0]} {refusal.reason}"
-            self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
+            self._complain(key, refusal.reason, remote, refusal)
+
+    def _complain(self, key: str, what: str, subject: str, refusal: Refusal) -> None:
+        """Log why a connection did not become a link; as information what the restart of a node
+        does to connections."""
+        level = logging.INFO if refusal.reason in ("nobody", "reset") else logging.WARNING
+        self._complaints.say(key, what, f"{subject}: {refusal.text}", level)
 
     async def _attempt(self, link: PeerLink) -> Refusal | None:
         """Dial the link's address once. Return the refusal, None without a notable one."""
