@@ -17,4 +17,6 @@ def test_a_group_is_behind_by_a_counted_noun(log_lag: int, text: str) -> None:
         "connected_count": 0,
     }
     reply = {"group": row, "oldest": None, "oldest_is_known": True, "members": []}
-    assert f"behind       {text}" in group(reply).splitlines()
+    lines = group(reply).splitlines()
+    assert f"behind       {text}" in lines
+    assert "oldest       -, nothing is unfinished" in lines

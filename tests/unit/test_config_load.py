@@ -279,6 +279,13 @@ def test_check_lists_every_problem(tmp_path: Path) -> None:
             "listeners[0].allow_anonymous = true: anybody who",
         ),
         (
+            '[security]\nallow_anonymous = true\n[[listeners]]\nbind = "10.0.0.1"\n'
+            '[[listeners]]\nbind = "10.0.0.2"\nport = 1884\n[[listeners]]\nbind = "10.0.0.1"\n'
+            "port = 1885",
+            True,
+            "anybody who reaches 10.0.0.1 or 10.0.0.2 may connect without a password",
+        ),
+        (
             "[[listeners]]\nallow_anonymous = false\n[[listeners]]\nport = 1884",
             True,
             "listeners[0]: anonymous clients are refused",
@@ -309,6 +316,7 @@ def test_anonymous_needs_a_word_beyond_loopback(
     assert config.security.allow_anonymous is anonymous
     found = warnings(config)
     assert warned in " ".join(found) if warned else found == []
+    assert " ".join(found).count("allow_anonymous") <= 1
 
 
 @pytest.mark.parametrize(

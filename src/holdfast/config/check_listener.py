@@ -142,6 +142,7 @@ def listener_warnings(config: Config) -> list[str]:
     """Listeners that nobody can use, or anybody."""
     found: list[str] = []
     security = config.security
+    open_by: dict[str, list[str]] = {}
     has_users = bool(
         security.password_file
         or security.scram_file
@@ -159,10 +160,7 @@ def listener_warnings(config: Config) -> list[str]:
                 )
         elif not listener.is_loopback() and not listener.require_certificate:
             own = "security" if listener.allow_anonymous is None else key
-            found.append(
-                f"{own}.allow_anonymous = true: anybody who reaches {listener.bind} may"
-                " connect without a password"
-            )
+            open_by.setdefault(own, []).append(listener.bind)
         if listener.is_open_to_pages() and admits_anonymous(listener, config):
             found.append(
                 f"{key}.allowed_origins = {shown(listener.allowed_origins)}: without a password,"
@@ -173,6 +171,11 @@ def listener_warnings(config: Config) -> list[str]:
                 f"{key}.allowed_origins = {shown(listener.allowed_origins)}: a browser with a"
                 " client certificate may use it for whatever page it shows"
             )
+    for own, binds in open_by.items():
+        found.append(
+            f"{own}.allow_anonymous = true: anybody who reaches"
+            f" {' or '.join(dict.fromkeys(binds))} may connect without a password"
+        )
     return found
 
 

@@ -130,7 +130,7 @@ def _group_lines(reply: Reply) -> Iterator[tuple[str, object]]:
         place = f"record {oldest['partition']}/{oldest['offset']} of {escaped(oldest['topic'])}"
         yield "oldest", f"{place}, published at {time_text(oldest['at_us'])}"
     else:
-        yield "oldest", "everything is finished" if reply["oldest_is_known"] else "not found"
+        yield "oldest", "-, nothing is unfinished" if reply["oldest_is_known"] else "not found"
     yield "members", f"{row['member_count']}, connected {row['connected_count']}"
     for each in _named(reply["members"]):
         state = f"at {each['node']}" if each["connected"] else "away"
