@@ -170,3 +170,4 @@ def test_an_occupied_admin_port_is_told(tmp_path: Path) -> None:
         broker.start()
     text = f"error='cannot listen: 127.0.0.1:{broker.admin_port}: Address already in use'"
     assert text in str(bad.value)
+    assert not broker.data.exists(), "a start that fails leaves no data directory"

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.api.admin import AdminServer, audit_of
 from holdfast.api.cluster_operations import ClusterError, ClusterFigures
 from holdfast.config.schema import Config
+from holdfast.security.http.server import listen
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
@@ -154,7 +155,7 @@ def admin_port(cluster: Any, port: int = 0) -> Iterator[int]:
         return asyncio.run_coroutine_threadsafe(work, loop).result(WAIT_S)
 
     async def start() -> AdminServer:
-        server = AdminServer(FakeServer(cluster), "127.0.0.1", port)
+        server = AdminServer(FakeServer(cluster), listen("127.0.0.1", port))
         server.start()
         return server
 

@@ -12,6 +12,7 @@ import pytest
 from holdfast.api.admin import AdminServer
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.session import Session, Subscription
+from holdfast.security.http.server import listen
 from tests.support.broker_in_process import loop_broker
 from tests.support.fake_cluster import FakeServer
 
@@ -60,7 +61,7 @@ def test_a_scrape_is_short_and_holds_no_turn(tmp_path: Path) -> None:
                 state.sessions[name] = session
             server = FakeServer(None)
             server.broker = loop_site.broker
-            admin = AdminServer(server, "127.0.0.1", 0)
+            admin = AdminServer(server, listen("127.0.0.1", 0))
             admin.start()
             scrapes, turns, censuses = [], [], []
             for _ in range(ATTEMPTS):

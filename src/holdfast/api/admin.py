@@ -56,7 +56,7 @@ from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
-from holdfast.security.http.server import HttpServer, listen
+from holdfast.security.http.server import HttpServer
 from holdfast.security.http.tls_door import TlsDoor
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.failures import watched
@@ -175,17 +175,20 @@ class AdminServer:
     """The HTTP server inside the broker's loop."""
 
     def __init__(
-        self, server: ServedProcess, bind: str, port: int, hosts: Iterable[str] = ()
+        self, server: ServedProcess, reserved: socket.socket, hosts: Iterable[str] = ()
     ) -> None:
-        """Bind the port at once. Raises `OSError` if the address cannot be used, and `AccessError`
-        if the file of users and tokens cannot, and `SecurityFileError` for a certificate.
+        """Listen at once. Raises `OSError` if the address cannot be used, and `AccessError` if the
+        file of users and tokens cannot, and `SecurityFileError` for a certificate.
 
-        `hosts`: names that requests may use for this port, besides those that need no setting.
+        `reserved`: the bound socket, which the server closes. `hosts`: names that requests may use
+        for this port, besides those that need no setting.
         """
         self._gate = gate_of(server)
         self._access = AccessRoutes(self._gate, server.audit)
-        self._socket = listen(bind, port)
-        self.port: int = self._socket.getsockname()[1]
+        reserved.listen()
+        self._socket = reserved
+        bind: str = reserved.getsockname()[0]
+        self.port: int = reserved.getsockname()[1]
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
         self._sender = LogSender(lambda: server.broker, RequestChecks(known, self._gate))
         connections_max = descriptors.share(CONNECTIONS_MAX)
@@ -241,7 +244,11 @@ class AdminServer:
 def admin_hosts(config: Config) -> list[str]:
     """The host names that the operator has given to this machine."""
     advertised = (config.node.advertise, config.cluster.peer_advertise, config.admin.advertise)
-    return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
+    return [
+        config.admin.bind,
+        *config.admin.hosts,
+        *(each.rpartition(":")[0] for each in advertised if each),
+    ]
 
 
 def audit_of(server: ServedProcess) -> AuditLog:

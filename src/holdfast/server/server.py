@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import astuple
 from functools import partial
@@ -18,6 +19,7 @@ from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
+from holdfast.security.http.server import reserve as reserve_admin
 from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop.broker import Broker
@@ -80,6 +82,7 @@ class Server:
         self.audit = audit_of(self)
         self.listeners: list[OpenListener] = []
         self.workers = IoWorkers()
+        self._admin_socket: socket.socket | None = None
         self.admin_port = 0
         self._load = load or (lambda: config)
         self._security = SecurityFiles()
@@ -106,13 +109,19 @@ class Server:
         except SecurityFileError as error:
             raise StartError(str(error)) from error
         try:
-            # Ports are reserved now: a standby must not find out at takeover that one is taken.
+            # Ports are reserved now: a standby must not find out at takeover that one is taken, and
+            # a start that fails leaves no data directory.
             for settings, one in zip(config.listeners, files, strict=True):
                 if not config.cluster.witness:
                     sockets = await when_free(partial(reserve, settings), may_wait(config))
                     self.listeners.append(OpenListener(settings, one, sockets))
+            if config.admin.enabled:
+                self._admin_socket = await when_free(
+                    partial(reserve_admin, config.admin.bind, config.admin.port),
+                    config.node.standby,
+                )
         except OSError as error:
-            raise StartError(f"cannot listen: {error.strerror}") from error
+            raise StartError(f"cannot listen: {error.strerror or error}") from error
         await asyncio.to_thread(report_certificates, config)
         self.workers.start(config.server.io_workers if self.listeners else 0)
         if config.node.standby:
@@ -231,7 +240,7 @@ class Server:
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
         self.broker = broker
-        broker.record_changes = self.audit.record_changes
+        self.audit.serve(broker)
         broker.touch()
         self.maintenance.start()
         if self._clustering is None:
@@ -257,13 +266,9 @@ class Server:
             raise StartError(str(error)) from error
 
     async def _start_admin(self) -> None:
-        admin = self.config.admin
-        if admin.enabled:
+        if self._admin_socket is not None:
             try:
-                server = await when_free(
-                    lambda: AdminServer(self, admin.bind, admin.port, admin_hosts(self.config)),
-                    self.config.node.standby,
-                )
+                server = AdminServer(self, self._admin_socket, admin_hosts(self.config))
             except OSError as error:
                 raise StartError(f"cannot listen: {error.strerror or error}") from error
             except (AccessError, SecurityFileError) as error:

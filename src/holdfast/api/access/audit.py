@@ -23,7 +23,7 @@ import logging
 import os
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,8 @@ WAIT_S: Final = 5.0
 """The most seconds that the reply to a change waits for its record."""
 TOGETHER_MAX: Final = 50
 """The most records of commands that are appended in one turn."""
+EARLY_MAX: Final = 16
+"""The most changes that wait until this node has a log, for example that of `cluster init`."""
 Position = tuple[int, int, int, int]
 """Time, partition, offset or -1, and caller of a record; caller 0: of a version without it."""
 SEARCH_BYTES: Final = 4 << 20
@@ -123,6 +125,8 @@ class AuditLog:
         self._positions: list[Position] | None = None
         self._last_us = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        # Changes of the time without a log, the oldest first.
+        self._early: list[AuditEntry] = []
 
     async def append(self, call: Call, status: int, error: str) -> None:
         """Record a change. A record that cannot be stored has an error in the process's log, and
@@ -148,14 +152,27 @@ class AuditLog:
             entry.who, entry.remote, entry.method, entry.path, entry.parameters, _result(entry),
             status, error,
         )  # fmt: skip
-        if broker is None:
+        if broker is not None:
+            await self._record(broker, [entry])
+        elif len(self._early) < EARLY_MAX:
+            self._early.append(entry)
+        else:
             logger.warning("audit_not_recorded path=%r error='no log here'", entry.path)
-            return
-        await self._record(broker, [entry])
+
+    def serve(self, broker: Broker) -> None:
+        """Record also the commands of the broker's clients, and what waited for it."""
+        broker.record_changes = self.record_changes
+        early, self._early = self._early, []
+        for entry in early:
+            entry.node = broker.node.state.config.node_id
+        self._start(self._record(broker, early))
 
     def record_changes(self, changes: list[SecurityChange], done: Callable[[], None]) -> None:
         """Record the commands of clients, and call `done`: after `WAIT_S` also without a commit."""
-        task = watched(self._record_changes(changes, done))
+        self._start(self._record_changes(changes, done))
+
+    def _start(self, recording: Coroutine[None, None, None]) -> None:
+        task = watched(recording)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -5,7 +5,6 @@ peer knows the federation's secret, has a certificate for its id, or both, as co
 """
 
 import asyncio
-import logging
 import os
 import struct
 import time

@@ -59,13 +59,25 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(bind: str, port: int) -> socket.socket:
-    """Bind an address, IPv6 with or without brackets. Raises `OSError`."""
+    """Bind an address and listen. Raises `OSError`."""
+    reserved = reserve(bind, port)
+    reserved.listen()
+    return reserved
+
+
+def reserve(bind: str, port: int) -> socket.socket:
+    """Bind an address, IPv6 with or without brackets; connections are refused until `listen`.
+    Raises `OSError`."""
     host = bind.strip("[]")
+    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if one.family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind((host, port))
+        return one
     except OSError as error:
+        one.close()
         # Its own text repeats the address as a tuple.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise OSError(error.errno, f"{bind}:{port}: {reason}") from error
