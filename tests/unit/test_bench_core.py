@@ -1,17 +1,22 @@
 """The benchmark of the core alone: every message of a round is delivered and acknowledged."""
 
-from bench.core import MESSAGES, Core, measure
+import pytest
+
+from bench.core import FORMS, MESSAGES, ROWS, Core, Row, measure
 
 
-def test_a_round_leaves_nothing_behind() -> None:
-    core = Core(3)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_round_leaves_nothing_behind(form: str) -> None:
+    core = Core(Row(1, 3), form)
     core.round()
-    stats = core.node.state.stats
-    assert stats.publish_sent == 3 * MESSAGES
+    assert sum(each.node.state.stats.publish_sent for each in core.machines) == 3 * MESSAGES
     for subscriber in core.subscribers:
-        assert subscriber.session is not None
-        assert subscriber.session.inflight == {}
+        session = subscriber.connection.session
+        assert session is not None
+        assert session.inflight == {}
 
 
-def test_it_measures() -> None:
-    assert 0 < measure(2, 3) < 1_000_000
+@pytest.mark.parametrize("name", ROWS)
+def test_it_measures_each_row(name: str) -> None:
+    found = measure(ROWS[name], ["single", "one"], 1)
+    assert all(0 < figures.cpu_us < 1_000_000 for figures in found.values())
