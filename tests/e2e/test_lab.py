@@ -18,8 +18,17 @@ from holdfast_lab.experiments.traffic import WINDOW, Observed, Traffic
 from holdfast_lab.log import ExperimentLog
 from holdfast_lab.results import document, pages, store
 from holdfast_lab.targets import wide_network
+from holdfast_lab.targets.others import (
+    AedesBroker,
+    AmqttBroker,
+    EjabberdCluster,
+    NatsCluster,
+    NatsSyncCluster,
+    OtherBroker,
+    RabbitMqCluster,
+)
 from holdfast_lab.targets.remote import Remote
-from holdfast_lab.targets.target import TargetError
+from holdfast_lab.targets.target import Fault, TargetError, wait_until
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli.main", "lab"]
 
@@ -250,3 +259,64 @@ def test_every_experiment_is_made(tmp_path: Path) -> None:
     done = lab(tmp_path, "report", timeout_s=600)
     assert done.returncode == 0, done.stderr
     assert "promises were broken" not in done.stdout
+
+
+OTHERS = [NatsCluster, NatsSyncCluster, RabbitMqCluster, EjabberdCluster, AedesBroker, AmqttBroker]
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=[each.name for each in OTHERS])
+def test_another_broker_serves_is_hurt_and_serves_again(
+    tmp_path: Path, kind: type[OtherBroker]
+) -> None:
+    """Those that are installed here; NATS always is."""
+    target = kind(tmp_path)
+    try:
+        target.start()
+    except TargetError as error:
+        target.stop()
+        if kind is not NatsCluster and "is not installed" in str(error):
+            pytest.skip(str(error))
+        raise
+    try:
+        pids = target.pids()
+        assert len(target.servers) == len(pids) == (3 if kind.survives_faults else 1)
+        assert publishes(target, 0)
+        hurt = target.inject(Fault.KILL, "lab/topic")
+        number = [node.name for node in target.nodes].index(hurt)
+        assert target.nodes[number].wait(20)
+        if kind.survives_faults:
+            other = (number + 1) % 3
+            wait_until(lambda: publishes(target, other), target.nodes, "another node serves")
+        target.heal()
+        wait_until(lambda: publishes(target, number), target.nodes, "it serves again")
+        pids += target.pids()
+    finally:
+        target.stop()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def publishes(target: OtherBroker, number: int) -> bool:
+    """Whether a node acknowledges a publish by a client from elsewhere."""
+    words = ["-q", "1", "-t", "lab/topic", "-m", "x", "-V", "5" if target.mqtt == 5 else "mqttv311"]
+    if target.user:
+        words += ["-u", target.user, "-P", target.user]
+    host, _, port = target.servers[number].partition(":")
+    done = subprocess.run(
+        ["mosquitto_pub", "-h", host, "-p", port, *words], timeout=60, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    return not done.returncode
+
+
+def test_many_targets_are_the_rows_of_a_table() -> None:
+    results = [
+        store.Result("packet-loss", f"t{number}", f"T {number}", "v", {}, {"lost": float(number)},
+                     promise="on disk" if number else "")
+        for number in range(7)
+    ]  # fmt: skip
+    few = document.document(store.LabRun(store.VERSION, "2026", "c", {}, results[:2]))
+    assert "| figure | the study | T 0 | T 1 |\n|---|---|---|---|\n| lost | 20 | 0 | 1 |" in few
+    assert "| acknowledged means | – | – | on disk |" in few
+    many = document.document(store.LabRun(store.VERSION, "2026", "c", {}, results))
+    assert "| figure | lost | acknowledged means |\n|---|---|---|\n| the study | 20 | – |" in many
+    assert "| T 6 | 6 | on disk |" in many

@@ -60,8 +60,9 @@ async def run(target: Target, trial: Trial) -> Result:
     with ExperimentLog(trial.run, path, parameters=parameters) as log:
         try:
             async with Traffic(
-                target.servers, f"lab/{trial.run}", log, level=target.mqtt, interval_s=INTERVAL_S
-            ) as traffic:
+                target.servers, f"lab/{trial.run}", log, level=target.mqtt, user=target.user,
+                interval_s=INTERVAL_S,
+            ) as traffic:  # fmt: skip
                 for number, fault in enumerate(plan, 1):
                     trial.progress((number - 1) / len(plan), f"{fault} {number} of {len(plan)}")
                     silence_s = await _round(target, traffic, log, number, fault, played)

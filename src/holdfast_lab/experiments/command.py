@@ -129,6 +129,7 @@ async def _measure(
         if target is not None:
             await asyncio.to_thread(target.stop)
     result.target = name
+    result.promise = "" if target is None else target.promise
     result.duration_s = time.monotonic() - start_s
     return result
 

@@ -26,7 +26,12 @@ async def play(target: Target, plan: LoadPlan) -> tuple[Outcomes, list[str]]:
         take = receive if callable(receive) else _ignore
         return Client(
             servers=[*servers[first:], *servers[:first]],
-            options=Options(client_id=name, level=target.mqtt),
+            options=Options(
+                client_id=name,
+                level=target.mqtt,
+                username=target.user or None,
+                password=target.user.encode() or None,
+            ),
             on_message=take,
         )
 

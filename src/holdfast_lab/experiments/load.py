@@ -61,7 +61,9 @@ async def run(target: Target, trial: Trial) -> Result:
             middle = usage.cpu_percent[len(usage.cpu_percent) // 3 :]
             measured = [each for each in middle if each is not None]
             if measured:
-                result.figures[f"{clients:,} clients, CPU (%)"] = statistics.median(measured)
+                percent = statistics.median(measured)
+                result.figures[f"{clients:,} clients, CPU (%)"] = percent
+                result.figures[f"{clients:,} clients, CPU a message (µs)"] = percent * 1e4 / RATE
             peak = [each for each in usage.rss_mib if each is not None]
             if peak:
                 result.figures[f"{clients:,} clients, memory (MiB)"] = max(peak)

@@ -42,6 +42,7 @@ async def run(target: Target, trial: Trial) -> Result:
                 f"lab/{trial.run}",
                 log,
                 level=target.mqtt,
+                user=target.user,
                 interval_s=interval_s,
                 count=MESSAGES,
             ) as traffic:

@@ -40,6 +40,8 @@ def new_client(
     on_change: Callable[[bool], None],
     on_trace: Callable[[bool, object], None] | None = None,
     level: int = 5,
+    *,
+    user: str = "",
 ) -> Client:
     """A client with a session of its own, that finds another server within a second.
 
@@ -66,6 +68,8 @@ def new_client(
         options=Options(
             level=level,
             client_id=client_id,
+            username=user or None,
+            password=user.encode() or None,
             clean_start=False,
             session_expiry_s=SESSION_EXPIRY_S if level == LEVEL_5 else 0,
             connect_timeout_s=RESPONSE_S,
@@ -188,6 +192,7 @@ class Traffic:
         window: int = WINDOW,
         size_bytes: int = PAYLOAD_BYTES,
         level: int = 5,
+        user: str = "",
     ) -> None:
         """`count` messages, one every `interval_s`; 0: until `finish`.
 
@@ -215,6 +220,7 @@ class Traffic:
                 partial(self._changed_link, name),
                 None,
                 level,
+                user=user,
             )
             for name, where in placed.items()
         }
@@ -226,6 +232,7 @@ class Traffic:
             partial(self._changed_link, PUBLISHER),
             self._sent,
             level,
+            user=user,
         )
         self._window = asyncio.Semaphore(window)
         self._is_over = asyncio.Event()

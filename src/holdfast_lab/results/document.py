@@ -14,6 +14,9 @@ from holdfast_lab.results.figures import MAIN, figure, study_of, title_of
 from holdfast_lab.results.store import FILE, LabRun, Result, load, save
 
 COLUMNS: Final = 100
+"""Of a line of text."""
+COLUMNS_MAX: Final = 6
+"""The most targets that are columns of a table; more of them are its rows."""
 HEAD: Final = """\
 # Experiments
 
@@ -69,14 +72,18 @@ def _experiment(name: str, results: list[Result]) -> list[str]:
     lines = [
         f"## {title_of(name)}", "", f"{experiment.question} Source: {experiment.source}.", "",
         "```sh", f"holdfast lab run {name} {targets}", "```", "",
-        f"| figure | the study | {' | '.join(titles)} |",
-        f"|---|---|{'---|' * len(results)}",
     ]  # fmt: skip
+    table = [["figure", "the study", *titles]]
     for row in MAIN.get(name, ()):
         if any(row in each.figures for each in results):
             cells = [figure(each.figures.get(row)) for each in results]
-            lines.append(f"| {row} | {study_of(name, row)} | {' | '.join(cells)} |")
-    lines.append("")
+            table.append([row, study_of(name, row), *cells])
+    if any(each.promise for each in results):
+        table.append(["acknowledged means", "–", *(each.promise or "–" for each in results)])
+    if len(results) > COLUMNS_MAX:
+        table = [list(row) for row in zip(*table, strict=True)]
+    head, *rows = (f"| {' | '.join(row)} |" for row in table)
+    lines += [head, "|" + "---|" * len(table[0]), *rows, ""]
     parameters = {f"{key} {value}" for each in results for key, value in each.parameters.items()}
     lines.append(f"Parameters: {', '.join(sorted(parameters))}.")
     remarks = [

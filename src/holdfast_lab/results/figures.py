@@ -38,6 +38,8 @@ MAIN: Final[dict[str, tuple[str, ...]]] = {
         "downtime, kill -9, mean (s)",
         "downtime, SIGSTOP, mean (s)",
         "confirmed and lost",
+        "delivered again",
+        "delivered out of order",
     ),
     "packet-loss": ("lost", "confirmed and lost"),
     "latency": (
@@ -52,7 +54,11 @@ MAIN: Final[dict[str, tuple[str, ...]]] = {
         "queue on disk, window 64, times as fast as QoS 2",
     ),
     "replication": ("confirmed", "replicas with another order"),
-    "load": ("1,000 clients, CPU (%)", "1,000 clients, memory (MiB)"),
+    "load": (
+        "1,000 clients, CPU (%)",
+        "1,000 clients, CPU a message (µs)",
+        "1,000 clients, memory (MiB)",
+    ),
     "federation": (
         "latency at member 0, mean (ms)",
         "latency at member 5, mean (ms)",

@@ -65,6 +65,8 @@ class Result(Struct):
     events: str = ""
     """The file of its events, if there is one."""
     duration_s: float = 0.0
+    promise: str = ""
+    """The meaning of an acknowledgement there, if it is known."""
 
 
 class LabRun(Struct):

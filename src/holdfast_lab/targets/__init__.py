@@ -14,6 +14,14 @@ from holdfast_lab.targets.cloud import CloudTarget, ManagedCloudTarget
 from holdfast_lab.targets.federation import BridgesTarget, FederationTarget, SidecarsTarget
 from holdfast_lab.targets.holdfast import ClusterTarget, PairTarget, SingleTarget
 from holdfast_lab.targets.mosquitto import Mosquitto
+from holdfast_lab.targets.others import (
+    AedesBroker,
+    AmqttBroker,
+    EjabberdCluster,
+    NatsCluster,
+    NatsSyncCluster,
+    RabbitMqCluster,
+)
 from holdfast_lab.targets.remote import Remote
 from holdfast_lab.targets.target import Target, TargetError
 
@@ -23,6 +31,17 @@ TARGETS: Final[dict[str, Callable[[Path], Target]]] = {
     "cluster": ClusterTarget,
     "mosquitto": Mosquitto,
     "activemq": ActiveMqPair,
+    **{
+        each.name: each
+        for each in (
+            NatsCluster,
+            NatsSyncCluster,
+            RabbitMqCluster,
+            EjabberdCluster,
+            AedesBroker,
+            AmqttBroker,
+        )
+    },
     "federation": FederationTarget,
     "sidecars": SidecarsTarget,
     "bridges": BridgesTarget,

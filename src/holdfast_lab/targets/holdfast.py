@@ -134,6 +134,7 @@ class SingleTarget(_Holdfast):
 
     name = "holdfast"
     title = "Holdfast, one broker"
+    promise = "on disk, after fdatasync"
 
     def start(self) -> None:
         """Start it and wait until it serves. Raises `TargetError`."""
@@ -155,6 +156,7 @@ class PairTarget(_Holdfast):
 
     name = "pair"
     title = "Holdfast, a pair on one directory"
+    promise = "on the shared disk, after fdatasync"
     survives_faults = True
 
     def __init__(
@@ -252,6 +254,7 @@ class ClusterTarget(_Holdfast):
 
     name = "cluster"
     title = "Holdfast, a cluster of three"
+    promise = "on every in-sync disk, two at least, after fdatasync"
     survives_faults = True
 
     def start(self) -> None:

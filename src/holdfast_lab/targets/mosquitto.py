@@ -36,6 +36,7 @@ class Mosquitto(Target):
 
     name = "mosquitto"
     title = "Mosquitto"
+    promise = "in memory; stored every half hour and at an orderly stop"
     faults = (Fault.PLANNED, Fault.KILL, Fault.PAUSE)
 
     def __init__(self, directory: Path, *, inflight_max: int = 1000) -> None:

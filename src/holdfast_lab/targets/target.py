@@ -63,6 +63,10 @@ class Target(ABC):
     """The faults that `inject` can do."""
     mqtt = 5
     """The protocol level of the clients: 4 is MQTT 3.1.1, 5 is 5.0."""
+    user = ""
+    """The name, and password, of clients where a broker wants one; "": they give none."""
+    promise = ""
+    """The state of a message of QoS 1 when its acknowledgement is sent; "": it is not said."""
     survives_faults = False
     """Whether another node takes over. If not, `heal` starts the broker again."""
 
