@@ -300,3 +300,30 @@ def test_a_session_that_begins_anew_was_sent_nothing() -> None:
     bench.close(2, maybe_sent=True)
     bench.open(3, is_clean=True)
     assert not bench.maybe_sent()
+
+
+@pytest.mark.parametrize("begins", ["clean", "after its end"])
+def test_a_session_that_begins_anew_during_a_snapshot_is_there_after_a_restart(begins: str) -> None:
+    """The snapshot has the old session no more, and its record is applied again behind it."""
+    bench = Bench()
+    for client in ("first", CLIENT):
+        session = Session(client)
+        session.epoch = 2
+        session.expiry_s = 3600
+        payload = encode_session(open_record(session, False, "n2"))
+        bench.apply(log_record.SESSION, payload, epoch=2)
+    entries = bench.images.snapshot()
+    taken = [next(entries)]
+    records = []
+    if begins == "after its end":
+        records.append(bench.change(2, op="end"))
+    records.append(bench.open(4, is_clean=begins == "clean"))
+    records.append(bench.close(4))
+    taken += entries
+    expected = bench.images.entry(bench.session())
+    bench.images = bench.new()
+    for kind, data in taken:
+        bench.images.apply_snapshot_entry(kind, data)
+    for record in records:
+        bench.images.apply(record)
+    assert bench.images.entry(bench.session()) == expected

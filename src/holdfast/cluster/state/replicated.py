@@ -231,17 +231,27 @@ class ReplicatedState(ReplicatedPacketIds):
         if after is before:
             return
         if before is not None:
-            _remember(self.ended, client_id, epoch, ENDED_MAX)
+            # Not the epoch of the next session. Counter-example: a snapshot is being taken, and the
+            # session begins again after it has been passed. A start loads `ended`, and would ignore
+            # the record of the session that is there.
+            _remember(self.ended, client_id, before.epoch, ENDED_MAX)
+            self._note_ended_requests(client_id, 0 if after is None else 1)
         if after is None:
             self.born.pop(client_id, None)
-            requests = self.requests(client_id)[-REQUESTS_MAX:]
-            self._requests.pop(client_id, None)
-            self._old_requests[client_id] = requests
-            if len(self._old_requests) > ENDED_MAX:
-                self._old_requests.popitem(last=False)
             self._forget_inbound(client_id, epoch)
         else:
             self.born[client_id] = after.epoch
+
+    def _note_ended_requests(self, client_id: str, later: int) -> None:
+        """Separates the requests of an ended session from the newest `later` ones."""
+        requests = self.requests(client_id)
+        at = len(requests) - later
+        self._old_requests[client_id] = requests[:at][-REQUESTS_MAX:]
+        self._requests[client_id] = requests[at:]
+        if not later:
+            del self._requests[client_id]
+        if len(self._old_requests) > ENDED_MAX:
+            self._old_requests.popitem(last=False)
 
     def note_epoch(self, home: int, epoch: int) -> None:
         if epoch > self.newest_epochs[home]:
