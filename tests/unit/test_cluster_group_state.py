@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.delivery.transmission import send_inflight
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import EndRecord, OpenRecord, encode_session
@@ -126,3 +127,35 @@ def test_a_coordinator_that_reads_the_log_respects_the_audience() -> None:
     assert coordination.cursor.outbox is not None
     received = [each.message.payload.decode() for each in coordination.cursor.outbox]
     assert received == ["none", "ours"]
+
+
+@pytest.mark.parametrize("way", ["tail", "read", "overflow"])
+def test_a_coordinator_that_lags_hands_out_nothing_that_the_log_has_as_finished(way: str) -> None:
+    """Its log ends at 5, and an earlier coordinator has finished the records below 7."""
+    journal = Journal(1, replicated=True)
+    state = NodeState(NodeConfig(partitions=1), journal)
+    images = ReplicatedState(RecordedState(NodeConfig(partitions=1), journal))
+    key = "$share/g/t"
+    payload = encode_cursor([(0, 7)], {}, [])
+    images.apply(Record(0, CURSOR, client_id=key.encode(), sequence=1, payload=payload))
+    state.delivered[0] = 5
+    coordination = Coordination(key, 0, 2, state)
+    coordination.open(list(images.group_positions[key]), images.groups)
+    coordination.is_certain = True
+    coordination.read()
+    coordination.handle_read(coordination.cursor, [], [5], True)
+    assert coordination.positions() == [7]
+    if way == "overflow":
+        coordination.cursor.fall_behind(state.delivered)
+    for offset in range(5, 9):
+        record = Record(0, MESSAGE, flags=2, topic=b"t", payload=b"%d" % offset)
+        record.offset = offset
+        if way == "tail":
+            coordination.tail(message_of(record))
+        else:
+            coordination.cursor.start_read()
+            coordination.handle_read(coordination.cursor, [record], [offset + 1], offset == 8)
+        state.delivered[0] = offset + 1
+        assert coordination.positions() == [7]
+    assert coordination.cursor.outbox is not None
+    assert [each.message.offset for each in coordination.cursor.outbox] == [7, 8]

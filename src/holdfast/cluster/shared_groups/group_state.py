@@ -87,8 +87,9 @@ class Coordination:
         self.changes = -1
         self._fetch = RecordFetch(state, name, inner)
         self.starts: list[int] | None = None
-        # For a new group: the offsets below which records were published before the group existed.
-        self._floor: list[int] | None = None
+        # The offsets below which records are finished, or were published before the group existed.
+        # A coordinator that lags has not applied all of them yet. Invariant: none is assigned.
+        self._floor: list[int] = [0] * len(state.delivered)
         # The places finished since progress was last logged.
         self.finished: list[Place] = []
         # All finished places at or above the positions that were logged last.
@@ -280,6 +281,7 @@ class Coordination:
                 if logged.is_finished(self.key, *place):
                     self.holders.forget(place)
             begin = list(positions)
+            self._floor = list(positions)
             self.logged = list(positions)
             if self.key in logged.done:
                 self.finished_offsets = logged.done[self.key].copy()
@@ -316,7 +318,7 @@ class Coordination:
         cursor = self.cursor
         if not cursor.tailing:
             return
-        if self._floor is not None and message.offset < self._floor[message.partition]:
+        if message.offset < self._floor[message.partition]:
             return
         if not has_room(self._state, cursor.outbox_count(), cursor.outbox_bytes):
             fall_behind(self._state, cursor, message)
@@ -359,6 +361,8 @@ class Coordination:
         # These records come before those that `tail` has added during the read.
         cursor.reading = False
         for record in records:
+            if record.offset < self._floor[record.partition]:
+                continue
             message = message_of(record)
             audience = message.audience
             if message.qos and (audience is None or self.key in audience.groups):
@@ -444,6 +448,7 @@ class Coordination:
     def positions(self) -> list[int]:
         """Returns the first unfinished offset per partition."""
         positions = self.cursor.resume_positions(self._state.delivered)
+        positions = list(map(max, positions, self._floor))
         for places in (self.holders.assigned, self.holders.doubtful, self.unheld()):
             for partition, offset in places:
                 if offset < positions[partition]:
