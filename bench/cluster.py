@@ -29,7 +29,7 @@ from bench.connection import ConnectionLost
 from bench.options import add_faults, new_parser, write_json
 from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import Outcome, play
-from tests.e2e.chaos_faults import OF_A_CLUSTER
+from tests.e2e.chaos_faults import OF_A_CLUSTER, plan
 from tests.e2e.chaos_site import cluster_site
 
 COUNTS: Final = {"kill -9 leader": 100, "SIGSTOP": 20, "partition": 20, "host lost": 20}
@@ -75,8 +75,7 @@ def run_faults(arguments: argparse.Namespace, directory: Path) -> tuple[object, 
     with cluster_site(
         directory, 3, has_small_disk=False, has_hanging_disk=has_hanging_disk
     ) as site:
-        faults = [(kind, OF_A_CLUSTER[kind]) for kind in kinds]
-        outcome = play(site, faults, SEED, directory)
+        outcome = play(site, plan(kinds, OF_A_CLUSTER, SEED), SEED, directory)
     print(outcome.report())
     missed = misses(outcome)
     if outcome.violations:

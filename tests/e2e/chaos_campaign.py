@@ -15,12 +15,13 @@ import holdfast
 from holdfast.storage.partition import partition_of
 from holdfast_lab.log import ExperimentLog
 from tests.e2e.chaos_clients import Publisher
-from tests.e2e.chaos_faults import Fault, Scene, wait_whole
+from tests.e2e.chaos_faults import Planned, Scene, wait_whole
 from tests.e2e.chaos_site import Site
 from tests.e2e.chaos_workload import Workload
 from tests.e2e.ledger import Ledger, Violation
 from tests.e2e.ledger_checks import check, legal_duplicates
 from tests.e2e.ledger_story import tell_all
+from tests.e2e.paho_ledger import LOST, OUT_OF_ORDER, TWICE, Verdict, judge
 
 SETTLE_S: Final = (0.5, 1.5)
 WHOLE_S: Final = 60.0
@@ -29,7 +30,13 @@ AFTERWARDS_S: Final = 10.0
 """For a connection through which nothing went: its sender tries again ever more seldom."""
 ANSWERED_S: Final = 0.2
 """A probe that publishes every 10 ms and heard nothing for so long is not connected, or stalled."""
-COLUMNS: Final = "{:<24} {:>6} {:>8} {:>8} {:>8}  {}"
+SHOWN_MAX: Final = 10
+HEADINGS: Final = (
+    *("fault", "rounds", "acked", "lost", "twice", "order"),
+    *("stall s", "p99 s", "worst s", "whole again s"),
+)
+COLUMNS: Final = "{:<28} {:>6} {:>8}" + " {:>6}" * 3 + " {:>8} {:>8} {:>8}  {}"
+"""Acknowledged, lost, twice and out of order are those of the independent ledger."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,15 @@ class Round:
     nodes when all were), on partitions that a victim led; None when it led none of theirs."""
     whole_s: float
     """From the fault until all nodes were in sync again."""
+    from_s: float = 0.0
+    """When it began."""
+    seed: str = ""
+    """With the kind, for another run of the same round."""
+    notes: tuple[str, ...] = ()
+    """What was drawn and done."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.seed}: {'; '.join(self.notes) or ', '.join(self.victims)}"
 
 
 @dataclass
@@ -59,6 +75,18 @@ class Outcome:
     """The name of the run in its events."""
     events: Path = Path()
     """The file with them."""
+    independent: Verdict = field(default_factory=Verdict)
+
+    def independent_counts(self, kind: str) -> list[int]:
+        """Acknowledged, lost, twice and out of order, in the rounds of a kind: from the fault until
+        the next one."""
+        times = [*(each.from_s for each in self.rounds), inf]
+        total: Counter[str] = Counter()
+        for each, (from_s, to_s) in zip(self.rounds, pairwise(times), strict=True):
+            if each.kind == kind:
+                total.update(self.independent.counts(from_s, to_s))
+                total["acknowledged"] += self.independent.acknowledged(from_s, to_s)
+        return [total[name] for name in ("acknowledged", LOST, TWICE, OUT_OF_ORDER)]
 
     def stalls(self, kind: str) -> list[float]:
         return sorted(
@@ -66,7 +94,7 @@ class Outcome:
         )
 
     def report(self) -> str:
-        lines = [COLUMNS.format("fault", "rounds", "p50 s", "p99 s", "worst s", "whole again s")]
+        lines = [COLUMNS.format(*HEADINGS)]
         for kind in dict.fromkeys(each.kind for each in self.rounds):
             stalls, rounds = self.stalls(kind), [one for one in self.rounds if one.kind == kind]
             whole = statistics.median(each.whole_s for each in rounds)
@@ -76,7 +104,8 @@ class Outcome:
                 else []
             )
             texts = [f"{figure:.3f}" for figure in figures] or ["-"] * 3
-            lines.append(COLUMNS.format(kind, len(rounds), *texts, f"{whole:.1f}"))
+            counts = self.independent_counts(kind)
+            lines.append(COLUMNS.format(kind, len(rounds), *counts, *texts, f"{whole:.1f}"))
         refusals = {f"{reason:#x}": count for reason, count in sorted(self.refusals.items())}
         lines.append(
             f"seed {self.seed}: {self.sent:,} sent, {self.acknowledged:,} acknowledged,"
@@ -85,7 +114,13 @@ class Outcome:
         )
         kinds = Counter(violation.kind for violation in self.violations)
         lines.append(f"broken promises: {dict(kinds) or 'none'}")
-        return "\n".join([*lines, *self.stories])
+        independent = self.independent.findings
+        lines.append(
+            f"independent ledger: {len(self.independent.acknowledged_s):,} acknowledged,"
+            f" {self.independent.repeated} repeated at QoS 1, {len(independent)} broken promises"
+        )
+        lines += map(str, independent[:SHOWN_MAX])
+        return "\n".join([*lines, *map(str, self.rounds), *self.stories])
 
 
 def topics_of(workload: Workload) -> list[str]:
@@ -94,7 +129,7 @@ def topics_of(workload: Workload) -> list[str]:
 
 def play(
     site: Site,
-    faults: Sequence[tuple[str, Fault]],
+    faults: Sequence[Planned],
     seed: int,
     directory: Path,
     *,
@@ -113,15 +148,18 @@ def play(
         workload = Workload(site.servers(), ledger, rng, directory, site.clients_prefix)
         try:
             workload.begin()
-            for kind, fault in _repeated(faults, time.monotonic() + duration_s):
-                scene = Scene(site, rng, topics_of(workload), pause_max_s)
-                outcome.rounds.append(_play_one(workload, scene, kind, fault, roles))
+            for planned in _repeated(faults, time.monotonic() + duration_s):
+                drawn = random.Random(planned.seed)
+                scene = Scene(site, drawn, topics_of(workload), pause_max_s)
+                outcome.rounds.append(_play_one(workload, scene, planned, roles, rng))
             workload.end(DRAIN_S)
         except BaseException as error:
             _judge(outcome, workload)
             # What is on its way, and what libraries sent, is known only after the end.
             unknown = {"lost", "missed after SUBACK", "invented"}
             outcome.violations = [each for each in outcome.violations if each.kind not in unknown]
+            found = outcome.independent.findings
+            outcome.independent.findings = [each for each in found if each.kind not in unknown]
             outcome.stories = tell_all(workload.ledger, outcome.violations)
             error.add_note(outcome.report())
             raise
@@ -131,7 +169,7 @@ def play(
     return outcome
 
 
-def _repeated(faults: Sequence[tuple[str, Fault]], until: float) -> Iterator[tuple[str, Fault]]:
+def _repeated(faults: Sequence[Planned], until: float) -> Iterator[Planned]:
     yield from faults
     while True:
         for each in faults:
@@ -140,9 +178,7 @@ def _repeated(faults: Sequence[tuple[str, Fault]], until: float) -> Iterator[tup
             yield each
 
 
-def _parameters(
-    site: Site, faults: Sequence[tuple[str, Fault]], outcome: Outcome
-) -> dict[str, str]:
+def _parameters(site: Site, faults: Sequence[Planned], outcome: Outcome) -> dict[str, str]:
     """What the events say about the run."""
     deadline = time.monotonic() + WHOLE_S
     while not site.leaders() and time.monotonic() < deadline:
@@ -154,7 +190,7 @@ def _parameters(
         "partitions": str(len(site.leaders())),
         "qos": "mixed",
         "payload_bytes": "64",
-        "fault_plan": ", ".join(dict.fromkeys(kind for kind, _ in faults)),
+        "fault_plan": ", ".join(dict.fromkeys(each.kind for each in faults)),
         "seed": str(outcome.seed),
     }
 
@@ -169,10 +205,14 @@ def _judge(outcome: Outcome, workload: Workload) -> None:
     outcome.wills = sum(mortal.deaths for mortal in workload.mortals)
     for party in workload.crowd.parties:
         outcome.refusals += party.refusals
+    outcome.independent = judge(workload.independent)
 
 
-def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault, roles: "Roles") -> Round:
-    crowd, rng = workload.crowd, scene.rng
+def _play_one(
+    workload: Workload, scene: Scene, planned: Planned, roles: "Roles", rng: random.Random
+) -> Round:
+    """`rng` is for the load; what the fault draws has a seed of its own."""
+    crowd, kind = workload.crowd, planned.kind
     crowd.pump(rng.uniform(*SETTLE_S))
     absent = workload.stir()
     crowd.pump(rng.uniform(0, 0.3))
@@ -180,8 +220,12 @@ def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault, roles: 
     crowd.pump(AFTERWARDS_S, lambda: all(map(is_answered, workload.probes.values())))
     leaders = scene.site.leaders()
     at = time.monotonic()
-    for pause_s in fault(scene):
-        crowd.pump(pause_s, roles.look)
+    try:
+        for pause_s in planned.fault(scene):
+            crowd.pump(pause_s, roles.look)
+    except BaseException as error:
+        error.add_note(f"round {kind}@{planned.seed}: {'; '.join(scene.notes)}")
+        raise
     for party in absent:
         party.away = False
     for pause_s in wait_whole(scene, WHOLE_S):
@@ -197,7 +241,8 @@ def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault, roles: 
     watched = [Watched(workload.probes[name], affected, at) for name in judged or workload.probes]
     crowd.pump(AFTERWARDS_S, lambda: all(one.newest_s() > whole_at for one in watched))
     stall_s = max((one.stall_s() for one in watched if one.topics), default=None)
-    return Round(kind, tuple(sorted(scene.victims)), stall_s, whole_at - at)
+    victims, notes = tuple(sorted(scene.victims)), tuple(scene.notes)
+    return Round(kind, victims, stall_s, whole_at - at, at, planned.seed, notes)
 
 
 def is_answered(probe: Publisher) -> bool:

@@ -7,9 +7,9 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from tests.e2e.chaos_site import CLIENTS, Site, busiest
 from tests.e2e.cluster_processes import ClusterNode
@@ -29,6 +29,8 @@ class Scene:
     pause_max_s: float = 8.0
     victims: set[str] = field(default_factory=set)
     """The nodes that this fault hurt, for the measurements."""
+    notes: list[str] = field(default_factory=list)
+    """What was drawn and done, for the report."""
 
     @property
     def nodes(self) -> dict[str, ClusterNode]:
@@ -56,6 +58,24 @@ class Scene:
 
 
 Fault = Callable[[Scene], Iterator[float]]
+
+
+class Planned(NamedTuple):
+    """A round to be played. What it draws follows from the seed; whom it hits may also depend on
+    who leads at that moment."""
+
+    kind: str
+    fault: Fault
+    seed: str
+
+
+def plan(names: Sequence[str], faults: Mapping[str, Fault], seed: int) -> list[Planned]:
+    """A name is that of a fault, or KIND@SEED from the report of another run."""
+    found = []
+    for number, name in enumerate(names, 1):
+        kind, _, known = name.partition("@")
+        found.append(Planned(kind, faults[kind], known or f"{seed}-{number}"))
+    return found
 
 
 def _kill(scene: Scene, *names: str) -> None:

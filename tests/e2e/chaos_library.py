@@ -13,13 +13,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError
@@ -28,6 +24,7 @@ from holdfast.client.protocol.effects import Message
 from holdfast.client.reconnect import Reconnect
 from holdfast.client.servers import Server
 from holdfast.protocol.mqtt import packets as pk
+from tests.e2e import paho_clients
 from tests.e2e.brokers import SOURCE
 from tests.e2e.event_log import EventReader, EventWriter
 from tests.e2e.ledger import Key, Ledger
@@ -35,9 +32,8 @@ from tests.e2e.ledger import Key, Ledger
 ROOT: Final = Path(__file__).parents[2]
 INTERVAL_S: Final = 0.02
 EXPIRY_S: Final = 3600
-KEEP_ALIVE_S: Final = 2
 WINDOW: Final = 16
-DRAIN_S: Final = 60.0
+DRAIN_S: Final = paho_clients.DRAIN_S
 END_S: Final = DRAIN_S + 20.0
 
 
@@ -160,79 +156,6 @@ class _Watched:
         self.events.message("deliver", key, connection=message.connection, dup=message.dup)
 
 
-class Paho:
-    """paho has one server: the application gives it the next one whenever it has lost one. It
-    sends again by itself, unseen: after every connection what was unconfirmed."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.events = EventWriter(arguments.events, arguments.client)
-        self._servers = [server.rsplit(":", 1) for server in arguments.server]
-        self._qos = arguments.qos
-        self._at = 0
-        self._lock = threading.Lock()
-        self._unconfirmed: dict[int, Key] = {}
-        self._window = threading.Semaphore(WINDOW)
-        self._client = paho.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=arguments.client,
-            clean_session=False,
-            protocol=paho.MQTTv311,
-        )
-        self._client.max_inflight_messages_set(WINDOW)
-        self._client.reconnect_delay_set(0.05, 0.3)  # type: ignore[arg-type]
-        self._client.on_connect = self._on_connect
-        self._client.on_publish = self._on_publish
-        self._client.on_disconnect = lambda *_: self._walk()
-        self._client.on_connect_fail = lambda *_: self._walk()
-
-    def _walk(self) -> None:
-        self._at = (self._at + 1) % len(self._servers)
-        self._dial()
-
-    def _dial(self) -> None:
-        host, port = self._servers[self._at]
-        self._client.connect_async(host, int(port), keepalive=KEEP_ALIVE_S)
-
-    def _on_connect(self, *event: object) -> None:
-        self.events.write("connected", node=":".join(self._servers[self._at]))
-        with self._lock:
-            unconfirmed = list(self._unconfirmed.items())
-        for packet_id, key in unconfirmed:
-            self.events.message("send", key, qos=self._qos, dup=True, packet_id=packet_id)
-
-    def _on_publish(self, *event: object) -> None:
-        packet_id = int(str(event[2]))
-        with self._lock:
-            key = self._unconfirmed.pop(packet_id)
-        self.events.message("ok", key, packet_id=packet_id)
-        self._window.release()
-
-    def publish(self, topics: Sequence[str], over: threading.Event) -> None:
-        numbers = Numbers(self.events.client, topics)
-        self._dial()
-        self._client.loop_start()
-        count = 0
-        while not over.is_set():
-            time.sleep(INTERVAL_S)
-            if not self._window.acquire(timeout=INTERVAL_S):
-                continue
-            key = numbers.next()
-            # The acknowledgement may come before `publish` returns its packet id.
-            packet_id, count = count % 65535 + 1, count + 1
-            with self._lock:
-                self._unconfirmed[packet_id] = key
-            self.events.message("send", key, qos=self._qos, dup=False, packet_id=packet_id)
-            info = self._client.publish(key[1], payload_of(key), qos=self._qos)
-            if info.mid != packet_id:
-                raise ValueError(f"paho gave {key} the packet id {info.mid}, not {packet_id}")
-        deadline = time.monotonic() + DRAIN_S
-        while self._unconfirmed and time.monotonic() < deadline:
-            time.sleep(INTERVAL_S)
-        self._client.on_disconnect = None
-        self._client.disconnect()
-        self._client.loop_stop()
-
-
 def _holdfast_publish(arguments: argparse.Namespace, over: threading.Event) -> None:
     asyncio.run(_Watched(arguments).publish(arguments.topic, arguments.qos, over))
 
@@ -241,14 +164,10 @@ def _holdfast_subscribe(arguments: argparse.Namespace, over: threading.Event) ->
     asyncio.run(_Watched(arguments).subscribe(arguments.topic, arguments.qos, over))
 
 
-def _paho_publish(arguments: argparse.Namespace, over: threading.Event) -> None:
-    Paho(arguments).publish(arguments.topic, over)
-
-
 ROLES: Final[dict[str, Callable[[argparse.Namespace, threading.Event], None]]] = {
     "holdfast-publish": _holdfast_publish,
     "holdfast-subscribe": _holdfast_subscribe,
-    "paho-publish": _paho_publish,
+    **paho_clients.ROLES,
 }
 
 
@@ -266,11 +185,11 @@ class LibraryClient:
         prefix: Sequence[str] = (),
     ) -> None:
         self.name = name
-        events = directory / f"{name}.events"
-        self._reader = EventReader(events)
+        self.events = directory / f"{name}.events"
+        self._reader = EventReader(self.events)
         self._errors = directory / f"{name}.errors"
         command = [sys.executable, "-m", "tests.e2e.chaos_library", role]
-        command += ["--client", name, "--events", str(events), "--qos", str(qos)]
+        command += ["--client", name, "--events", str(self.events), "--qos", str(qos)]
         command += [part for server in servers for part in ("--server", server)]
         command += [part for topic in topics for part in ("--topic", topic)]
         with self._errors.open("wb") as errors:

@@ -81,13 +81,24 @@ class Workload:
             addresses = [f"{server.host}:{server.port}" for server in self._from(start)]
             return LibraryClient(role, name, addresses, topics, qos, directory, prefix)
 
-        # paho sends new messages before those it repeats, when it has both.
-        self.ledger.may_reorder("paho-1")
-        return [
+        paho_readers = [
+            library("paho-read", f"paho-r{qos}", qos, ["paho/#"], qos) for qos in (1, 2)
+        ]
+        self.readers = [
             library("holdfast-subscribe", OURS, 1, ["load/+/a", "lib/#"], 2),
+            *paho_readers,
+        ]
+        paho_publishers = [
+            library("paho-publish", f"paho-p{number}", number, [f"paho/{number}"], qos)
+            for number, qos in enumerate((1, 2, 2))
+        ]
+        self.independent = [one.events for one in (*paho_readers, *paho_publishers)]
+        """The files for `paho_ledger.judge`."""
+        return [
+            *self.readers,
             library("holdfast-publish", "ours-p1", 0, ["lib/ours/1", "lib/shared"], 1),
             library("holdfast-publish", "ours-p2", 2, ["lib/ours/2", "lib/shared"], 2),
-            library("paho-publish", "paho-1", 1, ["lib/paho/1"], 1),
+            *paho_publishers,
         ]
 
     def collect(self) -> None:
@@ -160,7 +171,8 @@ class Workload:
             self.collect()
             subscriptions = self.ledger.subscriptions.items()
             names = [name for name, one in subscriptions if one.since_s == inf]
-            return names if OURS in self.ledger.subscriptions else [*names, OURS]
+            expected = {one.name for one in self.readers}
+            return [*names, *expected.difference(self.ledger.subscriptions)]
 
         self.crowd.pump(timeout_s, lambda: not silent())
         assert not silent(), f"no SUBACK: {silent()}, {self.ledger.accusations[:5]}"
@@ -192,13 +204,14 @@ class Workload:
         for mortal in self.mortals:
             mortal.living = False
         self.crowd.pump(drain_s, lambda: all(one.socket is None for one in self.mortals))
-        subscriber, *publishers = self.libraries
+        publishers = [one for one in self.libraries if one not in self.readers]
         for one in publishers:
             one.stop_soon()
         self.crowd.pump(END_S, lambda: all(one.has_ended() for one in publishers))
         self.crowd.drain(drain_s, self.collect)
-        subscriber.stop_soon()
-        self.crowd.pump(END_S, subscriber.has_ended)
+        for one in self.readers:
+            one.stop_soon()
+        self.crowd.pump(END_S, lambda: all(one.has_ended() for one in self.readers))
         self.collect()
         for one in self.libraries:
             if one.failure():

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import play
-from tests.e2e.chaos_faults import OF_ONE_NODE
+from tests.e2e.chaos_faults import OF_ONE_NODE, plan
 from tests.e2e.chaos_site import lonely_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, ONLY, PAUSE_MAX_S, ROUNDS
@@ -25,15 +25,17 @@ SECONDS = float(os.environ.get("HOLDFAST_CHAOS_SECONDS", "0"))
 def test_one_node(tmp_path: Path) -> None:
     if missing():
         pytest.skip(missing())
-    names = [name for name in ONLY if name in OF_ONE_NODE] * ROUNDS if ONLY else [*OF_ONE_NODE] * 2
+    chosen = [name for name in ONLY if name.partition("@")[0] in OF_ONE_NODE]
+    names = chosen * ROUNDS if ONLY else [*OF_ONE_NODE] * 2
     with lonely_site(tmp_path) as site:
         without = site.unplayable()
-        faults = [(name, OF_ONE_NODE[name]) for name in names if name not in without]
+        faults = [each for each in plan(names, OF_ONE_NODE, SEED) if each.kind not in without]
         pause_max_s = min(PAUSE_MAX_S, 5.0)
         outcome = play(site, faults, SEED, tmp_path, pause_max_s=pause_max_s, duration_s=SECONDS)
         print(f"\n{outcome.report()}")
         assert not site.tracebacks()
     assert not outcome.violations, outcome.report()
+    assert not outcome.independent.findings, outcome.report()
     print(judge_again(outcome.events, outcome.run, outcome.violations, tmp_path)[1])
     assert outcome.acknowledged > 50 * len(outcome.rounds)
     assert outcome.wills > 0

@@ -2,7 +2,8 @@
 acknowledged stays, once and in order. For `make chaos` alone.
 
 `HOLDFAST_CHAOS_ROUNDS` faults, `HOLDFAST_CHAOS_SEED` to repeat their choice,
-`HOLDFAST_CHAOS_FAULTS` to play only those (their names, separated by commas),
+`HOLDFAST_CHAOS_FAULTS` to play only those (their names, separated by commas; KIND@SEED, as the
+report names a round, to play that round again),
 `HOLDFAST_IO_WORKERS` of each node (default 0: none, and none is killed),
 `HOLDFAST_CHAOS_REPORT` names a file for the report.
 """
@@ -15,7 +16,7 @@ import pytest
 
 from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import Outcome, play
-from tests.e2e.chaos_faults import OF_A_CLUSTER, Fault
+from tests.e2e.chaos_faults import OF_A_CLUSTER, Planned, plan
 from tests.e2e.chaos_site import cluster_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_kill9 import SEED
@@ -26,13 +27,14 @@ ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", "0"))
 PAUSE_MAX_S = 30.0
 
 
-def schedule(rounds: int, rng: random.Random) -> list[tuple[str, Fault]]:
+def schedule(rounds: int, seed: int) -> list[Planned]:
     """Every kind in turn, each turn in another order."""
+    rng = random.Random(seed)
     names = ONLY or list(OF_A_CLUSTER)
     found: list[str] = []
     while len(found) < rounds:
         found += rng.sample(names, len(names))
-    return [(name, OF_A_CLUSTER[name]) for name in found[:rounds]]
+    return plan(found[:rounds], OF_A_CLUSTER, seed)
 
 
 def judge(outcome: Outcome) -> None:
@@ -42,6 +44,7 @@ def judge(outcome: Outcome) -> None:
         with Path(path).open("a") as file:
             file.write(f"{report}\n")
     assert not outcome.violations, report
+    assert not outcome.independent.findings, report
     assert outcome.acknowledged > 50 * len(outcome.rounds)
     assert outcome.delivered > outcome.acknowledged
     assert any(each.stall_s is not None for each in outcome.rounds)
@@ -50,10 +53,10 @@ def judge(outcome: Outcome) -> None:
 def run(directory: Path, nodes: int, rounds: int) -> None:
     if missing():
         pytest.skip(missing())
-    faults = schedule(rounds, random.Random(SEED))
+    faults = schedule(rounds, SEED)
     with cluster_site(directory, nodes, has_hanging_disk=True) as site:
         without = site.unplayable()
-        playable = [one for one in faults if one[0] not in without]
+        playable = [one for one in faults if one.kind not in without]
         outcome = play(site, playable, SEED, directory, pause_max_s=PAUSE_MAX_S)
         judge(outcome)
         assert not site.tracebacks()

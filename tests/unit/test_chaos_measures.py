@@ -1,13 +1,12 @@
 """The measurements of the chaos tests, and the event log of their clients in processes."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.chaos_campaign import Outcome, Round, Watched
 from tests.e2e.chaos_clients import Publisher
-from tests.e2e.chaos_faults import OF_A_CLUSTER
+from tests.e2e.chaos_faults import OF_A_CLUSTER, plan
 from tests.e2e.chaos_parties import on_loopback
 from tests.e2e.chaos_site import busiest
 from tests.e2e.event_log import EventReader, EventWriter
@@ -64,7 +63,9 @@ def test_busiest() -> None:
 
 def test_schedule_has_every_kind_before_one_comes_twice() -> None:
     count = len(OF_A_CLUSTER)
-    names = [name for name, _ in schedule(2 * count + 1, random.Random(1))]
+    planned = schedule(2 * count + 1, 1)
+    names = [each.kind for each in planned]
+    assert len({each.seed for each in planned}) == len(planned)
     kinds = sorted(OF_A_CLUSTER)
     assert sorted(names[:count]) == sorted(names[count : 2 * count]) == kinds
     assert len(names) == 2 * count + 1
@@ -120,3 +121,11 @@ def test_event_log(tmp_path: Path) -> None:
     assert ledger.sent[key].sends == 2
     assert (set(ledger.acknowledged), ledger.refused) == ({key}, {other})
     assert ledger.subscriptions["client"].history[0].key == key
+
+
+def test_a_round_of_a_report_is_planned_again() -> None:
+    said = str(Round("SIGSTOP", ("n1",), None, 1.0, 0.0, "77-3", ("n1 paused",)))
+    assert said == "SIGSTOP@77-3: n1 paused"
+    (planned,) = plan([said.partition(":")[0]], OF_A_CLUSTER, 1)
+    assert (planned.kind, planned.seed) == ("SIGSTOP", "77-3")
+    assert planned.fault is OF_A_CLUSTER["SIGSTOP"]
