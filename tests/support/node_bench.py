@@ -50,12 +50,16 @@ class Peer:
     """A client's end of one connection: sends packets, keeps what it received."""
 
     def __init__(
-        self, bench: "NodeBench", version: int, rules: ListenerRules | None = None
+        self,
+        bench: "NodeBench",
+        version: int,
+        rules: ListenerRules | None = None,
+        address: str = "test",
     ) -> None:
         self.bench = bench
         self.version = version
         self.connection: Connection = bench.node.handle_connected(
-            "test:1", rules or ListenerRules("test")
+            f"{address}:1", rules or ListenerRules("test")
         )
         self.connection.transport = self
         self.reader = FrameReader(PACKET_BYTES_MAX)

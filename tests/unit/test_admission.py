@@ -221,6 +221,22 @@ def test_a_used_quota_of_bytes_comes_back_evenly() -> None:
     assert acks(peer) == [0]
 
 
+def test_clients_without_a_user_share_the_quota_of_their_address() -> None:
+    """Anonymous access fills no disk, however many client ids it uses."""
+    node = bench(limits(bytes_per_user=1000, period_s=100.0))
+
+    def publishes(address: str, client_id: str) -> bool:
+        peer = Peer(node, 5, address=address)
+        peer.send(m.Connect(5, True, 0, client_id, None, None, None, {}))
+        peer.take(m.Connack)
+        peer.send(publication(1, 1, bytes(1000)))
+        return acks(peer) == [0]
+
+    assert publishes("192.0.2.1", "a")
+    assert not publishes("192.0.2.1", "b")
+    assert publishes("192.0.2.2", "c")
+
+
 @pytest.mark.parametrize("scope", ["client", "address", "listener", "user"])
 def test_a_connect_above_the_rate_is_refused(scope: str) -> None:
     node = bench(limits(**{scope: RateLimits(connects_per_s=2)}))

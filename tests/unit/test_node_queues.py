@@ -170,6 +170,33 @@ def test_bounds_and_rights() -> None:
     assert subscribe(reader, "$queue/a/#").reasons == [1]
 
 
+def test_a_user_leaves_queues_for_others() -> None:
+    """Also with many client ids, and after a restart."""
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, queues_max=16))
+
+    def begun(user: str) -> int:
+        """The queues that a user begins with a client id for each."""
+        bench.node.state.admission.checks_passwords = True
+        bench.valid_passwords[user] = b"x"
+        found = 0
+        for number in range(20):
+            peer = bench.peer()
+            peer.send(m.Connect(5, True, 0, f"{user}{number}", None, user, b"x", {}))
+            peer.take(m.Connack)
+            answer = subscribe(peer, f"$queue/{user}/{number}")
+            found += answer.reasons == [1]
+            if answer.reasons != [1]:
+                assert "room for all others" in str(answer.properties[REASON_STRING])
+            peer.lose()
+        return found
+
+    assert [begun(user) for user in ("ann", "bob", "eve")] == [8, 4, 2]
+    bench.crash()
+    assert [begun(user) for user in ("dan", "ann")] == [1, 8]
+    owners = [keeper.username for keeper in bench.node.state.queues.values()]
+    assert {user: owners.count(user) for user in owners} == {"ann": 8, "bob": 4, "eve": 2, "dan": 1}
+
+
 def test_a_member_that_may_read_nothing_does_not_empty_it(bench: NodeBench) -> None:
     bench.node.state.acl = AclFile.parse("topic write a/#\npattern read a/%c\n", "acl")
     publisher = bench.connect("p")

@@ -135,10 +135,12 @@ class MeterTable:
                 )
             if rates.bytes_per_s > 0:
                 meter.bytes.append(self._use(meter, (scope, _BYTES, name), rates.bytes_per_s, now))
-        user = names.get(USER, "")
-        if user and limits.bytes_per_user > 0:
+        # Anonymous clients of an address are one user: their client ids are free to choose.
+        scope = USER if names.get(USER) else ADDRESS
+        name = names.get(scope, "")
+        if name and limits.bytes_per_user > 0:
             per_s = limits.bytes_per_user / limits.period_s
-            meter.quota = self._use(meter, (USER, _QUOTA, user), per_s, now, limits.bytes_per_user)
+            meter.quota = self._use(meter, (scope, _QUOTA, name), per_s, now, limits.bytes_per_user)
         return meter if meter.shared else None
 
     def release(self, meter: Meter, now: float) -> None:
@@ -202,7 +204,7 @@ class MeterTable:
 
 
 def names_of(client_id: str, username: str | None, address: str, listener: str) -> dict[str, str]:
-    """A connection's name in each scope. A client without a user name shares no user's limits."""
+    """A connection's name in each scope. A client without a user name shares no user's rates."""
     return {
         CLIENT: bounded_name(client_id),
         USER: bounded_name(username or ""),

@@ -208,7 +208,8 @@ class AdmissionChange(Work):
             session = self.sessions[index]
             if state.sessions.get(session.client_id) is not session:
                 continue
-            if users is not None and session.username:
+            is_queue = session.client_id in state.queues
+            if users is not None and session.username and not is_queue:
                 users.enter(session.username, session.client_id)
             if session.connection is not None:
                 give_meter(state, session.connection)

@@ -21,7 +21,7 @@ from holdfast.broker.delivery.retained import continue_scans, start_scan
 from holdfast.broker.delivery.subscriptions import add_subscription, find_group
 from holdfast.broker.effects import FindStarts, ResumeInput
 from holdfast.broker.promise import Promise
-from holdfast.broker.queues.changes import begin_queues, has_queue_room
+from holdfast.broker.queues.changes import QueueRoom, begin_queues
 from holdfast.broker.recorded_state import filter_bytes
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
@@ -292,7 +292,7 @@ def _check_all(
     codes: list[int] = []
     invalid: list[str] = []
     added: dict[str, None] = {}
-    begun: set[str] = set()
+    queues = QueueRoom(state, session)
     size_bytes = session.filter_bytes
     for index, request in enumerate(packet.subscriptions):
         filter = request.filter
@@ -300,7 +300,7 @@ def _check_all(
         reason = reason or _check(state, session, connection, request, invalid)
         if reason < 0x80 and filter not in session.subscriptions and filter not in added:
             has_room = _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter))
-            if has_room and has_queue_room(state, filter, begun, plan):
+            if has_room and queues.has(filter, plan):
                 added[filter] = None
                 size_bytes += filter_bytes(filter)
             else:

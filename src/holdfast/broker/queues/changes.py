@@ -20,6 +20,7 @@ from holdfast.broker.recovery.state_records import (
     group_positions,
     publish_state,
 )
+from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.session.state import encode_cursor
@@ -77,10 +78,11 @@ def create_queue(
     Counter-example: an operator has deleted the queue, and this node has not applied that. The
     client receives SUBACK, there is no queue, and what comes while the client is away is lost.
     """
+    owner = None if connection.session is None else connection.session.username
     is_known = key in state.cluster.queues()
     if is_known and (state.cluster.is_single or state.cluster.older_nodes(QUEUES)):
         return
-    keeper = make_keeper(key)
+    keeper = make_keeper(key, owner)
     if state.cluster.is_single:
         group = find_group(state, key)
         if group is not None:
@@ -92,7 +94,7 @@ def create_queue(
         cursor = encode_cursor(changed_positions(None, start), {}, [])
         append_state(state, log_record.CURSOR, keeper.key, cursor)
     promise = QueuePromise(connection, keeper, start, creator)
-    payload = encode_session(QueueRecord(key, start, creator))
+    payload = encode_session(QueueRecord(key, start, creator, owner or ""))
     publish_state(state, log_record.SESSION, keeper.key, payload, 0, promise)
 
 
@@ -119,22 +121,42 @@ def begin_queues(
     return True
 
 
-def has_queue_room(state: NodeState, filter: str, begun: set[str], plan: StartPlan | None) -> bool:
-    """Whether the filter is not that of a queue, or there is one, or there is room for it. `begun`:
-    the queues that the same SUBSCRIBE begins; a new one is added."""
-    if not is_queue(filter):
-        return True
-    queues = state.cluster.queues()
-    most = state.config.queues_max
-    if filter in queues:
-        return True
-    text = state.cluster.older_nodes(QUEUES)
-    if not text and len(queues) + len(begun) < most:
-        begun.add(filter)
-        return True
-    if plan is not None:
-        plan.error = plan.error or text or f"there are {most} queues, which is the limit"
-    return False
+class QueueRoom:
+    """The queues that one SUBSCRIBE may begin, within `limits.queues` and the share of its user."""
+
+    def __init__(self, state: NodeState, session: Session) -> None:
+        self._state = state
+        self._session = session
+        self._begun = 0
+        # Counted once, because a packet may have thousands of filters; -1: not counted.
+        self._own = -1
+
+    def has(self, filter: str, plan: StartPlan | None) -> bool:
+        """Whether the filter is not that of a queue, or there is one, or there is room for it. A
+        new one is counted."""
+        if not is_queue(filter):
+            return True
+        state = self._state
+        queues = state.cluster.queues()
+        if filter in queues:
+            return True
+        most = state.config.queues_max
+        left = most - len(queues) - self._begun
+        text = state.cluster.older_nodes(QUEUES)
+        if not text and left <= 0:
+            text = f"there are {most} queues, which is the limit"
+        if not text and proves_names(state):
+            user = self._session.username
+            if self._own < 0:
+                self._own = sum(each.username == user for each in queues.values())
+            # Nobody may have more than is left for the others: only an operator ends a queue.
+            if self._own + self._begun >= left:
+                text = "this user has as many queues as there is room for all others"
+        if not text:
+            self._begun += 1
+        elif plan is not None:
+            plan.error = plan.error or text
+        return not text
 
 
 class DeletionPromise(OutcomePromise):

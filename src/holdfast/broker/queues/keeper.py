@@ -20,9 +20,11 @@ from holdfast.broker.session.session import (
 from holdfast.protocol.topics.names import is_queue, split_shared
 
 
-def make_keeper(key: str) -> Session:
-    """The keeper of the queue with this key, without its subscription."""
+def make_keeper(key: str, owner: str | None = None) -> Session:
+    """The keeper of the queue with this key, without its subscription. `owner`: the user in whose
+    share of the queues it is."""
     keeper = Session(key)
+    keeper.username = owner
     keeper.epoch = 1
     keeper.expiry_s = NEVER_EXPIRES
     keeper.recorded = True

@@ -296,6 +296,7 @@ class Recovery(SenderPacketIds):
             if session is None:
                 check_queue(client_id, change.start, self.state.config.partitions)
                 session = self._new_session(client_id)
+                session.username = change.owner or None
                 self._touch(session)
                 self._add_subscription(keeper_subscription(session, change.start))
         elif session is not None:

@@ -219,11 +219,13 @@ class ReserveRecord(Struct, tag_field="op", tag="reserve"):
 
 class QueueRecord(Struct, tag_field="op", tag="queue"):
     """A queue begins at the offsets `start`, unless there is one with this key. `client` is the
-    key, `creator` the client that asked for it. Older versions ignore the record."""
+    key, `creator` the client that asked for it, `owner` its user. Older versions ignore the record.
+    """
 
     client: str
     start: list[int]
     creator: str = ""
+    owner: str = ""
 
 
 class MemberRecord(Struct, tag_field="op", tag="member", omit_defaults=True):
