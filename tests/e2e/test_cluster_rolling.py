@@ -1,6 +1,7 @@
 """Nodes that are restarted one after the other, under traffic."""
 
 import signal
+import subprocess
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -88,3 +89,44 @@ def test_a_rolling_update_waits_for_what_its_last_pod_missed(
             assert max(writer.longest_s for writer in writers) < LONGEST_S
             assert sum("stop_waits" in each for each in logs) == 2, "all but the first pod waited"
             assert sum("stop_continues" in each for each in logs) == 2
+
+
+def terminate(cluster: ClusterProcesses, *names: str) -> list[subprocess.Popen[bytes]]:
+    """Send SIGTERM to several nodes at the same moment; `restart` starts them again."""
+    processes = [process for name in names if (process := cluster.nodes[name].process) is not None]
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    return processes
+
+
+def ended(cluster: ClusterProcesses, name: str) -> int:
+    """The exit code of a node that received SIGTERM."""
+    node = cluster.nodes[name]
+    assert node.process is not None
+    code, node.process = node.process.wait(GRACE_S), None
+    return code
+
+
+def test_of_two_that_stop_at_once_one_waits_for_the_other(tmp_path: Path) -> None:
+    """Each alone could be spared. Both together would leave no majority."""
+    with ClusterProcesses(tmp_path) as cluster:
+        writer = Writer("w", [cluster.addresses[2]])
+        writer.start()
+        _, second = terminate(cluster, "n1", "n2")
+        assert ended(cluster, "n1") == 0
+        assert second.poll() is None
+        cluster.restart("n1")
+        assert ended(cluster, "n2") == 0
+        cluster.restart("n2")
+        cluster.wait_healthy()
+        writer.stop()
+        assert set(writer.reasons) == {0}
+        assert "stop_waits" not in cluster.nodes["n1"].log_text()
+        assert "stop_waits" in cluster.nodes["n2"].log_text()
+
+
+def test_all_stop_at_once(tmp_path: Path) -> None:
+    """Nobody is left to be served, so none waits."""
+    with ClusterProcesses(tmp_path, settings={"cluster": {"stop_wait_s": 3600.0}}) as cluster:
+        terminate(cluster, *cluster.nodes)
+        assert [ended(cluster, name) for name in cluster.nodes] == [0, 0, 0]

@@ -478,7 +478,22 @@ N3 = frozenset({"n3"})
             in_sync("n1", "n2"), health("n1", "n2"), StopEffect(1, True, False), id="down"
         ),
         pytest.param(
-            in_sync("n1", "n2"), health(*ALL, leaving=N3), StopEffect(1, True, False), id="leaves"
+            in_sync("n1", "n2"), health(*ALL, leaving=N3), StopEffect(1, True, True), id="leaves"
+        ),
+        pytest.param(
+            in_sync(*ALL),
+            health(*ALL, asking=frozenset({"n1", "n3"})),
+            StopEffect(),
+            id="the first of two that ask",
+        ),
+        pytest.param(
+            in_sync(*ALL), health(*ALL, asking=N3), StopEffect(1, True, True), id="another one asks"
+        ),
+        pytest.param(
+            in_sync(*ALL),
+            health(*ALL, asking=frozenset({"n1", "n2"}), leaving=N3),
+            StopEffect(1, True, False),
+            id="all stop",
         ),
         pytest.param(
             in_sync("n1", "n2"), health(*ALL, stalled=N3), StopEffect(1, True, False), id="stalls"

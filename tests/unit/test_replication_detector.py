@@ -10,6 +10,8 @@ from holdfast.cluster.failure.detector import Beat, Detector, DetectorConfig, He
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.cluster.metadata.status import stop_effect
 
 CONFIG = DetectorConfig()
 STEP_S = 0.01
@@ -24,6 +26,8 @@ class Mesh:
         self.cut: set[tuple[str, str]] = set()
         """(sender, receiver): nothing arrives."""
         self.inbox: dict[str, list[tuple[str, bytes]]] = {}
+        self.delayed = False
+        """Nothing arrives now, but later."""
         self.events: list[tuple[float, str, object]] = []
         self.members: list[str] = []
         for node in nodes:
@@ -65,9 +69,10 @@ class Mesh:
         due = detector.timer()
         if due is not None and self.now >= due:
             detector.handle_timers(self.now)
-        for sender, payload in self.inbox[node]:
-            detector.handle_heartbeat(sender, payload, self.now)
-        self.inbox[node].clear()
+        if not self.delayed:
+            for sender, payload in self.inbox[node]:
+                detector.handle_heartbeat(sender, payload, self.now)
+            self.inbox[node].clear()
         effects, detector.effects = detector.effects, []
         for effect in effects:
             if isinstance(effect, Beat):
@@ -312,6 +317,33 @@ def test_a_node_that_leaves_needs_no_second_opinion() -> None:
     assert mesh.detectors["a"].health(mesh.now).leaving == frozenset()
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_of_nodes_that_ask_to_stop_one_leaves(seed: int) -> None:
+    """However the heartbeats cross: each alone could be spared, two cannot."""
+    chance = random.Random(seed)
+    mesh = Mesh("a", "b", "c")
+    mesh.run(1 + chance.random())
+    nodes = {name: NodeInfo(name, "i1", f"{name}:1", "", "") for name in "abc"}
+    metadata = ClusterMetadata("c", 3, 2, nodes, (), 1, ("a", "b", "c"))
+    chosen = chance.sample("abc", 2)
+    asks = {node: mesh.now + chance.choice((0, 0.4)) * chance.random() for node in chosen}
+    asked: list[str] = []
+    left: list[str] = []
+    while mesh.now < max(asks.values()) + 2:
+        mesh.delayed = chance.random() < 0.5
+        mesh.run(STEP_S)
+        for node, at in asks.items():
+            detector = mesh.detectors[node]
+            if node not in asked and mesh.now >= at:
+                detector.ask_to_stop(mesh.now)
+                asked.append(node)
+            effect = stop_effect(metadata, detector.health(mesh.now), node)
+            if node not in left and detector.is_asking_known() and not effect.is_passing:
+                detector.leave(mesh.now)
+                left.append(node)
+    assert len(left) == 1, (asks, left)
+
+
 def test_a_node_says_that_its_disk_is_full() -> None:
     mesh = Mesh("a", "b", "c")
     mesh.run(1)
@@ -438,9 +470,10 @@ def test_removed_members_are_forgotten() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.123, 5e6])
 def test_heartbeats_come_through(seconds: float) -> None:
     names = frozenset({"n1", "a-very_long-node-id-of-32-charac"})
-    for leaving, well, stalled, damaged, full in product((False, True), repeat=5):
+    for leaving, well, *disk, asks in product((False, True), repeat=6):
         heard = {"n1": 2**63, "n2": 0}
-        beat = Heartbeat(2**63, seconds, leaving, well, names, stalled, damaged, heard, full)
+        stalled, damaged, full = disk
+        beat = Heartbeat(2**63, seconds, leaving, well, names, stalled, damaged, heard, full, asks)
         read = decode_heartbeat(encode_heartbeat(beat))
         assert replace(read, lag_s=seconds) == beat
         assert read.lag_s == min(seconds, (2**32 - 1) / 1000)

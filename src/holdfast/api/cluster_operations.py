@@ -16,6 +16,7 @@ from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, Nod
 from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.cluster.placement.forecast import PartitionForecast, forecast
 from holdfast.cluster.placement.planning import last_copies
+from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.commands.agreement import AccessAgreement
@@ -82,6 +83,35 @@ class ClusterFigures:
     """The seconds for which the node has been unable to begin recorded sessions."""
 
 
+class Departure:
+    """The stop of this node, as it agrees on it with the other nodes."""
+
+    def __init__(self, runtime: ClusterRuntime, now: Callable[[], float]) -> None:
+        self._runtime = runtime
+        self._now = now
+        self.awaited: frozenset[str] = frozenset()
+        """The nodes that leave while this one waits. They are expected back."""
+
+    def ask(self) -> None:
+        """Announce to the other nodes that this one will stop."""
+        self._runtime.ask_to_stop(self._now())
+
+    def may_leave(self, figures: ClusterFigures) -> bool:
+        """Whether each node knows of the stop, and the others would be spared nothing by a later
+        one."""
+        cluster_node = self._runtime.cluster_node
+        health = cluster_node.health(self._now())
+        self.awaited |= health.leaving | health.asking
+        # Without a majority the node acknowledges nothing that its stop could end.
+        return not figures.has_majority or (
+            cluster_node.detector.is_asking_known() and not figures.stop.is_passing
+        )
+
+    def leave(self) -> None:
+        """Announce that this node stops, and let other nodes lead its partitions."""
+        self._runtime.leave(self._now())
+
+
 class ClusterOperations:
     """The cluster of a running node, as an operator sees and changes it.
 
@@ -107,6 +137,7 @@ class ClusterOperations:
         self._refused = refused
         self._loop = loop
         self._requests: dict[int, asyncio.Future[Outcome]] = {}
+        self.departure = Departure(self._runtime, loop.time)
         self.access = AccessAgreement(
             self._cluster_node, self._links.identity, config.cluster.join, self.propose, loop.time
         )
@@ -219,7 +250,7 @@ class ClusterOperations:
             bool(self._runtime.fitness.older_copy),
             cluster_node.clock.skews_s(),
             status.lacks_voters(metadata),
-            status.stop_effect(metadata, cluster_node.health(now), node),
+            status.stop_effect(metadata, cluster_node.health(now), node, self.departure.awaited),
             cluster_node.ownership.unsure_s(),
         )
 

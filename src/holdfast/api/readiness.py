@@ -139,21 +139,28 @@ def _stop_effect(server: ServedProcess) -> StopEffect:
 
 async def wait_until_spared(server: ServedProcess, longest_s: float) -> None:
     """Wait while the stop of this node would end the service, and a connected node is about to
-    change that.
+    change that. Afterwards the other nodes count this one as gone.
 
     Counter-example: a rolling update restarts n3, then n2 as soon as n3 serves again. n3 has not
     fetched yet what it missed. With n2 gone only n1 is in sync, and the cluster refuses publishes.
-    A node that is down is not waited for: when all nodes are stopped, none of them comes back.
+    A node that is down is not waited for: when all nodes are stopped, none of them comes back. One
+    that leaves during the wait is: two nodes of three receive SIGTERM in the same second, and each
+    alone could be spared.
     """
+    cluster = server.cluster
+    if cluster is None:
+        return
     loop = asyncio.get_running_loop()
     began = loop.time()
     is_logged = False
-    while _stop_effect(server).is_passing and loop.time() < began + longest_s:
-        if not is_logged:
+    cluster.departure.ask()
+    while not cluster.departure.may_leave(cluster.figures()) and loop.time() < began + longest_s:
+        if _stop_effect(server).is_passing and not is_logged:
             is_logged = True
             text = "; ".join(each.text for each in stop_obstacles(server))
             logger.warning("stop_waits longest_s=%g text=%r", longest_s, text)
         await asyncio.sleep(STOP_LOOK_S)
+    cluster.departure.leave()
     if is_logged:
         logger.info("stop_continues seconds=%.1f", loop.time() - began)
 

@@ -88,6 +88,7 @@ class _Peer:
     is_stalled: bool = False
     is_damaged: bool = False
     is_full: bool = False
+    asks_to_stop: bool = False
     is_suspected: bool = False
     suspected_at: float = NEVER
     sequence: int = -1
@@ -96,6 +97,8 @@ class _Peer:
     """The nodes that its last heartbeat suspects."""
     acknowledged_at: float = NEVER
     """The send time of the newest of our heartbeats that it has confirmed."""
+    confirmed: int = 0
+    """The number of that heartbeat over the present link."""
 
 
 class Detector:
@@ -111,6 +114,8 @@ class Detector:
         self._is_stalled = False
         self._is_damaged = False
         self._is_full = False
+        # The number of our first heartbeat that asks to stop; 0: none.
+        self._asked = 0
         self._node_id = node_id
         self._presence = presence
         self._config = config
@@ -143,7 +148,9 @@ class Detector:
         peer.is_stalled = False
         peer.is_damaged = False
         peer.is_full = False
+        peer.asks_to_stop = False
         peer.sequence = -1
+        peer.confirmed = 0
         peer.suspects = frozenset()
         self.note_frame(node, now)
 
@@ -186,9 +193,11 @@ class Detector:
         peer.is_stalled = beat.is_stalled
         peer.is_damaged = beat.is_damaged
         peer.is_full = beat.is_full
+        peer.asks_to_stop = beat.asks_to_stop
         peer.is_well = beat.is_well
         peer.suspects = beat.suspected
-        age = self._sequence - beat.received.get(self._node_id, 0)
+        peer.confirmed = beat.received.get(self._node_id, 0)
+        age = self._sequence - peer.confirmed
         if 0 <= age < len(self._sent_at):
             sent_at = self._sent_at[-1 - age]
             peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
@@ -215,6 +224,23 @@ class Detector:
         leaderships."""
         self._is_leaving = True
         self._beat_at = now
+
+    def ask_to_stop(self, now: float) -> None:
+        """Announce that this node will stop as soon as the others can do without it."""
+        self._asked = self._sequence + 1
+        self._beat_at = now
+
+    def is_asking_known(self) -> bool:
+        """Whether each node that is heard has confirmed `ask_to_stop`.
+
+        The heartbeat that confirms it has also announced whether that node leaves or asks itself.
+        So of two nodes that ask at the same time, one knows of the other before it leaves.
+        """
+        return bool(self._asked) and all(
+            peer.confirmed >= self._asked
+            for peer in self._peers.values()
+            if peer.presence is not None and not peer.is_suspected
+        )
 
     def set_stalled(self, is_stalled: bool, now: float) -> None:
         """Announce whether the disk of this node responds."""
@@ -263,6 +289,7 @@ class Detector:
         stalled = {self._node_id} if self._is_stalled else set()
         damaged = {self._node_id} if self._is_damaged else set()
         full = {self._node_id} if self._is_full else set()
+        asking = {self._node_id} if self._asked else set()
         for node, peer in self._peers.items():
             if peer.presence is not None and not peer.is_suspected:
                 present[node] = peer.presence
@@ -274,11 +301,14 @@ class Detector:
                     damaged.add(node)
                 if peer.is_full:
                     full.add(node)
+                if peer.asks_to_stop:
+                    asking.add(node)
         suspected = self.suspects(now)
         dead = frozenset(node for node in suspected if self._is_seconded(node, now))
         ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
         lost = self._lost_links(suspected - dead, present)
-        health = Health(present, suspected, dead, frozenset(leaving), *ill, lost)
+        stopping = (frozenset(leaving), *ill, lost, frozenset(asking))
+        health = Health(present, suspected, dead, *stopping)
         if health != self._health:
             self._health = health
         return self._health
@@ -352,6 +382,7 @@ class Detector:
             self._is_damaged,
             heard,
             self._is_full,
+            bool(self._asked),
         )
         self._worst_lag_s = 0.0
         self.effects.append(Beat(encode_heartbeat(beat)))

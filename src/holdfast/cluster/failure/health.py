@@ -38,6 +38,8 @@ class Health:
     """Present nodes whose disk has no room for more of the log."""
     lost_links: frozenset[tuple[str, str]] = frozenset()
     """Pairs of live nodes of which one does not hear the other, in order."""
+    asking: frozenset[str] = frozenset()
+    """Present nodes that will stop as soon as the others can do without them."""
 
     @property
     def unhealthy(self) -> frozenset[str]:

@@ -21,6 +21,7 @@ _UNWELL: Final = 2
 _STALLED: Final = 4
 _DAMAGED: Final = 8
 _FULL: Final = 16
+_ASKS_TO_STOP: Final = 32
 _LAG_MAX_MS: Final = (1 << 32) - 1
 
 
@@ -46,13 +47,15 @@ class Heartbeat:
     """The newest heartbeat of each node that came over the present link."""
     is_full: bool = False
     """The sender's disk has no room for more of the log."""
+    asks_to_stop: bool = False
+    """The sender will stop as soon as the others can do without it."""
 
 
 def encode_heartbeat(beat: Heartbeat) -> bytes:
     lag_ms = min(int(beat.lag_s * 1000), _LAG_MAX_MS)
     flags = _LEAVING * beat.is_leaving | _UNWELL * (not beat.is_well)
     flags |= _STALLED * beat.is_stalled | _DAMAGED * beat.is_damaged
-    flags |= _FULL * beat.is_full
+    flags |= _FULL * beat.is_full | _ASKS_TO_STOP * beat.asks_to_stop
     head = _HEAD.pack(beat.sequence, lag_ms, flags, len(beat.suspected))
     heard = [_COUNT.pack(len(beat.received))]
     for name, sequence in beat.received.items():
@@ -92,6 +95,7 @@ def decode_heartbeat(payload: bytes) -> Heartbeat:
         bool(flags & _DAMAGED),
         heard,
         bool(flags & _FULL),
+        bool(flags & _ASKS_TO_STOP),
     )
 
 

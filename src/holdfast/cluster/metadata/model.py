@@ -136,9 +136,9 @@ class ClusterMetadata(Struct, frozen=True):
     users: AgreedUsers | None = None
     """None until the first change: each node then has those of its own file."""
     access: AgreedUsers | None = None
+    """The users and tokens of the admin port, with hashes for their secrets."""
     generation: AgreedGeneration | None = None
     """None: the log was never restored."""
-    """The users and tokens of the admin port, with hashes for their secrets."""
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
         """The metadata with these voters."""

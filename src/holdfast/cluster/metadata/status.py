@@ -1,7 +1,7 @@
 """The state of the cluster for people and programs, as JSON values."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.addresses import plain_address
@@ -62,26 +62,34 @@ class StopEffect:
     """Whether a connected node is about to close the gap, so that a later stop has no effect."""
 
 
-def stop_effect(metadata: ClusterMetadata, health: Health, node: str) -> StopEffect:
-    """The effect of a stop of `node` now.
+def stop_effect(
+    metadata: ClusterMetadata, health: Health, node: str, awaited: Collection[str] = ()
+) -> StopEffect:
+    """The effect of a stop of `node` now. `awaited`: nodes that have left since it asked to stop.
 
     It counts only what another moment could spare. Two replicas with `min_insync` 2 cannot lose
     one at any time, and one voter of two nodes is right, so neither counts.
+
+    Of nodes that ask at the same time, those with a lower id go first, and are expected back. When
+    no other node stays, the whole cluster is being stopped, and none is expected.
     """
-    left = health.present.keys() - health.leaving - health.unhealthy - {node}
+    first = {each for each in health.asking if node not in health.asking or each < node}
+    going = health.leaving | first
+    left = health.present.keys() - going - health.unhealthy - {node}
+    soon = (left | going | set(awaited)) - {node} if left - health.asking else left
     below = 0
     is_passing = False
     for info in metadata.partitions:
-        kept = sum(each in left for each in info.in_sync)
-        if kept >= metadata.min_insync or node not in info.in_sync:
+        kept = left & set(info.in_sync)
+        if len(kept) >= metadata.min_insync or node not in info.in_sync:
             continue
         others = {*info.replicas, *info.adding} - {node}
-        if kept < len(others):
+        if len(kept) < len(others):
             below += 1
-            is_passing = is_passing or bool(others & left - set(info.in_sync))
+            is_passing = is_passing or bool((others & soon) - kept)
     voters = set(metadata.voters)
     loses = node in voters and len(voters) > 2 and 2 * len(voters & left) <= len(voters)
-    is_passing = is_passing or (loses and bool(metadata.nodes.keys() & left - voters))
+    is_passing = is_passing or (loses and bool((metadata.nodes.keys() & soon) - (voters & left)))
     return StopEffect(below, loses, is_passing)
 
 

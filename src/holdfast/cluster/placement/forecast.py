@@ -102,4 +102,5 @@ def _copy(health: Health) -> Health:
         health.stalled,
         health.damaged,
         health.full,
+        asking=health.asking,
     )

@@ -338,6 +338,11 @@ class ClusterRuntime(Runtime):
 
     # Shutdown
 
+    def ask_to_stop(self, now: float) -> None:
+        """Announce that this node leaves as soon as the others can do without it."""
+        self.cluster_node.detector.ask_to_stop(now)
+        self.clients.touch()
+
     def leave(self, now: float) -> None:
         """Let other nodes take over the leaderships; `ProcessPort.relieved` says when."""
         self.cluster_node.detector.leave(now)
