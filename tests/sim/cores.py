@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.broker.cluster_port import RECORD_FEATURES
-from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
@@ -55,13 +54,7 @@ class Cores:
         )
         self.journal: Journal = self.storage.journal
         self.node: Node = Node(
-            NodeConfig(
-                node_id=host.name,
-                partitions=settings.partitions,
-                sys_interval_s=0,
-                outbox_messages=settings.outbox_messages,
-                inflight_max=8,
-            ),
+            host.world.node_config(host.name),
             self.journal,
         )
         self.state: NodeState = self.node.state

@@ -127,13 +127,16 @@ class Host:
         self.process_number += 1
         self.schedule.note(self.name, "starts")
         try:
-            self.process = Process(self, self.process_number)
+            self.process = self._new_process()
         except OSError as error:
             self.schedule.note(self.name, f"cannot start: {error}")
             self.disk.locks.clear()
             self.schedule.after(START_AGAIN_S, self.start)
             return
         self.mirror.reload(self.process.cores.storage, is_damaged=self.is_damaged)
+
+    def _new_process(self) -> Process:
+        return Process(self, self.process_number)
 
     def pause(self, duration_s: float) -> None:
         if self.process is None or self.is_paused:

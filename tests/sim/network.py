@@ -7,6 +7,7 @@ time, and what was on its way is lost. The end that gives up tells the other one
 
 import random
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -89,6 +90,8 @@ class Pipe:
 
     def push(self, item: Item) -> None:
         network = self.network
+        if network.on_push is not None:
+            network.on_push(self.source.name, self.target.name, item)
         now = network.schedule.now
         delay_s = network.delay(self.source.name, self.target.name)
         self._last_at = max(self._last_at, now + delay_s)
@@ -142,6 +145,8 @@ class Network:
         self.schedule = schedule
         self.ends: dict[str, Endpoint] = {}
         self.user_timeout_s = 5.0
+        # Called with sender, receiver and item when something leaves.
+        self.on_push: Callable[[str, str, Item], None] | None = None
         self._chance = schedule.chance("network")
         self._delays: dict[tuple[str, str], random.Random] = {}
         # Directions that are cut, and since when.

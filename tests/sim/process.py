@@ -2,13 +2,9 @@
 schedule's clock, with the simulated network and disk.
 """
 
-import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.effects import Effect, Note, ResumeInput
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.broker.effects import Note
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import IMAGE, BadFrame
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
@@ -22,13 +18,13 @@ from holdfast.storage.journal.watermarks import Checkpoint
 from holdfast.storage.reading.scan import Damage
 from tests.sim.cores import Cores
 from tests.sim.links import SimLinks
+from tests.sim.loop import EventLoop
 from tests.sim.network import PeerConnection
 from tests.sim.reads import SimReads
 from tests.sim.storing import ProcessDisk
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
-    from tests.sim.sockets import ClientSocket
 
 SAVE_AGAIN_S: Final = 1.0
 """The pause after a manifest that could not be written, as that of the server."""
@@ -38,24 +34,17 @@ LOOK_S: Final = 1.0
 """As often a node that began with an empty directory looks whether it has everything."""
 
 
-class Process:
+class Process(EventLoop):
     """The driver of a `ClusterRuntime`. `host.world` has the settings. Raises what the cores raise:
     that is a finding."""
 
     def __init__(self, host: "Host", number: int) -> None:
-        self.host = host
-        self.number = number
-        self.schedule = host.world.schedule
-        self.chance: random.Random = self.schedule.chance(f"{host.name}/{number}")
-        self.is_over = False
+        super().__init__(host, number)
         self.links: dict[str, PeerConnection] = {}
-        self.sockets: dict[Connection, ClientSocket] = {}
         self.proposals: set[int] = set()
         """Of an operator, without an outcome."""
         self.is_leaving = False
         self._has_left = False
-        self._turn_scheduled = False
-        self._timer_at = float("inf")
         self.cores: Cores = Cores(host, self, number, self.chance)
         self.journal = self.cores.journal
         self.node = self.cores.node
@@ -66,9 +55,10 @@ class Process:
         self.role = WITNESS if host.is_witness else DATA
         self.disk = ProcessDisk(self)
         self.peer_links = SimLinks(self)
-        self.runtime = ClusterRuntime(
+        reads = SimReads(self, self.disk, self.cores.storage.reader)
+        self.runtime: ClusterRuntime = ClusterRuntime(
             self.cluster_node,
-            ClusterPorts(self.disk, SimReads(self), self, self.disk.raft, self.peer_links, self),
+            ClusterPorts(self.disk, reads, self, self.disk.raft, self.peer_links, self),
             Replacement(host.name, self.state, host.aside),
             host.world.settings.disk_stall_s,
         )
@@ -106,67 +96,11 @@ class Process:
         self.images.on_applied = None
         self.runtime.distrust_disk()
 
-    # The event loop
-
-    def post(self, work: Callable[[], None]) -> None:
-        """From the schedule: in this process, when it runs."""
-        if not self.is_over:
-            self.host.post(work)
-
-    def later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Of its own."""
-        self.schedule.after(delay_s, lambda: self._post_own(work))
-
-    def _post_own(self, work: Callable[[], None]) -> None:
-        if not self.is_over:
-            self.host.post(work, is_own=True)
-
-    def touch(self) -> None:
-        """Something has come: the clock is set, and there will be a turn."""
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self.runtime.begin(self.host.clock(), self.host.wall_us())
-            self.later(self.chance.random() * self.host.world.settings.turn_s, self._turn)
-
-    def _turn(self) -> None:
-        self._turn_scheduled = False
-        self.runtime.turn()
-        if self.is_over:
-            # The turn has ended the process.
-            return
+    def turn_ended(self) -> None:
         self.host.world.checks.turn_ended(self)
-        when = self.runtime.timer()
-        assert when is not None
-        self._arm(when)
 
-    def _arm(self, when: float) -> None:
-        """In this process' time."""
-        due = self.host.schedule_time(when)
-        if due < self._timer_at:
-            self._timer_at = due
-            self.schedule.at(due, lambda: self._post_own(lambda: self._fire(due)))
-
-    def _fire(self, due: float) -> None:
-        if self._timer_at == due:
-            self._timer_at = float("inf")
-            self.touch()
-
-    def flush(self, dirty: list[Connection]) -> None:
-        for connection in dirty:
-            connection.dirty = False
-            socket = self.sockets.get(connection)
-            if socket is not None:
-                socket.flush()
-
-    def carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, ResumeInput):
-            socket = self.sockets.get(effect.connection)
-            if socket is not None:
-                self.node.handle_resumed(effect.connection)
-                socket.resume()
-        elif isinstance(effect, Note):
-            self.schedule.note(self.host.name, f"{effect.event} {effect.fields}")
-            self.host.world.checks.noted(self, effect)
+    def noted(self, note: Note) -> None:
+        self.host.world.checks.noted(self, note)
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
         """By the thread that writes the journal."""
@@ -279,20 +213,3 @@ class Process:
         self.touch()
         self.node.shut_down(servers)
         self.later(0.1, self.host.has_left)
-
-    # Clients
-
-    def accept(self, socket: "ClientSocket") -> Connection:
-        self.touch()
-        connection = self.node.handle_connected("sim", ListenerRules("sim"))
-        self.sockets[connection] = socket
-        return connection
-
-    def received(self, connection: Connection, data: bytes) -> None:
-        self.touch()
-        self.node.handle_data(connection, data)
-
-    def client_gone(self, connection: Connection) -> None:
-        if self.sockets.pop(connection, None) is not None:
-            self.touch()
-            self.node.handle_disconnected(connection)

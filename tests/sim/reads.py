@@ -6,25 +6,27 @@ from typing import TYPE_CHECKING, Final
 from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.broker.runtime import Found
 from holdfast.cluster.partitions.effects import ReadBatches
-from holdfast.storage.reading.cursor import ReadResult
+from holdfast.storage.reading.cursor import LogReader, ReadResult
 from holdfast.storage.reading.starts import FoundStart
 
 if TYPE_CHECKING:
-    from tests.sim.process import Process
+    from tests.sim.loop import EventLoop
+    from tests.sim.storing import SimDiskThread
 
 READ_S: Final = 0.002
 """The longest read."""
 
 
 class SimReads:
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "EventLoop", disk: "SimDiskThread", reader: LogReader) -> None:
         self._process = process
-        self._reader = process.cores.storage.reader
+        self._disk = disk
+        self._reader = reader
         self._chance = process.chance
 
     def _read(self, work: Callable[[], None]) -> None:
         """Not before the disk answers."""
-        self._process.disk.later(self._chance.random() * READ_S, work)
+        self._disk.later(self._chance.random() * READ_S, work)
 
     def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
         def work() -> None:

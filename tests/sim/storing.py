@@ -16,7 +16,7 @@ from holdfast.cluster.raft.node import Write
 from holdfast.server.disk.journal_writer import SPACE_POLL_S, DiskFullError, GroupWriter
 from holdfast.server.disk.storage import SNAPSHOTS_KEPT
 from holdfast.storage.files.filesystem import TemporaryFile
-from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.files.layout import DataDirectory, snapshot_name
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.retention import RetentionPolicy
 from holdfast.storage.journal.segment import Segment, WriteGroup
@@ -24,6 +24,7 @@ from holdfast.storage.journal.watermarks import Checkpoint
 from holdfast.storage.snapshot import SnapshotEncoder
 
 if TYPE_CHECKING:
+    from tests.sim.loop import EventLoop
     from tests.sim.process import Process
 
 SPACE_S: Final = 0.5
@@ -38,14 +39,14 @@ SAVE_AGAIN_S: Final = 1.0
 class SimDiskThread:
     """A thread that does things with the disk of the host."""
 
-    def __init__(self, process: "Process") -> None:
-        self._process = process
+    def __init__(self, process: "EventLoop") -> None:
+        self._loop = process
         self._host = process.host
         self._settings = process.host.world.settings
 
     def later(self, delay_s: float, work: Callable[[], None]) -> None:
         """When the disk answers."""
-        self._process.later(delay_s, lambda: self._when_well(work))
+        self._loop.later(delay_s, lambda: self._when_well(work))
 
     def _when_well(self, work: Callable[[], None]) -> None:
         if self._host.hangs_for_s():
@@ -59,6 +60,7 @@ class RaftDisk(SimDiskThread):
 
     def __init__(self, process: "Process") -> None:
         super().__init__(process)
+        self._process = process
         self._files = process.cores.raft_files
         self.is_full = False
         # Under way.
@@ -94,37 +96,24 @@ class RaftDisk(SimDiskThread):
             self._files.write(self.writes[0])
 
 
-class ProcessDisk(SimDiskThread):
-    """A `JournalPort`, with the maintenance."""
+class JournalDisk(SimDiskThread):
+    """A `JournalPort`."""
 
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "EventLoop", directory: DataDirectory) -> None:
         super().__init__(process)
-        cores = process.cores
-        self._storage = cores.storage
-        self._directory = cores.directory
-        self._journal = cores.journal
+        self._directory = directory
         self._writer = GroupWriter(
-            cores.directory, durable=True, allocate_bytes=self._settings.allocate_bytes
+            directory, durable=True, allocate_bytes=self._settings.allocate_bytes
         )
-        self.raft = RaftDisk(process)
         # The journal's group that is under way.
         self.group: WriteGroup | None = None
         self.is_full = False
-
-    def begin(self) -> None:
-        """What is done now and then."""
-        self.snapshots = Snapshots(self._process)
-        self._process.runtime.reserve_bytes = self._settings.reserve_bytes
-        self._process.schedule.after(SPACE_S, self._watch_space)
 
     def break_writes(self) -> None:
         """The process ends: what was under way may be done, or half done. Raises Crash or
         DiskFullError."""
         if self.group is not None and self._host.chance.random() < 0.7:
             self._writer.write(self.group)
-        self.raft.break_write()
-
-    # The journal
 
     @property
     def free_bytes(self) -> int:
@@ -146,13 +135,13 @@ class ProcessDisk(SimDiskThread):
         except DiskFullError:
             if not self.is_full:
                 self.is_full = True
-                self._process.runtime.writer_full()
+                self._loop.runtime.writer_full()
             self.later(SPACE_POLL_S, self._write_group)
             return
         self.is_full = False
         self._host.mirror.wrote(group)
         self.group = None
-        self._process.runtime.group_written(group)
+        self._loop.runtime.group_written(group)
         if group.sealed is not None:
             self._write_index(group.sealed)
 
@@ -165,6 +154,25 @@ class ProcessDisk(SimDiskThread):
         except OSError:
             return
         segment.index = None
+
+
+class ProcessDisk(JournalDisk):
+    """The disk of a cluster's process, with the maintenance."""
+
+    def __init__(self, process: "Process") -> None:
+        super().__init__(process, process.cores.directory)
+        self._process = process
+        self.raft = RaftDisk(process)
+
+    def begin(self) -> None:
+        """What is done now and then."""
+        self.snapshots = Snapshots(self._process)
+        self._process.runtime.reserve_bytes = self._settings.reserve_bytes
+        self._process.schedule.after(SPACE_S, self._watch_space)
+
+    def break_writes(self) -> None:
+        super().break_writes()
+        self.raft.break_write()
 
     def _watch_space(self) -> None:
         if not self._process.is_over:
@@ -192,6 +200,7 @@ class Snapshots(SimDiskThread):
 
     def __init__(self, process: "Process") -> None:
         super().__init__(process)
+        self._process = process
         cores = process.cores
         self._storage = cores.storage
         self._directory = cores.directory

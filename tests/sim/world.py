@@ -4,6 +4,7 @@ and in the end nothing may be missing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.broker.config import NodeConfig
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.metadata.state_machine import peer_id
@@ -73,26 +74,41 @@ def _term(meta: MetaStore) -> int:
 
 
 class World:
-    def __init__(self, seed: int, settings: Settings) -> None:
+    def __init__(self, seed: int, settings: Settings, schedule: Schedule | None = None) -> None:
         self.settings = settings
         self.cpu_clock: Callable[[], float] | None = None
         """The CPU time so far, in seconds, which is charged as simulated time of the host that used
         it. The run then depends on the machine, and its seed does not repeat it exactly."""
-        self.schedule = Schedule(seed)
+        self.schedule = schedule or Schedule(seed)
         self.client_chance = self.schedule.chance("clients")
-        self.checks = Checks(self, settings.partitions)
+        self.checks = self._new_checks()
         self.images_watch = ImagesWatch(self)
         self.owners_watch = OwnersWatch(self)
         self.network = Network(self.schedule)
         self.hosts: dict[str, Host] = {}
         for number in range(settings.nodes):
             is_witness = settings.has_witness and number == settings.nodes - 1
-            host = Host(self, f"n{number + 1}", number == 0, is_witness)
+            host = self._new_host(f"n{number + 1}", number == 0, is_witness)
             self.hosts[host.name] = host
             self.network.add(host)
         self.faults = Faults(self, settings.faults, settings.mean_s)
         self.is_quiet = False
         self.parties = parties(self)
+
+    def _new_checks(self) -> Checks:
+        return Checks(self, self.settings.partitions)
+
+    def _new_host(self, name: str, creates_cluster: bool, is_witness: bool) -> Host:
+        return Host(self, name, creates_cluster, is_witness)
+
+    def node_config(self, name: str) -> NodeConfig:
+        return NodeConfig(
+            node_id=name,
+            partitions=self.settings.partitions,
+            sys_interval_s=0,
+            outbox_messages=self.settings.outbox_messages,
+            inflight_max=8,
+        )
 
     @property
     def skew_s(self) -> float:

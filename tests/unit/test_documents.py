@@ -28,7 +28,7 @@ MAP = ROOT / "ARCHITECTURE.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PAGES = [MAP, GLOSSARY, *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 INTERNALS = {
-    "storage", "broker", "cluster", "federation", "pipeline", "client", "simulator",
+    "storage", "broker", "cluster", "federation", "pipeline", "client", "simulator", "transcripts",
     "formats",
 }  # fmt: skip
 WORDS_MAX = 2000
