@@ -6,8 +6,8 @@
 
 import asyncio
 import logging
-import signal
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +36,13 @@ from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import hosts_of_bind
 from holdfast.security.http.server import HttpServer, listen
+from holdfast.security.peer_secret import SecretError
+from holdfast.security.tls import TlsError
 from holdfast.server.event_loop.failures import first_unexpected
-from holdfast.server.event_loop.loop import spare_the_collector
+from holdfast.server.event_loop.loop import handle_signals, spare_the_collector
+from holdfast.server.event_loop.threads import run_in_thread
 from holdfast.server.federation import FederationGraph, graph_of, mesh_fields
+from holdfast.server.peers.authentication import PeerAuth
 
 logger = logging.getLogger("holdfast.federator")
 
@@ -105,14 +109,14 @@ class SidecarPort:
 
 
 async def run(settings: SidecarSettings) -> None:
-    """Run until SIGTERM or SIGINT.
+    """Run until SIGTERM or SIGINT. At SIGHUP, new links use the files of `settings.federation` as
+    they are then.
 
     Raises `FederatorError` if the federator cannot start or continue.
     """
-    stop = asyncio.Event()
+    stop, renewals = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    handle_signals(loop, stop.set, renewals.set)
     listener = _listener(settings.admin)
     gate = _gate(Path(settings.federation.data))
     edge = edge_for(settings.edge)
@@ -130,6 +134,8 @@ async def run(settings: SidecarSettings) -> None:
         serving.append(loop.create_task(server.serve(sockets=[listener])))
         watching = loop.create_task(gate.watch())
         stopping.add_done_callback(lambda _: watching.cancel())
+    renewing = loop.create_task(_renew(federator, settings, renewals))
+    stopping.add_done_callback(lambda _: renewing.cancel())
     spare_the_collector()
     logger.info(
         "federator_ready node=%s federation=%r broker=%r admin=%s",
@@ -154,6 +160,21 @@ async def run(settings: SidecarSettings) -> None:
         raise FederatorError(f"unexpected: {unexpected.result()!r}")
     if not failing.cancelled():
         failing.result()
+
+
+async def _renew(federator: Federator, settings: SidecarSettings, requests: asyncio.Event) -> None:
+    """Read the certificate, the CA and the secret again at each request, until cancelled."""
+    while True:
+        await requests.wait()
+        requests.clear()
+        try:
+            loaded = await run_in_thread("reload", partial(PeerAuth.load, settings.federation))
+        except (OSError, SecretError, TlsError) as error:
+            logger.error("reload_failed error=%r text='everything stays as it was'", str(error))
+            continue
+        assert federator.auth is not None
+        names = [f"federation.{name}" for name in federator.auth.renew(loaded)]
+        logger.info("reloaded settings=%s", names)
 
 
 async def _failed(federator: Federator, edge: MqttEdge) -> None:
