@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.cluster.context import UNAVAILABLE_S
 from tests.e2e.brokers import SOURCE
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.wire import Wire
@@ -151,6 +153,28 @@ def test_top_of_all_nodes(cluster: ClusterProcesses) -> None:
     heads = [line.split()[0] for line in shown.stdout.splitlines() if "  sessions " in line]
     assert heads == ["n1", "n2", "n3"]
     assert "no slow sessions" in shown.stdout
+
+
+def test_an_election_is_no_lost_majority(cluster: ClusterProcesses) -> None:
+    """In it no node is in contact with a majority, and publishes wait as for any change of leader.
+    They are refused, and a node counts as without a majority, after UNAVAILABLE_S."""
+    leader = cluster.metadata_leader()
+    others = [name for name in cluster.nodes if name != leader]
+    lost_s: list[float] = []
+    began = time.monotonic()
+    cluster.kill9(leader)
+
+    def is_another_elected() -> bool:
+        views = [cluster.status(name) for name in others]
+        if not all(view["has_majority"] for view in views):
+            lost_s.append(time.monotonic() - began)
+        return all(view["metadata_leader"] in others for view in views)
+
+    until(is_another_elected, "another leader of the metadata")
+    # The last contact was before the kill.
+    assert min(lost_s, default=UNAVAILABLE_S) > UNAVAILABLE_S - 0.6
+    cluster.restart(leader)
+    cluster.wait_healthy()
 
 
 def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:

@@ -521,28 +521,6 @@ def test_watch_goes_to_another_node_and_back() -> None:
         assert read_until(process, lines, "again") == [f"127.0.0.1:{port} answers again"]
 
 
-def test_watch_is_calm_about_an_election(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In an election no node has a leader, and publishes are acknowledged as before."""
-    status, polled = cluster.status, threading.Event()
-
-    def noted() -> dict[str, object]:
-        polled.set()
-        return status()
-
-    monkeypatch.setattr(cluster, "status", noted)
-    with admin_port(cluster) as port, watching(port) as (process, lines):
-        read_until(process, lines, "healthy")
-        cluster.fields |= {"has_majority": False, "metadata_leader": ""}
-        polled.clear()
-        assert polled.wait(20)
-        cluster.fields |= {"has_majority": True, "metadata_leader": "n2"}
-        assert read_until(process, lines, "n2") == ["metadata leader n1 -> n2"]
-        cluster.fields |= {"has_majority": False, "metadata_leader": ""}
-        assert "n1 has lost the majority" in read_until(process, lines, "no majority")
-
-
 def test_watch_as_json(cluster: FakeCluster) -> None:
     with admin_port(cluster) as port, watching(port, "--json") as (process, _):
         assert process.stdout is not None

@@ -13,8 +13,8 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.cluster.broker_port import UNAVAILABLE_S, BrokerPort
-from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.broker_port import BrokerPort
+from holdfast.cluster.context import UNAVAILABLE_S, ClusterContext
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record

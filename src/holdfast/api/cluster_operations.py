@@ -177,7 +177,7 @@ class ClusterOperations:
             "initialised": metadata is not None,
             "metadata_leader": cluster_node.meta.leader_id,
             "metadata_term": cluster_node.meta.term,
-            "has_majority": metadata is not None and cluster_node.meta.has_majority(now),
+            "has_majority": metadata is not None and cluster_node.context.is_available(now),
             "version": 0,
             "replication_factor": self._config.cluster.replication_factor,
             "min_insync": self._config.cluster.min_insync,
@@ -225,7 +225,7 @@ class ClusterOperations:
         return ClusterFigures(
             node,
             True,
-            cluster_node.meta.has_majority(now),
+            cluster_node.context.is_available(now),
             self._config.cluster.witness,
             cluster_node.meta.is_leader,
             metadata.version,

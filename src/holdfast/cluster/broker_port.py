@@ -3,8 +3,6 @@
 It passes each call to the part of the cluster node that does it; see `broker.cluster_port`.
 """
 
-from typing import Final
-
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.promise import Promise
@@ -15,9 +13,6 @@ from holdfast.broker.session.session import Session, Subscription
 from holdfast.cluster.parts import Parts
 from holdfast.cluster.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.storage.record import Record
-
-UNAVAILABLE_S: Final = 2.0
-"""The time in seconds without a majority after which a node refuses messages of QoS 1 and 2."""
 
 
 class BrokerPort(ClusterPort):
@@ -64,9 +59,7 @@ class BrokerPort(ClusterPort):
             # An earlier message was refused and may be sent again. Storing this one first would
             # change the order.
             text = "an earlier message was refused: send that first"
-        elif now > self._context.majority_at + UNAVAILABLE_S and not self._context.has_majority(
-            now
-        ):
+        elif not self._context.is_available(now):
             text = "this node reaches no majority of the cluster"
         else:
             return ""

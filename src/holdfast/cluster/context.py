@@ -2,12 +2,16 @@
 frames."""
 
 from collections.abc import Callable
+from typing import Final
 
 from msgspec import Struct
 
 from holdfast.cluster.frames import encode_frame
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodePhase
 from holdfast.storage.journal.journal import Journal
+
+UNAVAILABLE_S: Final = 2.0
+"""The time in seconds without a majority after which a node refuses messages of QoS 1 and 2."""
 
 
 class ClusterContext:
@@ -43,6 +47,11 @@ class ClusterContext:
         if is_reached:
             self.majority_at = now
         return is_reached
+
+    def is_available(self, now: float) -> bool:
+        """False once this node has been without a majority for UNAVAILABLE_S. An election is
+        shorter, and no node has contact with a majority in it."""
+        return now <= self.majority_at + UNAVAILABLE_S or self.has_majority(now)
 
     def nodes_without(self, feature: str, *, witnesses: bool = False) -> list[str]:
         """The nodes with data, or all nodes, whose version lacks a feature. One that was not

@@ -15,9 +15,6 @@ from holdfast.cli.cluster.status import ClusterStatus, changes, verdict
 from holdfast.client.admin_connection import AdminError
 
 POLL_S: Final = 0.5
-ELECTION_S: Final = 2.0
-"""The time in seconds for which a node may report no majority. An election takes up to a second.
-In it no node has a leader of the metadata, while publishes are acknowledged as before."""
 TIMEOUT_S: Final = 2.0
 """The time in seconds after which a node without a response counts as down."""
 
@@ -42,7 +39,6 @@ class ClusterWatch:
         """The admin addresses of the other nodes."""
         self._is_silent = False
         self._last: ClusterStatus | None = None
-        self._majority_at = time.monotonic()
 
     def run(self) -> None:
         """Poll until interrupted. Raises `AdminError` if the first request fails.
@@ -74,11 +70,7 @@ class ClusterWatch:
         self._is_silent = True
 
     def _take(self, status: ClusterStatus) -> None:
-        last, now = self._last, time.monotonic()
-        if status.has_majority:
-            self._majority_at = now
-        elif last is not None and last.has_majority and now < self._majority_at + ELECTION_S:
-            return
+        last = self._last
         self._last = status
         self._others = [node.admin_address for node in status.nodes if node.admin_address]
         if last is not None:
