@@ -5,6 +5,7 @@ afterwards must reach whoever remembers the numbers from before. The table lists
 also those whose test is elsewhere.
 """
 
+import asyncio
 import itertools
 import json
 import shutil
@@ -22,6 +23,7 @@ import pytest
 
 from holdfast.cli.backup.backup import make_backup
 from holdfast.cli.backup.restoration import restore
+from holdfast.client import Client, PublishQueue, SqliteStore
 from holdfast.client.log import (
     AdminError,
     LogClient,
@@ -40,6 +42,8 @@ from tests.e2e.pair import wait_until
 from tests.e2e.wire import Wire
 from tests.support.ports import free_port
 
+PACKET_IDS: Final = "tests.e2e.test_put_back_packet_ids"
+OLDER: Final = "tests.e2e.test_cluster_older_copy"
 NUMBERS: Final = {
     "offset: position of the log client": "test_a_position",
     "offset: cursor that follows": "test_a_cursor_that_follows_across_a_restore",
@@ -52,6 +56,9 @@ NUMBERS: Final = {
     "offset: commits of a lake": "tests.unit.test_jobs_bronze:test_a_log_that_was_restored",
     "offset: place of a federation's message": "test_a_member_of_a_federation",
     "offset: log of a cluster": "test_a_cluster",
+    "packet id of a publisher": f"{PACKET_IDS}:test_a_packet_id_of_a_publisher",
+    "sequence of a publish queue": "test_a_sequence_of_a_producer",
+    "position of a disk, term and vote": f"{OLDER}:test_a_machine_put_back_while_the_others_run",
     "epoch of a federation": "tests.unit.test_federation_put_back:test_what_is_done_arrives",
 }
 """Number -> the test, in this module or in another one."""
@@ -404,3 +411,27 @@ def test_a_cluster(tmp_path: Path) -> None:
         put_back(cluster, "n3")
         until(lambda: generations(cluster) == {generation}, "the same generation")
         assert read(log, position, [])[0][-LOST:] == [f"more {number}" for number in range(LOST)]
+
+
+def test_a_sequence_of_a_producer(site: PutBack) -> None:
+    """A publish queue has messages confirmed that the restored broker has never seen. It goes on
+    with higher sequences, and all of them are stored."""
+
+    async def put(count: int) -> None:
+        store = SqliteStore(site.directory / "queue.db")
+        async with (
+            Client("127.0.0.1", site.broker.port, client_id="q") as client,
+            PublishQueue(client, store) as queue,
+        ):
+            for _ in range(count):
+                sent.append(next(numbers))
+                await queue.put("q/a", b"%d" % sent[-1])
+
+    numbers = iter(range(1000))
+    sent: list[int] = []
+    asyncio.run(put(10))
+    site.put_back(after=0)
+    first = len(sent)
+    asyncio.run(put(10))
+    found = [int(each.payload) for each in site.log.read("q/#")]
+    assert found == [*range(first, len(sent))]

@@ -121,6 +121,32 @@ def test_two_copies_both_wait_for_the_one_that_runs(
         story.check()
 
 
+def test_restored_nodes_lead_nothing_before_the_generation_is_agreed() -> None:
+    """They lead under later epochs than those of their start, so who follows them knows it."""
+    story = Story(3)
+    names = [*story.world.hosts]
+    before = story.world.newest_metadata()
+    assert before is not None
+    story.stop(*names)
+    story.come(*names)
+    nodes = []
+    for name in names:
+        process = story.host(name).process
+        assert process is not None
+        nodes.append(process.cluster_node)
+        nodes[-1].awaits_generation = True
+    story.run(LATER_S)
+    assert all(node.context.has_majority(node.state.now) for node in nodes)
+    assert not any(any(node.context.leading) for node in nodes)
+    for node in nodes:
+        node.awaits_generation = False
+    story.check()
+    after = story.world.newest_metadata()
+    assert after is not None
+    for old, new in zip(before.partitions, after.partitions, strict=True):
+        assert new.epoch > old.epoch
+
+
 @pytest.mark.parametrize(("order", "gap_s", "power"), ORDERS)
 def test_a_copy_begins_anew_when_a_whole_one_is_back(
     order: tuple[str, str], gap_s: float, power: bool

@@ -57,16 +57,22 @@ class Bench:
         return record
 
     def open(
-        self, epoch: int, *, owner: str = "n2", has_will: bool = False, is_clean: bool = False
+        self,
+        epoch: int,
+        *,
+        owner: str = "n2",
+        has_will: bool = False,
+        is_clean: bool = False,
+        generation: int = 0,
     ) -> Record:
         session = Session(CLIENT)
         session.epoch = epoch
         session.expiry_s = 3600
         if has_will:
             session.will = Will(b"will", b"gone", 1, False, b"", 0, 30)
-        return self.apply(
-            log_record.SESSION, encode_session(open_record(session, is_clean, owner)), epoch=epoch
-        )
+        opened = open_record(session, is_clean, owner)
+        opened.generation = generation
+        return self.apply(log_record.SESSION, encode_session(opened), epoch=epoch)
 
     def close(self, epoch: int, *, maybe_sent: bool = False) -> Record:
         fields = {"maybe_sent": True} if maybe_sent else {}
@@ -254,6 +260,41 @@ def test_packet_ids_of_a_session_that_is_not_open_yet_are_kept_over_a_snapshot()
     bench.restart()
     bench.open(3)
     assert bench.images.inbound_at(CLIENT, OTHER, 7) == 3
+    assert bench.images.inbound_ids(CLIENT) == {7: OTHER}
+
+
+def test_packet_ids_from_before_the_log_was_put_back_are_doubtful() -> None:
+    """Until a session of the generation has used them, also over a snapshot. A session that no
+    leader with the generation has opened says nothing about its ids."""
+    bench = Bench()
+    bench.open(1)
+    for packet_id in (7, 8, 9):
+        bench.send_qos2(1, packet_id=packet_id)
+    assert bench.images.doubtful_ids(CLIENT, 0) is None
+    assert bench.images.doubtful_ids(CLIENT, 5) == {7, 8, 9}
+    bench.open(2, generation=5)
+    bench.send_qos2(2, packet_id=8)
+    bench.release(2, packet_id=9)
+    for epoch in (3, 4):
+        assert bench.images.doubtful_ids(CLIENT, 5) == {7}
+        assert bench.images.doubtful_ids(CLIENT, 6) == {7, 8}
+        bench.restart()
+        bench.open(epoch, generation=5)
+    bench.open(5, generation=6)
+    assert bench.images.doubtful_ids(CLIENT, 6) == {7, 8}
+    bench.change(5, op="end")
+    bench.open(6, generation=6)
+    bench.send_qos2(6, packet_id=7)
+    assert bench.images.doubtful_ids(CLIENT, 6) is None
+
+
+def test_an_id_of_two_partitions_is_where_it_was_used_last() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.send_qos2(1, packet_id=7)
+    bench.images.inbound[CLIENT][(HOME, 7)] = 2
+    assert bench.images.inbound_ids(CLIENT) == {7: HOME}
+    bench.images.inbound[CLIENT][(OTHER, 7)] = 3
     assert bench.images.inbound_ids(CLIENT) == {7: OTHER}
 
 

@@ -292,11 +292,13 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     frame = OpenedFrame(request=1, client=CLIENT, epoch=7, present=True, lost=False, session=entry)
     bench.opener.opened("n1", frame)
     assert there.state == OPENING
-    images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 6}
+    images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 7}
+    images.trusted[CLIENT] = (0, 7)
     bench.pass_barrier()
     assert there.state == OPEN
     assert isinstance(there.session, Session)
     assert there.session.inbound == {4: 0, 5: 0}
+    assert there.session.doubtful == {4}
 
 
 def test_an_answer_of_a_home_that_leads_no_longer_opens_nothing() -> None:

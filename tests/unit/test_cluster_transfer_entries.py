@@ -109,7 +109,9 @@ class Log:
         if self.random.random() < 0.5:
             session.will = Will(b"will", b"gone", 1, False, b"", 0, 30)
         clean = self.random.random() < 0.3
-        self.session(client_id, encode_session(open_record(session, clean, "n1")))
+        opened = open_record(session, clean, "n1")
+        opened.generation = self.random.randrange(3)
+        self.session(client_id, encode_session(opened))
 
     def change(self, client_id: str) -> None:
         filters = [[f"f/{self.random.randrange(5)}", 1, False, False, 0, 0]]

@@ -212,6 +212,7 @@ class RecordedState:
         session.outbox = None
         session.retained_scans = None
         session.inbound = None
+        session.doubtful = None
         session.changes = None
         # A progress record after the end would have no effect, and is not written.
         session.expiry_s = 0

@@ -53,6 +53,12 @@ class ClusterContext:
         shorter, and no node has contact with a majority in it."""
         return now <= self.majority_at + UNAVAILABLE_S or self.has_majority(now)
 
+    @property
+    def generation(self) -> int:
+        """The generation of the log, as far as this node has received it."""
+        agreed = None if self.metadata is None else self.metadata.generation
+        return 0 if agreed is None else agreed.number
+
     def nodes_without(self, feature: str, *, witnesses: bool = False) -> list[str]:
         """The nodes with data, or all nodes, whose version lacks a feature. One that was not
         connected since this node started is not known."""

@@ -45,6 +45,11 @@ class ClusterNode(Parts):
         self._first_read = self.metadata_reads.begin()
         # A read that began when this node seemed dispensable; None: it does not.
         self._dispensable_read: int | None = None
+        # Whether the disk was put back, and the nodes have not agreed on the generation of the log.
+        # The driver sets it. Until then this node leads nothing, and then only under a later epoch:
+        # a node that follows it knows the generation. Counter-example: this node takes the QoS 2
+        # messages of clients whose packet ids are still those of the copy.
+        self.awaits_generation = False
         self._tidy_at = now
         self._is_late = False
         self.state.cluster = BrokerPort(self)
@@ -266,6 +271,7 @@ class ClusterNode(Parts):
         ):
             self.history.is_current = True
             self.clock.has_agreed = True
+        if self.history.is_current and not self.awaits_generation:
             self.replication.handle_current(now)
         self.ownership.ask()
         is_passed = self.barriers.advance()

@@ -165,7 +165,7 @@ class ClusterMembership:
             random=random,
             now=now,
         )
-        return ClusterNode(
+        made = ClusterNode(
             node,
             images,
             meta,
@@ -175,6 +175,8 @@ class ClusterMembership:
             now,
             lacking=self.storage.lacking(),
         )
+        made.awaits_generation = self.storage.directory.manifest.restored != 0
+        return made
 
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
         config = self.config
@@ -322,6 +324,9 @@ class ClusterMembership:
                     await self._propose_generation(found.proposal)
                 if found.is_answered:
                     mark = 0
+                if self.cluster_node.awaits_generation and (found.is_answered or older):
+                    self.cluster_node.awaits_generation = False
+                    self.broker.touch()
             number = (metadata.generation or NOT_RESTORED).number
             if (mark, number) != (manifest.restored, manifest.generation):
                 try:

@@ -387,7 +387,8 @@ def _attach(
     attach(state, session, connection)
     give_meter(state, connection)
     if session.inbound is not None:
-        connection.unacknowledged = len(session.inbound)
+        # A doubtful id counts once the client has used it on this connection.
+        connection.unacknowledged = len(session.inbound.keys() - (session.doubtful or ()))
     if session.positions is None and not session.outbox:
         session.tailing = True
     # Routes contain only sessions that may read the topic. A resumed session may have other rights.

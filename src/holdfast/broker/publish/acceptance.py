@@ -30,13 +30,27 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 
-def is_repeated(state: NodeState, connection: Connection, session: Session, packet_id: int) -> bool:
+def is_repeated(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, partition: int
+) -> bool:
     """Whether a QoS 2 message was received and not released yet. It is then acknowledged again, and
     not published again. [MQTT-4.3.3-10]"""
+    packet_id = publish.packet_id
     if session.inbound is None or packet_id not in session.inbound:
         return False
+    if not session.is_doubtful(packet_id):
+        connection.unacknowledged -= 1
+    elif not publish.dup or session.inbound[packet_id] != partition:
+        # The client has released the id since the copy was made. The record comes before that of
+        # the new message, whose sender may repeat it with DUP 1.
+        release(state, session, packet_id, ReplyPromise(connection, b"", False))
+        return False
+    elif state.cluster.is_single:
+        session.hold_inbound(packet_id, partition)
+    else:
+        # The leader decides: the log may have a later message with the id, not committed yet.
+        return False
     state.stats.duplicates_received += 1
-    connection.unacknowledged -= 1
     reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
     state.promise(ReplyPromise(connection, reply, False))
     return True
@@ -85,11 +99,25 @@ def is_replied(
     return False
 
 
-def note_inbound(session: Session, packet_id: int, partition: int) -> None:
-    """Note the packet id of a QoS 2 message until its PUBREL."""
-    if session.inbound is None:
-        session.inbound = {}
-    session.inbound[packet_id] = partition
+def release(state: NodeState, session: Session, packet_id: int, promise: ReplyPromise) -> None:
+    """Free the packet id of a QoS 2 message. `promise`: released when that is durable."""
+    partition = -1
+    if session.inbound is not None:
+        partition = session.inbound.pop(packet_id, -1)
+    if session.doubtful is not None:
+        session.doubtful.discard(packet_id)
+    if partition < 0 or session.expiry_s == 0:
+        state.promise(promise)
+        return
+    record = Record(
+        partition,
+        log_record.RELEASE,
+        timestamp_us=state.wall_us,
+        client_id=session.key,
+        producer_epoch=session.epoch,
+        sequence=packet_id,
+    )
+    state.publish(record, promise)
 
 
 def refuse(
@@ -147,7 +175,7 @@ def refuse_for_now(
     if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
         text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
         raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
-    if publish.qos == 2 and is_repeated(state, connection, session, publish.packet_id):
+    if publish.qos == 2 and is_repeated(state, connection, session, publish, partition):
         return
     is_numbered = publish.properties and (publish.qos == 1 or connection.numbers_qos2)
     record = Record(partition, log_record.MESSAGE, topic=publish.topic)
@@ -173,6 +201,6 @@ def reply_sequenced(
     is_open = publish.qos == 2 and reason < 0x80
     if is_open:
         # The PUBREL of the message is still to come.
-        note_inbound(session, publish.packet_id, partition)
+        session.hold_inbound(publish.packet_id, partition)
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
     state.promise(ReplyPromise(connection, reply, not is_open))

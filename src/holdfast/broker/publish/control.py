@@ -9,6 +9,7 @@ from typing import Final
 
 from holdfast.broker.delivery.transmission import send_qos0
 from holdfast.broker.effects import ResumeInput, RunCommands
+from holdfast.broker.publish.acceptance import is_repeated
 from holdfast.broker.publish.completion import ReplyPromise, acknowledgement
 from holdfast.broker.rights import may_command, may_read
 from holdfast.broker.routing import merge, subscriptions_of
@@ -19,7 +20,6 @@ from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.errors import MessageRefused
-from holdfast.protocol.mqtt.packets import PUBREC
 from holdfast.protocol.mqtt.publish import Publish
 
 
@@ -66,15 +66,10 @@ def take_command(
         text = f"commands have at most {COMMAND_BYTES_MAX} bytes"
         raise MessageRefused(reasons.QUOTA_EXCEEDED, text)
     if publish.qos == 2:
-        if session.inbound is None:
-            session.inbound = {}
-        if publish.packet_id in session.inbound:
-            # [MQTT-4.3.3-10] It was received before, and is not run again.
-            reply = encode_ack(PUBREC, publish.packet_id, reasons.SUCCESS, connection.version)
-            state.promise(ReplyPromise(connection, reply, False))
-            return True
-        session.inbound[publish.packet_id] = route.partition
         connection.unacknowledged += 1
+        if is_repeated(state, connection, session, publish, route.partition):
+            return True
+        session.hold_inbound(publish.packet_id, route.partition)
     connection.input_paused = True
     effect = RunCommands(connection, publish.payload, publish.qos, publish.packet_id)
     state.effects.append(effect)

@@ -10,7 +10,6 @@ from holdfast.broker.publish.acceptance import (
     identify,
     is_repeated,
     is_replied,
-    note_inbound,
     refuse,
 )
 from holdfast.broker.publish.delayed import (
@@ -63,7 +62,7 @@ def publish_delayed(
         raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
     if publish.qos == 2:
         state.stats.publish_qos2_received += 1
-        if is_repeated(state, connection, session, publish.packet_id):
+        if is_repeated(state, connection, session, publish, record.partition):
             return
     else:
         state.stats.publish_qos1_received += 1
@@ -96,7 +95,7 @@ def _store_delayed(
     may_be_known = False
     if publish.qos == 2:
         # Before the record is committed: a repetition that arrives meanwhile must not be stored.
-        note_inbound(session, publish.packet_id, record.partition)
+        session.hold_inbound(publish.packet_id, record.partition)
         may_be_known = publish.dup
     here = look_up(state, record.topic) if state.cluster.is_single else None
     promise = DelayedPromise(record, here, connection, publish.packet_id, may_be_known)

@@ -11,9 +11,9 @@ from holdfast.broker.publish.acceptance import (
     identify,
     is_repeated,
     is_replied,
-    note_inbound,
     refuse,
     refuse_for_now,
+    release,
 )
 from holdfast.broker.publish.aliases import resolve_alias
 from holdfast.broker.publish.completion import (
@@ -103,7 +103,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     )
     if qos == 2:
         state.stats.publish_qos2_received += 1
-        if is_repeated(state, connection, session, publish.packet_id):
+        if is_repeated(state, connection, session, publish, route.partition):
             return
         if connection.numbers_qos2 and is_replied(state, connection, session, publish, record):
             return
@@ -200,7 +200,7 @@ def _store(
     is_repeated = False
     if publish.qos == 2:
         # Before the record is committed: a repetition that arrives meanwhile must not be stored.
-        note_inbound(session, publish.packet_id, record.partition)
+        session.hold_inbound(publish.packet_id, record.partition)
         is_repeated = publish.dup
     here = route if state.cluster.is_single else None
     promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
@@ -291,24 +291,10 @@ def handle_pubrel(
 ) -> None:
     """Free the packet id of a QoS 2 message that the publisher has released. The log must contain
     that before PUBCOMP is sent. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
-    inbound = session.inbound
-    partition = -1
-    if inbound is not None:
-        partition = inbound.pop(packet_id, -1)
+    is_known = session.inbound is not None and packet_id in session.inbound
     reason = reasons.SUCCESS
-    if partition < 0 and connection.version >= 5:
+    if not is_known and connection.version >= 5:
         reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
     reply = encode_ack(PUBCOMP, packet_id, reason, connection.version)
-    promise = ReplyPromise(connection, reply, partition >= 0)
-    if partition < 0 or session.expiry_s == 0:
-        state.promise(promise)
-        return
-    record = Record(
-        partition,
-        log_record.RELEASE,
-        timestamp_us=state.wall_us,
-        client_id=session.key,
-        producer_epoch=session.epoch,
-        sequence=packet_id,
-    )
-    state.publish(record, promise)
+    is_counted = is_known and not session.is_doubtful(packet_id)
+    release(state, session, packet_id, ReplyPromise(connection, reply, is_counted))

@@ -396,6 +396,7 @@ class Recovery(SenderPacketIds):
         restore_replays(session, entry.replays, self.state.config.partitions)
         if entry.inbound:
             session.inbound = dict(entry.inbound)
+            session.doubtful = None if entry.doubtful is UNSET else set(entry.doubtful)
         self._set_cursor(session, cursor)
         return session
 

@@ -78,7 +78,7 @@ def will_entry(will: Will) -> WillEntry:
 
 class OpenRecord(Struct, tag_field="op", tag="open", omit_defaults=True):
     """A connection opens the session. In a cluster `owner` is the node that the client is connected
-    to, and `request` the number of that node's request."""
+    to, `request` the number of that node's request, and `generation` that of the log."""
 
     client: str
     epoch: int
@@ -90,6 +90,7 @@ class OpenRecord(Struct, tag_field="op", tag="open", omit_defaults=True):
     owner: str = ""
     request: int = 0
     will: WillEntry | None = None
+    generation: int = 0
 
 
 class CloseRecord(Struct, tag_field="op", tag="close", omit_defaults=True):
@@ -275,7 +276,8 @@ LEADER_DECIDED: Final = (SESSION_OPENED, EPOCHS_RESERVED)
 
 class SessionEntry(Struct, kw_only=True):
     """A whole session. `cursor` is the payload of a CURSOR record, and `done` the finished offsets
-    that have no room in it. The last three fields are those of `cluster.state.replicated`."""
+    that have no room in it. `born`, `requests`, `maybe_sent` and `trusted` are those of
+    `cluster.state.replicated`."""
 
     client: str
     epoch: int
@@ -294,6 +296,8 @@ class SessionEntry(Struct, kw_only=True):
     requests: list[int] | UnsetType = UNSET
     maybe_sent: bool | UnsetType = UNSET
     replays: dict[str, ReplayEntry] | UnsetType = UNSET
+    doubtful: list[int] | UnsetType = UNSET
+    trusted: tuple[int, int] | UnsetType = UNSET
 
     @property
     def may_be_sent(self) -> bool:

@@ -115,4 +115,7 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
         done=done if is_beside else UNSET,
         will=UNSET if session.will is None else will_entry(session.will),
         replays=replay_entries(session),
+        doubtful=sorted((session.inbound or {}).keys() & session.doubtful)
+        if session.doubtful
+        else UNSET,
     )

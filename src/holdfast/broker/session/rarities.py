@@ -12,6 +12,7 @@ class Rarities:
         self.expiry_timer: object | None = None
         self.maybe_sent: list[int] | None = None
         self.lost = 0
+        self.doubtful: set[int] | None = None
 
 
 class RareState(Cursor):
@@ -68,6 +69,16 @@ class RareState(Cursor):
     def lost(self, value: int) -> None:
         if value or self._rarities is not None:
             self._rare().lost = value
+
+    @property
+    def doubtful(self) -> set[int] | None:
+        """The packet ids in `inbound` that are from before the log was put back."""
+        return None if self._rarities is None else self._rarities.doubtful
+
+    @doubtful.setter
+    def doubtful(self, value: set[int] | None) -> None:
+        if value is not None or self._rarities is not None:
+            self._rare().doubtful = value
 
     def _rare(self) -> Rarities:
         rarities = self._rarities

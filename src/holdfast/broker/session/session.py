@@ -5,6 +5,12 @@ Invariants
   use exactly while it is a key of it. [MQTT-2.2.1-3]
 - `inbound` holds the packet ids of QoS 2 messages received and not yet released by PUBREL; a
   PUBLISH with one of them is a repetition, whatever its DUP flag. [MQTT-4.3.3-10]
+- `doubtful` holds those of them that a put-back log has. The client may have released such an id
+  since, and used it again. A PUBLISH with DUP 1 to the same partition is a repetition. Any other
+  one says that the id was released. [MQTT-3.3.1-1] [MQTT-3.3.1-2] Counter-example without it: the
+  copy has id 1, which the client has released since. Its next message with id 1 would be
+  acknowledged and not stored. If such ids were forgotten, a client that has not released one would
+  have its message stored twice.
 - A durable session's state can be rebuilt from the log: `changes` are the inflight changes that no
   record contains yet.
 """
@@ -218,6 +224,18 @@ class Session(RareState):
         self.groups: dict[Group, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
+
+    def hold_inbound(self, packet_id: int, partition: int) -> None:
+        """Note the packet id of a QoS 2 message in `partition` until its PUBREL."""
+        if self.inbound is None:
+            self.inbound = {}
+        self.inbound[packet_id] = partition
+        if self.doubtful is not None:
+            self.doubtful.discard(packet_id)
+
+    def is_doubtful(self, packet_id: int) -> bool:
+        """Whether only a log that was put back says that the packet id is in use."""
+        return self.doubtful is not None and packet_id in self.doubtful
 
     @property
     def life(self) -> int:

@@ -265,7 +265,7 @@ def _entries(
         recovery = Recovery(state)
         for record in added:
             recovery.apply(record)
-        yield from _of_single(recovery, carried)
+        yield from _of_single(recovery, carried, log.directory.manifest.generation != 0)
     yield from carried.entries
 
 
@@ -277,12 +277,18 @@ def _inbound_entry(session: CarriedSession) -> bytes:
     return msgspec.json.encode(InboundIds(session.client, ids))
 
 
-def _of_single(recovery: Recovery, carried: CarriedState) -> Iterator[tuple[int, bytes]]:
+def _of_single(
+    recovery: Recovery, carried: CarriedState, was_put_back: bool
+) -> Iterator[tuple[int, bytes]]:
+    """`was_put_back`: then all packet ids are doubtful, as in a new cluster, which has another
+    generation."""
     inbound = {each.client: list(each.inbound.items()) for each in carried.sessions}
     for session in recovery.state.sessions.values():
         entry = session_entry(recovery.state, session)
         entry.open = session in recovery.open
         entry.inbound = inbound.get(session.client_id, [])
+        if was_put_back:
+            entry.doubtful = [packet_id for packet_id, _ in entry.inbound]
         yield SNAPSHOT_SESSION, encode_session(entry)
     for key, positions in recovery.group_positions.items():
         assigned = sorted(recovery.group_assigned.get(key, ()))

@@ -37,6 +37,8 @@ class Fitness:
             return "it belongs to no cluster"
         if cluster_node.config.is_witness:
             return ""
+        if cluster_node.awaits_generation:
+            return "its log was restored, and the nodes have not agreed on the generation yet"
         for partition, info in enumerate(metadata.partitions):
             if context.leads(partition):
                 continue

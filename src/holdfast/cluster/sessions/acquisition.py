@@ -316,6 +316,7 @@ class SessionAcquisition:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
             session.inbound = self._coordinator.inbound(asking.client_id) or None
+            session.doubtful = self._coordinator.doubtful(asking.client_id)
         session.epoch = epoch
         finish_open(self._state, asking.connection, session, answer.present, asking.opening)
 

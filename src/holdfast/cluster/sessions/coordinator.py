@@ -97,6 +97,10 @@ class SessionCoordinator:
         """Returns the QoS 2 packet ids stored and not released, each with its partition."""
         return self._replicated.inbound_ids(client_id)
 
+    def doubtful(self, client_id: str) -> set[int] | None:
+        """Returns those of `inbound` that are from before the log was put back, or None."""
+        return self._replicated.doubtful_ids(client_id, self._context.generation)
+
     def handle_open(self, node: str, payload: bytes) -> None:
         self.open(node, decode_frame(frames.OPEN, payload))
 
@@ -248,9 +252,9 @@ class SessionCoordinator:
         session.will = request.will
         request.is_opening = True
         committed = partial(self._open_committed, request, epoch)
-        payload = encode_session(
-            open_record(session, request.clean_start, request.node, request.number)
-        )
+        opened = open_record(session, request.clean_start, request.node, request.number)
+        opened.generation = self._context.generation
+        payload = encode_session(opened)
         promise = OpenedPromise(committed, partial(self._done, request))
         publish_state(self._state, log_record.SESSION, session.key, payload, epoch, promise)
 

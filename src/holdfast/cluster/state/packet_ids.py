@@ -12,12 +12,15 @@ from typing import Final
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.inbound_ids import life_of
 from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.session_records import OpenRecord
 from holdfast.storage.record import Record
 
 NO_ID: Final = 0
 """A packet id that no packet has."""
 NO_EPOCH: Final = -1
 """An epoch that no session has."""
+NOT_TRUSTED: Final = (0, 0)
+"""The entry of `trusted` for a session of a log that was never put back."""
 
 
 class ReplicatedPacketIds(Recovery):
@@ -31,6 +34,9 @@ class ReplicatedPacketIds(Recovery):
         # Per session: the epoch in which its present life began, with a clean start or without a
         # session.
         self.born: dict[str, int] = {}
+        # Per session: the newest generation of the log in which it was opened, unless that is 0,
+        # and the epoch of the first time. Packet ids of earlier epochs are doubtful.
+        self.trusted: dict[str, tuple[int, int]] = {}
 
     def _note_inbound(self, record: Record) -> None:
         ids = self.inbound.setdefault(record.client_id.decode(), {})
@@ -87,13 +93,31 @@ class ReplicatedPacketIds(Recovery):
     def inbound_ids(self, client_id: str) -> dict[int, int]:
         """Returns packet id -> partition of the ids stored since the session began and not
         released."""
+        return {packet_id: place[1] for packet_id, place in self._unreleased(client_id).items()}
+
+    def doubtful_ids(self, client_id: str, generation: int) -> set[int] | None:
+        """Returns those of `inbound_ids` that are from before the log was put back, or None.
+
+        `generation`: that of the log. If another one opened the session, the leader of its home
+        does not know it yet, or is of an older version. Then all of them count as doubtful, which
+        concerns only clients that repeat a message without DUP.
+        """
+        known, first = self.trusted.get(client_id, NOT_TRUSTED)
+        held = self._unreleased(client_id)
+        return {each for each in held if known != generation or held[each][0] < first} or None
+
+    def _unreleased(self, client_id: str) -> dict[int, tuple[int, int]]:
+        """Returns packet id -> (epoch, partition) of the newest message with it."""
         born = self.born.get(client_id, 0)
-        ids = self.inbound.get(client_id, {})
-        return {
-            packet_id: partition
-            for (partition, packet_id), epoch in ids.items()
-            if epoch >= born and packet_id != NO_ID
-        }
+        found: dict[int, tuple[int, int]] = {}
+        for (partition, packet_id), epoch in self.inbound.get(client_id, {}).items():
+            if epoch >= born and packet_id != NO_ID:
+                found[packet_id] = max((epoch, partition), found.get(packet_id, NOT_TRUSTED))
+        return found
+
+    def _note_opened(self, change: OpenRecord, epoch: int) -> None:
+        if self.trusted.get(change.client, NOT_TRUSTED)[0] != change.generation:
+            self.trusted[change.client] = (change.generation, epoch)
 
     def _forget_inbound(self, client_id: str, epoch: int) -> None:
         """Removes the packet ids of an ended session, except those of a later session.

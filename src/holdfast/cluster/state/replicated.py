@@ -221,6 +221,7 @@ class ReplicatedState(ReplicatedPacketIds):
                 # successor.
                 return
             self._note_request(client_id, change.request)
+            self._note_opened(change, epoch)
             self.note_epoch(self.home(client_id), epoch)
         self._note_sent(before, change, epoch)
         super()._change_session(change, timestamp_us, epoch)
@@ -238,6 +239,7 @@ class ReplicatedState(ReplicatedPacketIds):
             self._note_ended_requests(client_id, 0 if after is None else 1)
         if after is None:
             self.born.pop(client_id, None)
+            self.trusted.pop(client_id, None)
             self._forget_inbound(client_id, epoch)
         else:
             self.born[client_id] = after.epoch
@@ -281,6 +283,8 @@ class ReplicatedState(ReplicatedPacketIds):
         self.born[session.client_id] = session.epoch if entry.born is UNSET else entry.born
         self.note_epoch(self.home(session.client_id), session.epoch)
         self._requests[session.client_id] = [] if entry.requests is UNSET else list(entry.requests)
+        if entry.trusted is not UNSET:
+            self.trusted[session.client_id] = entry.trusted
         if entry.may_be_sent:
             self.maybe_sent.add(session.client_id)
         return session
@@ -290,6 +294,7 @@ class ReplicatedState(ReplicatedPacketIds):
         ended."""
         self._forget(session)
         self.born.pop(session.client_id, None)
+        self.trusted.pop(session.client_id, None)
         self._requests.pop(session.client_id, None)
         self.maybe_sent.discard(session.client_id)
 
@@ -343,6 +348,7 @@ class ReplicatedState(ReplicatedPacketIds):
         entry.born = self.born.get(session.client_id, session.epoch)
         entry.requests = list(self._requests.get(session.client_id, ()))
         entry.maybe_sent = session.client_id in self.maybe_sent
+        entry.trusted = self.trusted.get(session.client_id, UNSET)
         return entry
 
     def snapshot(self) -> Iterator[tuple[int, bytes]]:

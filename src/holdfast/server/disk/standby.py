@@ -113,6 +113,8 @@ class Standby:
             # The journal begins behind the newest readable snapshot, so records would be missing. A
             # later attempt may read the newer snapshot.
             raise failure
+        if self._manifest.former:
+            recovery.note_put_back(self._manifest.former[-1][1], offsets)
         for record in replay(opened, offsets):
             recovery.apply(record)
         self.epoch = epoch

@@ -181,6 +181,9 @@ class Storage:
                 recovery.apply_snapshot_entry(kind, data)
             offsets = snapshot.offsets
             self._replayed_from = offsets
+        former = self.directory.manifest.former
+        if former:
+            recovery.note_put_back(former[-1][1], offsets)
         limits = self.journal.high_watermark if replica else None
         for record in replay(self.opened, offsets, limits=limits):
             recovery.apply(record)
