@@ -317,6 +317,27 @@ def test_a_node_that_leaves_needs_no_second_opinion() -> None:
     assert mesh.detectors["a"].health(mesh.now).leaving == frozenset()
 
 
+def test_a_node_that_has_left_leaves_until_it_is_suspected() -> None:
+    """Its link is closed before anybody finds out that nothing listens any more. Taken for a node
+    that stays, it would be given back what others have just taken over from it."""
+    mesh = Mesh("a", "b", "c")
+    mesh.run(1)
+    mesh.detectors["c"].leave(mesh.now)
+    mesh.run(0.02)
+    mesh.dead.add("c")
+    for node in ("a", "b"):
+        mesh.detectors[node].closed("c", False, mesh.now)
+        health = mesh.detectors[node].health(mesh.now)
+        assert (health.leaving, health.suspected) == ({"c"}, frozenset())
+        assert "c" not in health.present
+    mesh.until("confirmed", "a", "c", limit_s=CONFIG.suspect_s + 0.1)
+    assert mesh.detectors["a"].health(mesh.now).leaving == frozenset()
+    mesh.members.remove("c")
+    mesh.add("c")
+    mesh.run(0.2)
+    assert mesh.detectors["a"].health(mesh.now).leaving == frozenset()
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_of_nodes_that_ask_to_stop_one_leaves(seed: int) -> None:
     """However the heartbeats cross: each alone could be spared, two cannot."""

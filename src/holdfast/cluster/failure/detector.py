@@ -291,10 +291,12 @@ class Detector:
         full = {self._node_id} if self._is_full else set()
         asking = {self._node_id} if self._asked else set()
         for node, peer in self._peers.items():
+            if peer.is_leaving and not peer.is_suspected:
+                # Its link closes before the node is suspected. Counter-example: in between it
+                # counts as a node that stays, and is given back the partitions that it has left.
+                leaving.add(node)
             if peer.presence is not None and not peer.is_suspected:
                 present[node] = peer.presence
-                if peer.is_leaving:
-                    leaving.add(node)
                 if peer.is_stalled:
                     stalled.add(node)
                 if peer.is_damaged:

@@ -29,7 +29,8 @@ class Health:
     dead: frozenset[str] = frozenset()
     """Suspected nodes that another node suspects too."""
     leaving: frozenset[str] = frozenset()
-    """Present nodes that are about to stop in good order."""
+    """Nodes that are about to stop in good order, or have closed their link to do so and are not
+    suspected yet."""
     stalled: frozenset[str] = frozenset()
     """Present nodes whose disk does not respond, so they can promise nothing."""
     damaged: frozenset[str] = frozenset()
