@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.transcripts import scenes
+from tests.transcripts import scenes, stories
 from tests.transcripts.scenes import SCENES, differing, merged, read_scene, rendered
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "transcripts.md"
@@ -51,6 +51,17 @@ def test_every_reason_has_a_difference() -> None:
         scene, _ = read_scene(SCENES / f"{name}.txt")
         named.update(scene.reasons(0), scene.reasons(1))
     assert named == explained()
+
+
+@pytest.mark.parametrize("name", stories.story_names())
+def test_a_story_is_as_it_was(name: str) -> None:
+    story, text = stories.read_story(stories.STORIES / f"{name}.txt")
+    assert stories.render(story) == text, f"see docs/internals/transcripts.md, and `{WRITE} {name}`"
+
+
+def test_readers_find_every_story() -> None:
+    found = re.findall(r"stories/([a-z0-9-]+)\.txt", PAGE.read_text())
+    assert sorted(found) == stories.story_names()
 
 
 def test_the_files_stay_small() -> None:

@@ -1,5 +1,6 @@
 """What a node's journal has on its disk, batch by batch, and how much of it was checked."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.server.disk.storage import Storage
@@ -20,6 +21,9 @@ class Mirror:
         self.batches: list[list[Batch]] = []
         # Per partition: how many batches were compared with the committed log.
         self.checked: list[int] = []
+        # Called with a write group that the disk begins with, and with one that it has.
+        self.on_begin: Callable[[WriteGroup], None] = lambda group: None
+        self.on_wrote: Callable[[WriteGroup], None] = lambda group: None
         self.clear()
 
     def clear(self) -> None:
@@ -27,6 +31,7 @@ class Mirror:
         self.checked = [0] * self.partitions
 
     def wrote(self, group: WriteGroup) -> None:
+        self.on_wrote(group)
         for data in group.data:
             batch = Batch(data)
             if batch.attributes & ATTRIBUTE_RESET:

@@ -125,6 +125,7 @@ class JournalDisk(SimDiskThread):
     def submit(self, group: WriteGroup) -> None:
         assert self.group is None
         self.group = group
+        self._host.mirror.on_begin(group)
         self.later(self._host.sync_s(), self._write_group)
 
     def _write_group(self) -> None:

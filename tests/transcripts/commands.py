@@ -16,6 +16,7 @@
     wait SECONDS
     ban SCOPE NAME, unban SCOPE NAME
     kill NODE, start NODE, stop NODE
+    copy NODE, put-back NODE         copies a disk; the node is killed and has the copy again
 
 A line that ends with `&` takes no time: the next command follows at once. A payload `x*100` is
 that character 100 times. Properties have their names in the specification; `user=KEY:VALUE` is a
@@ -31,6 +32,7 @@ from holdfast.broker.recovery.ban_records import record_ban, record_lift
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.properties import TABLE, encode_block
+from tests.sim.disk import SimDisk
 from tests.sim.host import Host
 from tests.transcripts.actors import Actor, Told
 from tests.transcripts.stage import STEP_S, Setup, Stage
@@ -109,8 +111,9 @@ class Director:
         self.stage = stage
         self.actors: dict[str, Actor] = {}
         self._told = told
+        self._copies: dict[str, SimDisk] = {}
         self._commands: dict[str, Callable[[Words], None]] = {
-            name.removeprefix("_do_"): getattr(self, name)
+            name.removeprefix("_do_").replace("_", "-"): getattr(self, name)
             for name in dir(self)
             if name.startswith("_do_")
         }
@@ -247,6 +250,15 @@ class Director:
 
     def _do_start(self, words: Words) -> None:
         self.stage.start(self._host(words))
+
+    def _do_copy(self, words: Words) -> None:
+        name = self._host(words)
+        self._copies[name] = self.stage.hosts[name].disk.copy()
+
+    def _do_put_back(self, words: Words) -> None:
+        name = self._host(words)
+        self.stage.kill(name)
+        self.stage.hosts[name].disk = self._copies.pop(name)
 
     def _do_stop(self, words: Words) -> None:
         self.stage.stop(self._host(words))

@@ -4,6 +4,7 @@ production core, on the simulated disk."""
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, cast
 
+from holdfast.broker.effects import Note
 from holdfast.broker.node import Node
 from holdfast.broker.runtime import Runtime
 from holdfast.server.disk.storage import Storage
@@ -17,6 +18,8 @@ from tests.sim.storing import JournalDisk
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.transcripts.stage import Stage
 
 
 class SingleCores:
@@ -52,6 +55,12 @@ class SingleProcess(EventLoop):
         self.runtime: Runtime = Runtime(self.node, self.disk, reads, self)
         self.touch()
         self.node.start()
+
+    def turn_ended(self) -> None:
+        cast("Stage", self.host.world).on_turn(self.host)
+
+    def noted(self, note: Note) -> None:
+        cast("Stage", self.host.world).on_note(self.host, note)
 
     def leave(self) -> None:
         """A shutdown in good order."""
