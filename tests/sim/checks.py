@@ -426,8 +426,10 @@ def image_of(process: "Process") -> dict[str, object]:
         found[f"retained {topic}"] = message.payload.decode()
     for key in images.group_positions:
         found[f"group {key}"] = images.groups.entry(key)
-    for client_id, epoch in images.fired.items():
-        found[f"fired {client_id}"] = epoch
-    for client_id, epoch in images.ended.items():
-        found[f"ended {client_id}"] = epoch
+    for fired in images.fired.values():
+        for client_id in fired:
+            found[f"fired {client_id}"] = images.fired_epoch(client_id)
+    for ended in images.ended:
+        for client_id, epoch, _ in ended.items():
+            found[f"ended {client_id}"] = epoch
     return found

@@ -15,10 +15,11 @@ import msgspec
 
 from holdfast.broker.admission.bans import Ban
 from holdfast.broker.publish.producers import (
-    Producer,
     ProducerPosition,
     decode_producer,
     encode_producer,
+    forgotten,
+    forgotten_us,
 )
 from holdfast.broker.recovery import session_records as sessions
 from holdfast.broker.recovery.ban_records import BanEntry, ban_entry, decode_ban
@@ -43,7 +44,7 @@ from holdfast.storage.journal import watermarks
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.epoch_folders import Epoch, read_epoch, write_epoch
 from holdfast.storage.reading import index_file
-from holdfast.storage.record import Record
+from holdfast.storage.record import FORGOTTEN, Record
 from tests.sim.disk import SimDisk
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "formats"
@@ -287,13 +288,19 @@ def _records() -> Iterator[Sample]:
     )
     place = ProducerPosition(1)
     place.epoch, place.sequence, place.stored_us = 2, 3, TIME_US
-    data = encode_producer(b"p", Producer(place))
+    data = encode_producer(b"p", [place])
     yield Sample("records", "producer", (b"p", [(1, 2, 3, TIME_US)]), data, _producer)
+    payload = forgotten(b"p", place, TIME_US).payload
+    yield Sample("records", "forgotten", TIME_US, payload, _forgotten_us)
     ban = BanEntry(TIME_US, "too loud", "user amy", TIME_US, "client", "c")
     data = ban_entry(Ban("client", "c", TIME_US, "too loud", "user amy", TIME_US))
     yield Sample("records", "ban", ban, data, decode_ban)
     audience = Audience(True, ["$share/g/a", "$share/h/b"])
     yield Sample("records", "audience", audience, encode_audience(audience), decode_audience)
+
+
+def _forgotten_us(data: bytes) -> int:
+    return forgotten_us(Record(0, FORGOTTEN, payload=data))
 
 
 def _producer(data: bytes) -> object:

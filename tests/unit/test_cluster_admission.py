@@ -45,6 +45,7 @@ class Bench:
         self.admission.forwarding = RecordForwarder(state, self.context, self.admission)
         self.admission.start_leading(0, [])
         self.ticket = 0
+        self.committed: list[Record] = []
 
     def forward(
         self,
@@ -98,6 +99,7 @@ class Bench:
         for batch in group.built:
             for record in batch.records():
                 self.images.apply(record)
+                self.committed.append(record)
         self.journal.advance(0, self.stored())
         self.state.delivered[0] = self.stored()
         self.admission.committed(0, self.stored())
@@ -281,3 +283,60 @@ def test_features_wait_for_the_last_older_node() -> None:
     bench.context.features["n2"] = "position,bans,queues"
     assert bench.context.nodes_without("bans") == []
     assert bench.context.nodes_without("queues") == ["n3"]
+
+
+def retain(bench: Bench, *topics: str, kind: int = log_record.MESSAGE) -> None:
+    builder = BatchBuilder(0, 0)
+    for topic in topics:
+        flags = 1 | log_record.FLAG_RETAIN
+        builder.add(Record(0, kind, flags, topic=topic.encode(), payload=b"x"))
+    bench.admission.forwarded("n2", EPOCH, 0, Batch(builder.build(0)))
+
+
+@pytest.mark.parametrize("kind", [log_record.MESSAGE, log_record.RETAINED])
+@pytest.mark.parametrize("committed", [False, True])
+def test_the_leader_decides_what_is_retained(kind: int, committed: bool) -> None:
+    """And its log says so: no other node looks at its own limit."""
+    bench = Bench()
+    bench.images.state.config.retained_max = 2
+    for topic in ("a", "b", "c", "a"):
+        retain(bench, topic, kind=kind)
+        if committed:
+            bench.commit()
+    if not committed:
+        bench.commit()
+    retained = bench.images.state.retained
+    assert sorted(retained.entries) == ["a", "b"]
+    assert bench.images.state.stats.refused_quota == 1
+    # A message is delivered nevertheless.
+    assert bench.stored() == (5 if kind == log_record.MESSAGE else 4)
+    other = ReplicatedState(RecordedState(NodeConfig(partitions=1, retained_max=1), bench.journal))
+    for record in bench.committed:
+        other.apply(record)
+    assert sorted(other.state.retained.entries) == ["a", "b"]
+
+
+def test_a_topic_without_room_does_not_keep_its_old_message() -> None:
+    bench = Bench()
+    retain(bench, "a", "b")
+    bench.images.state.config.retained_bytes_max = 1
+    retain(bench, "a")
+    bench.commit()
+    assert sorted(bench.images.state.retained.entries) == ["b"]
+    # A change of the limit makes room again.
+    bench.images.state.config.retained_bytes_max = 1 << 20
+    retain(bench, "a")
+    bench.commit()
+    assert sorted(bench.images.state.retained.entries) == ["a", "b"]
+
+
+def test_an_expired_position_is_no_repetition() -> None:
+    """Though the producer has a position in another partition that is not expired."""
+    bench = Bench()
+    table = bench.images.state.producers
+    table.expiry_us = 10
+    table.store(b"p", 0, 0, 100, 0)
+    table.store(b"p", 1, 0, 1, 1000)
+    bench.state.wall_us = 1000
+    assert bench.forward(("m", NUMBERED, 1), session_epoch=0) == []
+    assert bench.stored() == 1

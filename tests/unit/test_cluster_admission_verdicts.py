@@ -29,6 +29,7 @@ class Input(NamedTuple):
     producer: bytes = b""
     kind: int = log_record.MESSAGE
     topic: bytes = b"t"
+    payload: bytes = b""
 
 
 def message(packet_id: int, epoch: int, life: int) -> Input:
@@ -37,6 +38,14 @@ def message(packet_id: int, epoch: int, life: int) -> Input:
 
 def release(packet_id: int, epoch: int) -> Input:
     return Input(packet_id, epoch, kind=log_record.RELEASE)
+
+
+def retained(topic: bytes, payload: bytes = b"x", kind: int = log_record.MESSAGE) -> Input:
+    return Input(0, 0, 1 | log_record.FLAG_RETAIN, kind=kind, topic=topic, payload=payload)
+
+
+def forgotten(sequence: int, epoch: int) -> Input:
+    return Input(sequence, epoch, 0, b"p", log_record.FORGOTTEN, payload=bytes(8))
 
 
 DELAYED = Input(0, 0, WAITING, topic=b"$delayed/5/t")
@@ -52,11 +61,20 @@ INPUTS = {
         release(1, 5),
     ],
     "producers": [
-        Input(sequence, epoch, NUMBERED, b"p") for epoch in (1, 2) for sequence in (1, 2)
+        *(Input(number, epoch, NUMBERED, b"p") for epoch in (1, 2) for number in (1, 2)),
+        forgotten(2, 1),
+        forgotten(1, 2),
     ],
     "wills": [
         *(Input(epoch, 0, WILL) for epoch in (1, 2, 3)),
         *(Input(epoch, kind=log_record.WILL) for epoch in (1, 2)),
+    ],
+    # There is room for two topics.
+    "retained": [
+        retained(b"a"),
+        retained(b"b", b"x" * 600),
+        retained(b"c", b"x", log_record.RETAINED),
+        retained(b"a", b""),
     ],
     "delayed": [
         DELAYED,
@@ -73,6 +91,9 @@ class Leader(Bench):
 
     def __init__(self) -> None:
         super().__init__()
+        config = self.images.state.config
+        config.retained_max = 2
+        config.retained_bytes_max = 1000
         self.uncommitted: list[Batch] = []
         self.verdicts: list[object] = []
         # A delayed message is committed before a record can name it.
@@ -117,6 +138,7 @@ class Leader(Bench):
                 producer=each.producer,
                 producer_epoch=each.epoch,
                 sequence=each.sequence,
+                payload=each.payload,
                 ticket=self.ticket,
             )
         )

@@ -314,7 +314,7 @@ def test_a_reservation_opens_no_session() -> None:
     )
     assert leader.images.newest_epochs == [900]
     assert not leader.images.state.sessions
-    assert not leader.images.ended
+    assert not any(leader.images.ended)
 
 
 def test_a_leader_gives_a_forgotten_client_no_epoch_again(monkeypatch: pytest.MonkeyPatch) -> None:

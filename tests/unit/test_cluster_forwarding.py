@@ -8,11 +8,15 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD
+from holdfast.cluster.publish.apply import Applier, ApplyingLog
 from holdfast.cluster.publish.forward_frames import decode_forward
 from holdfast.cluster.publish.forwarding import FORWARD_BYTES_MAX, WAIT_S, RecordForwarder
 from holdfast.cluster.publish.pending_records import Appender, PendingRecord
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
+from holdfast.storage.batch import Batch
+from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 
@@ -178,13 +182,34 @@ def test_after_a_failover_only_what_is_missing_is_sent_again() -> None:
     bench.forwarding.flush()
     assert bench.sent() == []
     bench.context.connected.add("n3")
-    bench.forwarding.aligned(0, "n3", 2, {tickets[1]})
+    bench.forwarding.aligned(0, "n3", 2, {(tickets[1], b"c")})
     bench.forwarding.flush()
     assert bench.sent() == [("n3", 2, 0, ["m2", "m3", "m4"])]
     assert bench.forwarding.sent_again == 2
     for ticket in list(bench.forwarding.pending):
         bench.commit(ticket)
     assert bench.kept == [f"m{at}" for at in range(5)]
+
+
+def test_a_record_with_the_ticket_of_another_node_is_sent() -> None:
+    """Tickets of two nodes may be equal. The log has the record of the other one, not committed."""
+    bench = Bench()
+    bench.forwarding.aligned(0, LEADER, 1, set())
+    ticket = bench.publish("m0")
+    bench.forwarding.flush()
+    bench.sent()
+    bench.forwarding.stop(0)
+    log = ApplyingLog(bench.state.journal)
+    builder = BatchBuilder(0, 0)
+    builder.add(Record(0, log_record.MESSAGE, 1, client_id=b"of n3", ticket=ticket))
+    log.built(Batch(builder.build(1)))
+    replicated = ReplicatedState(bench.state)
+    settle = bench.forwarding.settle
+    pending = bench.forwarding.pending
+    applier = Applier(bench.state, replicated, log, pending, settle, print, print)
+    bench.forwarding.aligned(0, LEADER, 2, applier.tickets(0))
+    bench.forwarding.flush()
+    assert bench.sent() == [(LEADER, 2, 0, ["m0"])]
 
 
 def test_what_was_built_for_a_lost_leader_does_not_leave() -> None:

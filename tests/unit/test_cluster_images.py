@@ -197,8 +197,8 @@ def test_a_will_that_was_published_stays_so_over_a_snapshot() -> None:
     assert bench.session().will is None
     bench.restart()
     again = bench.images
-    assert again.has_fired(CLIENT, 1)
-    assert not again.has_fired(CLIENT, 2)
+    assert again.has_fired(CLIENT, 1, b"w")
+    assert not again.has_fired(CLIENT, 2, b"w")
     bench.open(1, has_will=True)
     assert bench.session().will is None
     bench.open(2, has_will=True)

@@ -133,7 +133,7 @@ def test_what_was_sent_behind_a_refused_message_does_not_go_to_the_next_leader()
     bench.refuse("refused")
     bench.publish("next")
     bench.forwarding.stop(0)
-    bench.forwarding.aligned(0, LEADER, 2, {bench.tickets["stored"]})
+    bench.forwarding.aligned(0, LEADER, 2, {(bench.tickets["stored"], b"c")})
     assert bench.sent() == [(2, ["other", "will"])]
     assert bench.kept == ["refused refused", "behind refused"]
     for name, client in ("stored", b"c"), ("other", b"d"), ("will", b"c"):

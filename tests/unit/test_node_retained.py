@@ -189,3 +189,26 @@ def test_a_retained_message_has_its_payload_once(version: int, qos: int) -> None
     assert isinstance(entry, Message)
     for name in ("_frame_v3", "_frame_v5", "_tail_v3", "_tail_v5"):
         assert not getattr(entry, name)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_restart_has_the_same_retained_messages(qos: int, commits: bool) -> None:
+    """Whatever its limits are, and though the log has the messages that found no room."""
+    config = NodeConfig(partitions=2, sys_interval_s=0, retained_max=3)
+    bench = NodeBench(config, auto_commit=commits)
+    publisher = bench.connect("pub")
+    numbers = [0, 1, 2, 3, 4, 1, 3]
+    for packet_id, number in enumerate(numbers):
+        payload = b"%d" % packet_id
+        publisher.send(publish(f"t/{number}", payload, qos, packet_id + 1, retain=True))
+    for topic in ("t/0", "t/4"):
+        publisher.send(publish(topic, b"", qos, 90, retain=True))
+    publisher.send(publish("t/4", b"4", qos, 91, retain=True))
+    bench.settle()
+    expected = retained(bench, "a", "t/#")
+    assert expected == [b"5", b"2", b"4"]
+    config.retained_max = 1
+    for snapshot in (None, bench.snapshot()):
+        bench.crash(snapshot=snapshot)
+        assert retained(bench, "a", "t/#") == expected

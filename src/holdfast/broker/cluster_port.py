@@ -83,6 +83,8 @@ GROUP_MEMBERS: Final = "group-members"
 RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS)
 """The features whose records older versions do not apply, as nodes announce them in the handshake
 (`PeerIdentity.features`)."""
+WILL_OFFSETS: Final = "will-offsets"
+"""The feature of entries that older versions do not accept from another node."""
 AGREED_USERS: Final = "agreed-users"
 AGREED_ACCESS: Final = "agreed-access"
 AGREED_GENERATION: Final = "agreed-generation"

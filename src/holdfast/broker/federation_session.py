@@ -22,7 +22,7 @@ from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
 from holdfast.broker.publish.inbound import log_qos0
-from holdfast.broker.publish.producer_dedup import note_evicted
+from holdfast.broker.publish.producer_dedup import forget_some
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
@@ -153,10 +153,9 @@ def publish(
     )
     # The table moves before the commit. The federation may deliver the message again before this
     # record is on disk, and it must not be appended twice.
-    evicted = state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
-    if evicted:
-        note_evicted(state, evicted)
+    state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
     state.publish(record, ArrivalPromise(record, route, done))
+    forget_some(state, producer)
     return True
 
 
@@ -222,10 +221,8 @@ def is_stored(
 ) -> bool:
     """Whether the producer has stored this sequence, or a later one, in the partition. A position
     that has expired does not count."""
-    table = state.producers
-    producer = table.find(producer_id, state.wall_us)
-    place = None if producer is None else producer.position(partition)
-    if place is None or place.stored_us < state.wall_us - table.expiry_us:
+    place = state.producers.find_position(producer_id, partition, state.wall_us)
+    if place is None:
         return False
     return epoch < place.epoch or (epoch == place.epoch and sequence <= place.sequence)
 

@@ -221,22 +221,34 @@ class RecordedState:
 
     def set_retained(self, topic: str, message: Message) -> None:
         """Replace the retained message of a topic [MQTT-3.3.1-5], or remove it if the new one is
-        empty. [MQTT-3.3.1-6] [MQTT-3.3.1-7]"""
-        retained = self.retained
+        empty. [MQTT-3.3.1-6] [MQTT-3.3.1-7]
+
+        The limits do not count here: every node and every recovery must keep the same. The node
+        that appends the record checks them, and appends the removal (`completion.removal`).
+        """
         if not message.payload:
-            retained.remove(topic)
-            return
-        size_bytes = retained_size(message)
-        if self._has_room(topic, size_bytes):
-            if message.qos == 0:
-                # A QoS 0 message is in no outbox, so its delivery is over.
-                message.drop_frames()
-                retained.set(topic, message, size_bytes)
-            else:
-                retained.set(topic, message.without_frames(), size_bytes)
-            return
-        # Without room the topic has no retained message, because the old one is out of date.
-        retained.remove(topic)
+            self.retained.remove(topic)
+        elif message.qos == 0:
+            # A QoS 0 message is in no outbox, so its delivery is over.
+            message.drop_frames()
+            self.retained.set(topic, message)
+        else:
+            self.retained.set(topic, message.without_frames())
+
+    def retained_bytes(self, topic: str) -> int:
+        """The memory of the retained message of a topic, or 0 without one."""
+        message = self.retained.get(topic)
+        return 0 if message is None else retained_size(message)
+
+    def has_retained_room(self, bytes_more: int, topics_more: int) -> bool:
+        """Whether the limits of the retained store allow it to grow by this much."""
+        config = self.config
+        if self.retained.size_bytes + bytes_more > config.retained_bytes_max:
+            return False
+        return topics_more <= 0 or len(self.retained) + topics_more <= config.retained_max
+
+    def note_retained_limit(self, topic: str) -> None:
+        """Count a message that found no room in the retained store."""
         self.stats.refused_quota += 1
         if self.repeats.count("retained_limit", self.now):
             self.note(
@@ -248,17 +260,6 @@ class RecordedState:
                     "retained_bytes": self.config.retained_bytes_max,
                 },
             )
-
-    def _has_room(self, topic: str, size_bytes: int) -> bool:
-        config = self.config
-        retained = self.retained
-        after = retained.size_bytes + size_bytes
-        if after <= config.retained_bytes_max and len(retained) < config.retained_max:
-            return True
-        before = retained.get(topic)
-        if before is None:
-            return False
-        return after - retained_size(before) <= config.retained_bytes_max
 
 
 def detach_member(group: Group, member: GroupMember) -> None:

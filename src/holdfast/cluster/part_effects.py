@@ -1,6 +1,7 @@
 """The effects of a cluster node's parts, carried out on the other parts or left for the driver."""
 
 from holdfast.broker.connections.close import close_connection
+from holdfast.broker.publish.producer_dedup import forget_some
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
 from holdfast.cluster.leadership_changes import LeadershipChanges
@@ -190,6 +191,8 @@ class PartEffects:
         """Acts on committed records of a partition that are applied now."""
         self._admission.committed(partition, self._state.delivered[partition])
         self._session_coordinator.committed(partition)
+        if self._context.leading[0]:
+            forget_some(self._state)
         self.has_applied = True
 
     def _carry_out_detector(self, effect: object) -> None:

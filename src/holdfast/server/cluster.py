@@ -18,6 +18,7 @@ from holdfast.broker.cluster_port import (
     AGREED_GENERATION,
     AGREED_USERS,
     RECORD_FEATURES,
+    WILL_OFFSETS,
 )
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
@@ -195,6 +196,7 @@ class ClusterMembership:
                     ANSWERS_APART,
                     questions.FEATURE,
                     *RECORD_FEATURES,
+                    WILL_OFFSETS,
                     releases.FEATURE,
                     AGREED_USERS,
                     f"{PROGRAM}{__version__}",

@@ -12,6 +12,7 @@ from holdfast.storage.record import (
     CONTROL,
     CURSOR,
     DELAYED,
+    FORGOTTEN,
     MESSAGE,
     PRODUCER,
     RELEASE,
@@ -31,4 +32,5 @@ KIND_NAMES: Final = {
     PRODUCER: "producer",
     BAN: "ban",
     DELAYED: "delayed",
+    FORGOTTEN: "forgotten",
 }

@@ -5,7 +5,8 @@ from typing import Final
 MESSAGE: Final = 1
 """A published message; with FLAG_RETAIN it also sets (or, empty, clears) its retained topic."""
 RETAINED: Final = 2
-"""Sets or clears a retained topic without being a message (a QoS 0 publish that is not logged)."""
+"""Sets or clears a retained topic without being a message (a QoS 0 publish that is not logged).
+With a `sequence` it clears the topic only if its message is that of the offset before."""
 SESSION: Final = 3
 """A session opened, changed its subscriptions, disconnected or ended (payload: JSON)."""
 CURSOR: Final = 4
@@ -23,6 +24,10 @@ BAN: Final = 9
 
 DELAYED: Final = 10
 """The delayed message at offset `sequence` of the partition is over without a publication."""
+
+FORGOTTEN: Final = 11
+"""The position of a producer in the partition is forgotten (producer, its epoch and sequence,
+payload: packed). Earlier versions pass it, and keep what their own limits allow."""
 
 FLAG_QOS_MASK: Final = 0x03
 FLAG_RETAIN: Final = 0x04

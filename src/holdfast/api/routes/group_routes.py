@@ -23,6 +23,7 @@ from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import PAGE_MAX
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import CallbackPromise
+from holdfast.broker.publish.completion import set_retained
 from holdfast.broker.rights import LOG_PREFIX
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import NodeState
@@ -192,7 +193,7 @@ class GroupRoutes:
         def resolve(failure: str) -> None:
             if not failure and state.cluster.is_single:
                 # In a cluster the record is applied on every node before its promise is kept.
-                state.set_retained(topic, message_of(record))
+                set_retained(state, topic, message_of(record))
             if not done.done():
                 done.set_result(failure)
 

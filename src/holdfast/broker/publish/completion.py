@@ -7,7 +7,7 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.connection import CLOSED, Connection
-from holdfast.broker.session.message import Message
+from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
@@ -219,12 +219,38 @@ def encode_refusal(
 
 
 def set_retained(state: NodeState, topic: str, message: Message) -> None:
-    """Replace or remove the retained message of a topic, and report a removal to the federation."""
+    """Replace or remove the retained message of a topic, and report a removal to the federation.
+
+    On a single node. Without room the topic has no retained message then, because the old one is
+    out of date. A record says so, so that each recovery has the same retained messages, whatever
+    the limits are by then.
+    """
+    before = state.retained_bytes(topic)
+    more = retained_size(message) - before
+    if message.payload and not state.has_retained_room(more, 0 if before else 1):
+        state.note_retained_limit(topic)
+        state.retained.remove(topic)
+        if message.offset >= 0:
+            state.append(removal(message.partition, message.offset, message.topic, state.wall_us))
+        return
     state.set_retained(topic, message)
     if message.payload or state.watch_removal is None:
         return
     if message.publisher != FEDERATION.encode():
         state.watch_removal(message)
+
+
+def removal(partition: int, offset: int, topic: bytes, timestamp_us: int) -> Record:
+    """The record that removes the retained message of the record at `offset`, if the topic still
+    has that one."""
+    return Record(
+        partition,
+        log_record.RETAINED,
+        flags=log_record.FLAG_RETAIN,
+        timestamp_us=timestamp_us,
+        topic=topic,
+        sequence=offset + 1,
+    )
 
 
 def retain_at_once(state: NodeState, route: Route, message: Message, record: Record | None) -> None:
@@ -243,13 +269,13 @@ def retain_at_once(state: NodeState, route: Route, message: Message, record: Rec
     offset = state.journal.next_offset[route.partition]
     if record is not None:
         message.offset = offset
-    set_retained(state, route.topic, message)
     state.retained_ahead[route.topic] = offset
     promise = RetainedAheadPromise(route.topic, offset)
     if record is None:
         state.promise(promise)
     else:
         state.publish(record, promise)
+    set_retained(state, route.topic, message)
 
 
 class RetainedAheadPromise(Promise):

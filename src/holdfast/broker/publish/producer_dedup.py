@@ -8,7 +8,12 @@ client starts again from there. docs/producers.md has the whole contract.
 
 from typing import Final
 
-from holdfast.broker.publish.producers import InvalidSequence, Producer, SequenceReader
+from holdfast.broker.publish.producers import (
+    InvalidSequence,
+    Producer,
+    SequenceReader,
+    forgotten,
+)
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
@@ -118,11 +123,8 @@ def admit(
     table = state.producers
     epoch = sequencer.epoch
     sequence = sequencer.sequence
-    producer = table.by_id.get(sequencer.producer_id)
-    place = None if producer is None else producer.position(partition)
-    if place is None or place.stored_us < state.wall_us - table.expiry_us:
-        place = None
-        producer = table.find(sequencer.producer_id, state.wall_us)
+    place = table.find_position(sequencer.producer_id, partition, state.wall_us)
+    producer = table.find(sequencer.producer_id, state.wall_us)
     if producer is not None and producer.owner and not _may_use(state, connection, producer):
         state.stats.authorizations_denied += 1
         return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
@@ -152,16 +154,9 @@ def admit(
     if place is not None:
         table.advance(sequencer.producer_id, place, epoch, sequence, state.wall_us)
         return STORE
-    evicted = table.store(
-        sequencer.producer_id,
-        partition,
-        epoch,
-        sequence,
-        state.wall_us,
-        connection.client_id.encode(),
-    )
-    if evicted:
-        note_evicted(state, evicted)
+    client_id = connection.client_id.encode()
+    table.store(sequencer.producer_id, partition, epoch, sequence, state.wall_us, client_id)
+    forget_some(state, sequencer.producer_id)
     return STORE
 
 
@@ -184,7 +179,7 @@ def read_sequence(
             return UNNUMBERED
     except InvalidSequence as error:
         return sequencer.reply(reasons.PAYLOAD_FORMAT_INVALID, str(error))
-    producer = state.producers.by_id.get(sequencer.producer_id)
+    producer = state.producers.find(sequencer.producer_id, state.wall_us)
     if producer is not None and producer.owner and not _may_use(state, connection, producer):
         state.stats.authorizations_denied += 1
         return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
@@ -245,11 +240,25 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
         connection.close(state.dirty)
 
 
-def note_evicted(state: NodeState, evicted: int) -> None:
-    """Count evicted positions, with at most one line a minute in the log."""
-    state.stats.producer_evicted += evicted
-    if state.repeats.count("producers_evicted", state.now):
-        state.note("warning", "producers_evicted", {"producers_max": state.config.producers_max})
+def forget_some(state: NodeState, newest: bytes = b"") -> None:
+    """Append that some expired producers, and those above the limit, are forgotten. `newest`
+    stays.
+
+    A single node does so with each new position. In a cluster the leader of partition 0 does, with
+    whatever it applies: of several nodes each would choose the same producers.
+    """
+    table = state.producers
+    expired = table.expired(state.wall_us)
+    excess = table.excess(newest)
+    if excess:
+        state.stats.producer_evicted += len(excess)
+        if state.repeats.count("producers_evicted", state.now):
+            fields: dict[str, object] = {"producers_max": state.config.producers_max}
+            state.note("warning", "producers_evicted", fields)
+    for producer_id, place in expired + excess:
+        state.append(forgotten(producer_id, place, state.wall_us))
+        if state.cluster.is_single:
+            table.remove(producer_id, place.partition)
 
 
 def _may_use(state: NodeState, connection: Connection, producer: Producer) -> bool:

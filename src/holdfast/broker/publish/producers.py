@@ -9,6 +9,10 @@ Invariants
 - A position is that of the newest record of its producer in its partition; nothing else moves it.
   So replay in log order ends with the same positions, whatever a snapshot already contained.
 - Partitions are independent: a crash may leave sequence 8 in one and take 7 from another.
+- The table is a function of the records. Limits and clocks choose the positions to forget, and a
+  FORGOTTEN record says so. In a cluster one node chooses. Counter-example without the records: each
+  node forgets what its own order of partitions makes the oldest, and the next leader stores a
+  repetition again.
 - `positions_max` bounds the memory. Above it the holder with the most positions loses a producer. A
   holder is a user or, where users are not verified, the client that began the producer. So a client
   that keeps numbering new producers evicts its own. Without holders it would evict those of all
@@ -24,6 +28,7 @@ from itertools import islice
 from typing import Final
 
 from holdfast.protocol.mqtt.properties import user_property_at
+from holdfast.storage.record import FORGOTTEN, Record
 
 PROPERTY_HEAD: Final = b"\x26\x00\x06hf-seq"
 """A user property of that name, up to the length of its value."""
@@ -37,10 +42,16 @@ SEQUENCE_DIGITS_MAX: Final = 19
 
 CANDIDATES_MAX: Final = 32
 """The most producers examined to find the one to evict."""
+CHOSEN_MAX: Final = 100
+"""The most producers chosen at once to be forgotten, so that a lower limit takes effect in
+steps."""
+EXPIRED_MAX: Final = 2
+"""The most expired ones of them. So they leave faster than new ones come, without a search."""
 _HOLDER_BYTES: Final = 16
 
 _ENTRY: Final = struct.Struct("<BHH")
 _PLACE: Final = struct.Struct("<HIQq")
+_STORED: Final = struct.Struct("<q")
 
 
 class InvalidSequence(Exception):
@@ -110,6 +121,10 @@ class ProducerPosition:
         self.sequence = 0
         # Wall clock of the newest record.
         self.stored_us = 0
+        # The user that it is bound to, or "".
+        self.owner = ""
+        # A FORGOTTEN record of it is appended by this node, and not applied yet.
+        self.is_leaving = False
 
 
 class Holder:
@@ -122,14 +137,22 @@ class Holder:
 
 
 class Producer:
-    """The positions of one producer. `owner` is the user that it is bound to, or ""."""
+    """The positions of one producer."""
 
     def __init__(self, first: ProducerPosition) -> None:
-        self.owner = ""
         self.holder: Holder | None = None
         self.first = first
         # None = None | Most producers write to one partition, so the first position needs no dict.
         self.others: dict[int, ProducerPosition] | None = None
+
+    @property
+    def owner(self) -> str:
+        """The user that the producer is bound to, or "". If two users were first in two partitions,
+        it is the one in the lower partition, on every node."""
+        if self.others is None:
+            return self.first.owner
+        bound = [place for place in self.positions() if place.owner]
+        return min(bound, key=_partition_of).owner if bound else ""
 
     def position(self, partition: int) -> ProducerPosition | None:
         """The position in a partition, or None."""
@@ -147,6 +170,10 @@ class Producer:
         return all(place.stored_us < since_us for place in self.positions())
 
 
+def _partition_of(place: ProducerPosition) -> int:
+    return place.partition
+
+
 class ProducerTable:
     """All producers of a broker. `wall_us` is the wall clock in microseconds, as in the records."""
 
@@ -156,6 +183,8 @@ class ProducerTable:
         # The one whose newest record is oldest comes first.
         self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
         self.position_count = 0
+        # Those that leave.
+        self.leaving_count = 0
         self.holders: dict[bytes, Holder] = {}
         # Holders by their number of positions; and the largest such number, or a larger one.
         self._by_position_count: dict[int, dict[Holder, None]] = {}
@@ -171,9 +200,18 @@ class ProducerTable:
         """The producer, or None if it is unknown or has expired."""
         producer = self.by_id.get(producer_id)
         if producer is not None and producer.is_expired(wall_us - self.expiry_us):
-            self._forget(producer_id)
             return None
         return producer
+
+    def find_position(
+        self, producer_id: bytes, partition: int, wall_us: int
+    ) -> ProducerPosition | None:
+        """The position of a producer in a partition, or None if it is unknown or has expired."""
+        producer = self.by_id.get(producer_id)
+        place = None if producer is None else producer.position(partition)
+        if place is None or place.stored_us < wall_us - self.expiry_us:
+            return None
+        return place
 
     def advance(
         self, producer_id: bytes, place: ProducerPosition, epoch: int, sequence: int, stored_us: int
@@ -183,6 +221,8 @@ class ProducerTable:
         place.epoch = epoch
         place.sequence = sequence
         place.stored_us = stored_us
+        if place.is_leaving:
+            self._set_leaving(place, False)
 
     def store(
         self,
@@ -192,54 +232,101 @@ class ProducerTable:
         sequence: int,
         stored_us: int,
         client_id: bytes = b"",
-    ) -> int:
+    ) -> None:
         """Move a position to a record of the client (b"": unknown) that was appended, or is
-        replayed in log order. Returns the number of evicted positions of other producers."""
+        replayed in log order."""
         producer = self.by_id.get(producer_id)
         place = None if producer is None else producer.position(partition)
         if place is None:
             place = self._new_position(producer_id, partition, stored_us, client_id)
         self.advance(producer_id, place, epoch, sequence, stored_us)
-        return self._evict(producer_id) if self.position_count > self.positions_max else 0
 
     def bind(self, producer_id: bytes, partition: int, owner: str, stored_us: int) -> None:
         """Bind a producer, new in this partition or not, to a user; "" releases it."""
         producer = self.by_id.get(producer_id)
-        if producer is None or producer.position(partition) is None:
-            self._new_position(producer_id, partition, stored_us, b"")
-            producer = self.by_id[producer_id]
-        producer.owner = owner
-        key = b"u" + owner.encode()
+        place = None if producer is None else producer.position(partition)
+        if place is None:
+            place = self._new_position(producer_id, partition, stored_us, b"")
+        producer = self.by_id[producer_id]
+        place.owner = owner
+        key = b"u" + producer.owner.encode()
         if producer.holder is None or producer.holder.key != key:
             # Where users are verified, all producers without a user have one holder.
             self._assign_holder(producer_id, producer, key)
         if owner:
             self.binds = True
 
-    def snapshot(self, wall_us: int) -> Iterator[bytes]:
-        """One entry per producer, for `restore`. The table may change between two entries."""
-        since_us = wall_us - self.expiry_us
+    def snapshot(self) -> Iterator[bytes]:
+        """One entry per producer and user, for `restore`. The table may change between two
+        entries."""
         for producer_id, producer in list(self.by_id.items()):
-            if not producer.is_expired(since_us):
-                yield encode_producer(producer_id, producer)
+            of_owner: dict[str, list[ProducerPosition]] = {}
+            for place in producer.positions():
+                of_owner.setdefault(place.owner, []).append(place)
+            for places in of_owner.values():
+                yield encode_producer(producer_id, places)
 
     def restore(self, data: bytes) -> None:
-        """Add the producer of a snapshot's entry. Raises `struct.error` or `ValueError` for other
+        """Add the positions of a snapshot's entry. Raises `struct.error` or `ValueError` for other
         bytes."""
-        producer_id, producer = decode_producer(data)
-        self._forget(producer_id)
-        self.by_id[producer_id] = producer
-        self.position_count += len(producer.positions())
-        self._assign_holder(producer_id, producer, _holder_key(producer_id, producer.owner, b""))
-        if producer.owner:
-            self.binds = True
-        self._evict(producer_id)
+        producer_id, entry = decode_producer(data)
+        for place in entry.positions():
+            self.store(producer_id, place.partition, place.epoch, place.sequence, place.stored_us)
+            if place.owner:
+                self.bind(producer_id, place.partition, place.owner, place.stored_us)
+
+    def forget(self, record: Record) -> None:
+        """Apply a FORGOTTEN record. It is void if the position has moved since it was chosen."""
+        producer = self.by_id.get(record.producer)
+        place = None if producer is None else producer.position(record.partition)
+        if place is not None and forgets(record, place.epoch, place.sequence, place.stored_us):
+            self.remove(record.producer, record.partition)
+
+    def expired(self, wall_us: int) -> list[tuple[bytes, ProducerPosition]]:
+        """Choose some positions of producers that have expired."""
+        found: list[tuple[bytes, ProducerPosition]] = []
+        for _ in range(EXPIRED_MAX):
+            oldest = next(iter(self.by_id), None)
+            if oldest is None or not self.by_id[oldest].is_expired(wall_us - self.expiry_us):
+                break
+            found += self._choose(oldest)
+        return found
+
+    def excess(self, newest: bytes = b"") -> list[tuple[bytes, ProducerPosition]]:
+        """Choose some positions to forget, until the rest fits. `newest` stays, even if it exceeds
+        the limit alone."""
+        found: list[tuple[bytes, ProducerPosition]] = []
+        for _ in range(min(CHOSEN_MAX, len(self.by_id) - 1)):
+            if self.position_count - self.leaving_count <= self.positions_max:
+                break
+            found += self._choose(self._least(newest))
+        return found
+
+    def _choose(self, producer_id: bytes) -> list[tuple[bytes, ProducerPosition]]:
+        """Let a producer leave. It goes behind the others, so that they are looked at first."""
+        producer = self.by_id[producer_id]
+        chosen = [place for place in producer.positions() if not place.is_leaving]
+        for place in chosen:
+            self._set_leaving(place, True)
+        self.by_id.move_to_end(producer_id)
+        holder = producer.holder
+        assert holder is not None
+        del holder.producers[producer_id]
+        holder.producers[producer_id] = None
+        return [(producer_id, place) for place in chosen]
+
+    def _set_leaving(self, place: ProducerPosition, is_leaving: bool) -> None:
+        if place.is_leaving != is_leaving:
+            place.is_leaving = is_leaving
+            self.leaving_count += 1 if is_leaving else -1
 
     def remove(self, producer_id: bytes, partition: int) -> None:
         """Forget one position of a producer."""
         producer = self.by_id.get(producer_id)
-        if producer is None or producer.position(partition) is None:
+        place = None if producer is None else producer.position(partition)
+        if producer is None or place is None:
             return
+        self._set_leaving(place, False)
         kept = [place for place in producer.positions() if place.partition != partition]
         if not kept:
             self._forget(producer_id)
@@ -299,7 +386,6 @@ class ProducerTable:
         place.stored_us = stored_us
         producer = self.by_id.get(producer_id)
         if producer is None:
-            self._forget_oldest(stored_us - self.expiry_us)
             producer = Producer(place)
             self.by_id[producer_id] = producer
             self._assign_holder(producer_id, producer, _holder_key(producer_id, "", client_id))
@@ -310,22 +396,6 @@ class ProducerTable:
             self._count(producer, 1)
         self.position_count += 1
         return place
-
-    def _forget_oldest(self, since_us: int) -> None:
-        """Forget up to two expired producers for each new one, so they leave without a search."""
-        for _ in range(2):
-            oldest = next(iter(self.by_id), None)
-            if oldest is None or not self.by_id[oldest].is_expired(since_us):
-                return
-            self._forget(oldest)
-
-    def _evict(self, newest: bytes) -> int:
-        """Evict producers until the table fits. `newest` stays, even if it exceeds the limit
-        alone."""
-        before = self.position_count
-        while self.position_count > self.positions_max and len(self.by_id) > 1:
-            self._forget(self._least(newest))
-        return before - self.position_count
 
     def _least(self, newest: bytes) -> bytes:
         """The producer to evict. It is the first among those silent for longest whose holder has
@@ -366,11 +436,39 @@ def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:
     return b"p" + producer_id
 
 
-def encode_producer(producer_id: bytes, producer: Producer) -> bytes:
-    """The snapshot entry of a producer: u8 id length, u16 owner length, u16 positions; the id, the
-    owner; per position u16 partition, u32 epoch, u64 sequence, i64 stored_us. Little-endian."""
-    owner = producer.owner.encode()
-    places = producer.positions()
+def forgotten(producer_id: bytes, place: ProducerPosition, wall_us: int) -> Record:
+    """The record that a position is forgotten. Its payload is the time of the position, i64 in
+    microseconds: the producer may begin again with the same epoch and sequence."""
+    return Record(
+        place.partition,
+        FORGOTTEN,
+        timestamp_us=wall_us,
+        producer=producer_id,
+        producer_epoch=place.epoch,
+        sequence=place.sequence,
+        payload=_STORED.pack(place.stored_us),
+    )
+
+
+def forgets(record: Record, epoch: int, sequence: int, stored_us: int) -> bool:
+    """Whether a FORGOTTEN record names this position. Replay gives a message of the federation the
+    time of its publication, which is before that of its position."""
+    named = record.producer_epoch, record.sequence
+    return named == (epoch, sequence) and stored_us <= forgotten_us(record)
+
+
+def forgotten_us(record: Record) -> int:
+    """The time of the position that a FORGOTTEN record names. Raises `struct.error` for a record
+    that is none."""
+    stored_us: int = _STORED.unpack(record.payload)[0]
+    return stored_us
+
+
+def encode_producer(producer_id: bytes, places: list[ProducerPosition]) -> bytes:
+    """The snapshot entry of positions with one owner: u8 id length, u16 owner length, u16
+    positions; the id, the owner; per position u16 partition, u32 epoch, u64 sequence, i64
+    stored_us. Little-endian."""
+    owner = places[0].owner.encode()
     parts = [_ENTRY.pack(len(producer_id), len(owner), len(places)), producer_id, owner]
     for place in places:
         parts.append(_PLACE.pack(place.partition, place.epoch, place.sequence, place.stored_us))
@@ -384,6 +482,7 @@ def decode_producer(data: bytes) -> tuple[bytes, Producer]:
     at = owner_start + owner_length
     if count == 0 or len(data) != at + count * _PLACE.size:
         raise ValueError(f"a producer entry of {len(data)} bytes for {count} places")
+    owner = data[owner_start:at].decode()
     places: list[ProducerPosition] = []
     for _ in range(count):
         partition, epoch, sequence, stored_us = _PLACE.unpack_from(data, at)
@@ -391,10 +490,10 @@ def decode_producer(data: bytes) -> tuple[bytes, Producer]:
         place.epoch = epoch
         place.sequence = sequence
         place.stored_us = stored_us
+        place.owner = owner
         places.append(place)
         at += _PLACE.size
     producer = Producer(places[0])
-    producer.owner = data[owner_start : owner_start + owner_length].decode()
     if count > 1:
         producer.others = {place.partition: place for place in places[1:]}
     return data[_ENTRY.size : owner_start], producer

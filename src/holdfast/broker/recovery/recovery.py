@@ -132,7 +132,7 @@ class Recovery(SenderPacketIds):
             if record.flags & log_record.FLAG_RETAIN and not is_waiting(record):
                 self._set_retained(record)
             if record.flags & log_record.FLAG_WILL:
-                self._will_done(record.client_id.decode(), record.sequence)
+                self._note_will(record)
             elif record.flags & log_record.FLAG_PACKET_ID:
                 self._note_inbound(record)
             elif record.flags & log_record.FLAG_PRODUCER:
@@ -151,13 +151,15 @@ class Recovery(SenderPacketIds):
         elif kind == log_record.RELEASE:
             self._release_inbound(record)
         elif kind == log_record.WILL:
-            self._will_done(record.client_id.decode(), record.sequence)
+            self._note_will(record)
         elif kind == log_record.CURSOR:
             self._move_cursor(record)
         elif kind == log_record.PRODUCER:
             self.state.producers.bind(
                 record.producer, record.partition, record.client_id.decode(), record.timestamp_us
             )
+        elif kind == log_record.FORGOTTEN:
+            self.state.producers.forget(record)
         elif kind == log_record.BAN:
             apply_ban(self.state, record)
         elif kind == log_record.SESSION:
@@ -197,6 +199,11 @@ class Recovery(SenderPacketIds):
             topic = decode_topic(record.topic)
         except InvalidTopic:
             return
+        if record.kind == log_record.RETAINED and record.sequence:
+            known = self.state.retained.get(topic)
+            if known is None or known.offset != record.sequence - 1:
+                # `completion.removal` was of an older message.
+                return
         self.state.set_retained(topic, message_of(record))
 
     def _touch(self, session: Session) -> None:
@@ -207,6 +214,10 @@ class Recovery(SenderPacketIds):
             self.state.cancel(session.expiry_timer)
             session.will_timer = None
             session.expiry_timer = None
+
+    def _note_will(self, record: Record) -> None:
+        """Notes that a will was published or dropped."""
+        self._will_done(record.client_id.decode(), record.sequence)
 
     def _will_done(self, client_id: str, epoch: int) -> None:
         session = self.state.sessions.get(client_id)

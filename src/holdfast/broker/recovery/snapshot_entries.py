@@ -69,7 +69,7 @@ def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
     for message in list(state.delayed.by_place.values()):
         if message.place in state.delayed.by_place:
             yield SNAPSHOT_DELAYED, delayed_entry(message)
-    for entry in state.producers.snapshot(state.wall_us):
+    for entry in state.producers.snapshot():
         yield SNAPSHOT_PRODUCER, entry
     for ban in present_bans(state):
         if ban is not None:

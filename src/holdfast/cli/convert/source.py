@@ -1,6 +1,5 @@
 """The data directory that a conversion reads. It stays as it is."""
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,14 +128,9 @@ class Source:
 
 def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Recovery:
     """The state after the last record. Raises `ConversionError` if the log does not define it."""
-    # Limits are those of the node that serves the directory. No conversion drops what it has.
     config = NodeConfig(
         node_id=directory.manifest.node_id,
         partitions=directory.manifest.partitions,
-        retained_max=sys.maxsize,
-        retained_bytes_max=sys.maxsize,
-        producers_max=sys.maxsize,
-        producer_expiry_s=1 << 31,
     )
     state = RecordedState(config, opened.journal)
     state.wall_us = now_us

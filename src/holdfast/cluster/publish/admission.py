@@ -20,8 +20,12 @@ repetition and dies, and the next leader has no such record.
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.publish.completion import removal
 from holdfast.broker.publish.delayed import OVER
-from holdfast.broker.publish.delayed_table import is_due
+from holdfast.broker.publish.delayed_table import is_due, is_waiting
+from holdfast.broker.publish.producers import forgets
+from holdfast.broker.session.message import retained_size
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD_RESULT
@@ -45,6 +49,13 @@ once."""
 STORE: Final = 0
 REPEATED: Final = 1
 REFUSED: Final = 2
+
+
+def _retains(record: Record) -> bool:
+    """True if the record sets or clears a retained topic."""
+    if record.kind != log_record.MESSAGE:
+        return record.kind == log_record.RETAINED
+    return record.flags & log_record.FLAG_RETAIN != 0 and not is_waiting(record)
 
 
 class Admission(Appender):
@@ -151,13 +162,54 @@ class Admission(Appender):
             else:
                 tail.repeated.append((end, origin, record.ticket))
             return
+        lacks_room = _retains(record) and not self._has_retained_room(tail, record)
+        if lacks_room:
+            self._replicated.state.note_retained_limit(record.topic.decode())
+            if record.kind == log_record.RETAINED:
+                record.payload = b""
         journal.append(record)
         if record.is_state():
             self._note(tail, record)
+        if lacks_room and record.payload:
+            gone = removal(partition, record.offset, record.topic, record.timestamp_us)
+            journal.append(gone)
+            self._note(tail, gone)
 
     def _note(self, tail: UncommittedState, record: Record) -> None:
-        if record.kind != log_record.RELEASE or not self._is_superseded(tail, record):
-            tail.note(record)
+        if _retains(record):
+            tail.note_retained(record, self._retained_bytes(tail, record.topic))
+        if record.kind == log_record.RELEASE and self._is_superseded(tail, record):
+            return
+        if record.kind == log_record.FORGOTTEN and not self._is_forgotten(tail, record):
+            return
+        tail.note(record)
+
+    def _is_forgotten(self, tail: UncommittedState, record: Record) -> bool:
+        """True if the position that a FORGOTTEN record names has not moved: see
+        `ProducerTable.forget`."""
+        pending = tail.producers.get(record.producer)
+        if pending is not None:
+            return forgets(record, *pending[:3])
+        producer = self._replicated.state.producers.by_id.get(record.producer)
+        place = None if producer is None else producer.position(record.partition)
+        return place is not None and forgets(record, place.epoch, place.sequence, place.stored_us)
+
+    def _retained_bytes(self, tail: UncommittedState, topic: bytes) -> int:
+        known = tail.retained.get(topic)
+        return self._replicated.state.retained_bytes(topic.decode()) if known is None else known[0]
+
+    def _has_retained_room(self, tail: UncommittedState, record: Record) -> bool:
+        """True if the retained store has room for the message, behind all that this node has
+        appended. The topic has no retained message otherwise, because the old one is out of
+        date."""
+        if not record.payload:
+            return True
+        before = self._retained_bytes(tail, record.topic)
+        more = retained_size(message_of(record)) - before
+        tails = self._tails.values()
+        more += sum([each.retained_bytes for each in tails])
+        count = 0 if before else 1 + sum([each.retained_topics for each in tails])
+        return self._replicated.state.has_retained_room(more, count)
 
     def _is_superseded(self, tail: UncommittedState, record: Record) -> bool:
         """True if a later owner of the session has stored or released packet ids in this
@@ -199,7 +251,7 @@ class Admission(Appender):
             pending = tail.wills.get(client_id)
             if pending is not None and pending[0] >= sequence:
                 return REPEATED
-            if self._replicated.has_fired(client_id.decode(), sequence):
+            if self._replicated.has_fired(client_id.decode(), sequence, record.topic):
                 return REPEATED
             # A refused will would be lost, because no client sends it again.
             return STORE
@@ -266,11 +318,10 @@ class Admission(Appender):
         stored_sequence = 0
         pending = tail.producers.get(producer_id)
         if pending is not None:
-            stored_epoch, stored_sequence, _ = pending
+            stored_epoch, stored_sequence = pending[:2]
         else:
             table = self._replicated.state.producers
-            producer = table.find(producer_id, self._state.wall_us)
-            place = None if producer is None else producer.position(record.partition)
+            place = table.find_position(producer_id, record.partition, self._state.wall_us)
             if place is not None:
                 stored_epoch = place.epoch
                 stored_sequence = place.sequence

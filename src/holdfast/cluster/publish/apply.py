@@ -234,10 +234,12 @@ class Applier(Work):
         elif route.targets or route.groups or route.denied:
             deliver(state, route, message_of(batch.record(index)))
 
-    def tickets(self, partition: int) -> set[int]:
-        """Returns the tickets of the records of a partition that are not applied. Those of a batch
-        of which a part is applied are all among them."""
-        found: set[int] = set()
-        for batch in self._log.uncommitted[partition]:
-            found.update(batch.tickets())
-        return found
+    def tickets(self, partition: int) -> set[tuple[int, bytes]]:
+        """Returns the ticket and client id of the records of a partition that are not applied.
+        Those of a batch of which a part is applied are all among them."""
+        return {
+            (ticket, batch.client_id(index))
+            for batch in self._log.uncommitted[partition]
+            for index, ticket in enumerate(batch.tickets())
+            if ticket
+        }

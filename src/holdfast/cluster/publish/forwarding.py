@@ -289,20 +289,24 @@ class RecordForwarder:
     def target(self, partition: int) -> str:
         return self._targets[partition]
 
-    def aligned(self, partition: int, leader: str, epoch: int, known: set[int]) -> None:
+    def aligned(
+        self, partition: int, leader: str, epoch: int, known: set[tuple[int, bytes]]
+    ) -> None:
         """Sends the pending records that `leader` does not have.
 
-        This node's log has everything that the leader had when it replied. `known`: the tickets of
-        the uncommitted records in that log.
+        This node's log has everything that the leader had when it replied. `known`: ticket and
+        client id of the uncommitted records in that log. Tickets of several nodes can be equal.
+        Counter-example without the client id: the record of another node is taken for this node's,
+        which is not sent again and is never done.
         """
         self._targets[partition] = leader
         self._epochs[partition] = epoch
         self._open[partition] = None
         self._outbound = [each for each in self._outbound if each[2].partition != partition]
         for pending in list(self._queues[partition].values()):
-            if pending.ticket in known:
-                continue
             record = pending.record
+            if (pending.ticket, record.client_id) in known:
+                continue
             if is_group_progress(record) and record.sequence < epoch:
                 # No client waits for it. SUCCESS keeps the messages appended after it from being
                 # refused.

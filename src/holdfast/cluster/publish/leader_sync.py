@@ -51,7 +51,7 @@ class LeaderSync:
             if self._context.leader(partition) == node:
                 self.lose(partition)
 
-    def lead(self, partition: int, epoch: int, known: set[int]) -> None:
+    def lead(self, partition: int, epoch: int, known: set[tuple[int, bytes]]) -> None:
         """Aligns the partition at once because this node leads it."""
         self._waiting.discard(partition)
         self._ends.pop(partition, None)

@@ -3,7 +3,9 @@
 from collections import deque
 from typing import Final
 
+from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.delayed_table import is_due
+from holdfast.broker.session.message import retained_size
 from holdfast.cluster.state.packet_ids import NO_EPOCH
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -21,10 +23,17 @@ class UncommittedState:
         self.inbound: dict[tuple[bytes, int], tuple[int, int]] = {}
         # client id -> (epoch of the newest session that stored or released a packet id, offset)
         self.sessions: dict[bytes, tuple[int, int]] = {}
-        # producer id -> (epoch, sequence, offset)
-        self.producers: dict[bytes, tuple[int, int, int]] = {}
+        # producer id -> (epoch, sequence, time in microseconds, offset). NO_EPOCH: it is forgotten.
+        self.producers: dict[bytes, tuple[int, int, int, int]] = {}
         # client id -> (session epoch, offset)
         self.wills: dict[bytes, tuple[int, int]] = {}
+        # Topic -> (bytes of its retained message, 0 if it is removed; offset).
+        self.retained: dict[bytes, tuple[int, int]] = {}
+        # By how much these records will change the retained store.
+        self.retained_bytes = 0
+        self.retained_topics = 0
+        # (offset, topic, bytes, topics) of each change, in order.
+        self._retained_changes: deque[tuple[int, bytes, int, int]] = deque()
         # Client id or key of a queue -> offset of its newest SESSION record.
         self.changes: dict[bytes, int] = {}
         # Offset of a delayed message -> offset of the record that ends it.
@@ -63,6 +72,8 @@ class UncommittedState:
         elif kind == log_record.SESSION:
             self.changes[client_id] = offset
             self._entries.append((offset, NO_FLAG, (client_id, 0)))
+        elif kind == log_record.FORGOTTEN:
+            self._note_producer(record, NO_EPOCH)
         elif kind != log_record.MESSAGE:
             return
         elif flags & log_record.FLAG_PACKET_ID:
@@ -71,11 +82,34 @@ class UncommittedState:
             self.sessions[client_id] = (epoch, offset)
             self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
         elif flags & log_record.FLAG_PRODUCER:
-            self.producers[record.producer] = (epoch, sequence, offset)
-            self._entries.append((offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
+            self._note_producer(record, epoch)
+
+    def _note_producer(self, record: Record, epoch: int) -> None:
+        position = (epoch, record.sequence, record.timestamp_us, record.offset)
+        self.producers[record.producer] = position
+        self._entries.append((record.offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
+
+    def note_retained(self, record: Record, before: int) -> None:
+        """Adds an appended record that sets or clears a retained topic. `before`: the bytes of the
+        topic's message until now."""
+        size = retained_size(message_of(record)) if record.payload else 0
+        self.retained[record.topic] = (size, record.offset)
+        self._change_retained(size - before, bool(size) - bool(before))
+        change = (record.offset, record.topic, size - before, bool(size) - bool(before))
+        self._retained_changes.append(change)
+
+    def _change_retained(self, size: int, count: int) -> None:
+        self.retained_bytes += size
+        self.retained_topics += count
 
     def forget_below(self, offset: int) -> None:
         """Removes the records below `offset`, which the replicated state has now."""
+        changes = self._retained_changes
+        while changes and changes[0][0] < offset:
+            at, topic, size, count = changes.popleft()
+            self._change_retained(-size, -count)
+            if self.retained.get(topic, (0, -1))[1] == at:
+                del self.retained[topic]
         entries = self._entries
         while entries and entries[0][0] < offset:
             at, flag, key = entries.popleft()
@@ -93,5 +127,5 @@ class UncommittedState:
             elif flag == log_record.FLAG_WILL:
                 if self.wills.get(key[0], (0, -1))[1] == at:
                     del self.wills[key[0]]
-            elif self.producers.get(key[0], (0, 0, -1))[2] == at:
+            elif self.producers.get(key[0], (0, 0, 0, -1))[3] == at:
                 del self.producers[key[0]]

@@ -90,7 +90,9 @@ class Endings:
                 session.expiry_timer = timer
             return
         will = session.will
-        if will is not None and not self._replicated.has_fired(client_id, session.epoch):
+        if will is not None and not self._replicated.has_fired(
+            client_id, session.epoch, will.topic
+        ):
             # The end is appended only after the will is applied. Counter-example: both are
             # appended, the leader changes between them, the end is committed and the will is lost.
             if kind == SESSION_EXPIRY:
@@ -171,7 +173,7 @@ class Endings:
         will = recorded.will
         if will is None or not (is_clean or will.delay_s == 0):
             return False
-        if self._replicated.has_fired(recorded.client_id, recorded.epoch):
+        if self._replicated.has_fired(recorded.client_id, recorded.epoch, will.topic):
             return False
         self._publish(recorded, will)
         return True

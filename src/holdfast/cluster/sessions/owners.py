@@ -108,8 +108,8 @@ class Owners:
         return max(
             0 if image is None else image.epoch,
             0 if owner is None else owner.epoch,
-            self._replicated.fired.get(client_id, 0),
-            self._replicated.ended.get(client_id, 0),
+            self._replicated.fired_epoch(client_id),
+            self._replicated.ended[self.home(client_id)].epoch(client_id),
             # The session itself may be unrecorded. The epoch that another leader gave is then known
             # only from its QoS 2 packet ids.
             self._replicated.inbound_epoch(client_id),

@@ -10,22 +10,16 @@ Each part of the state belongs to one partition:
 Entries set keys to values, as those of a snapshot do. The state may therefore change while they are
 made.
 
-The records of published wills are in the partitions of their topics, but the state has them by
-client id alone. So all of them are sent. It does no harm if a node knows of a published will before
-its record is applied: `fired` only prevents a second one.
+A node of an older version knows published wills by client id alone, so it gets all of them. It does
+no harm if a node knows of a published will before its record is applied: `fired` only prevents a
+second one.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Container, Iterator
 from typing import Final
 
-from holdfast.broker.publish.producers import (
-    Producer,
-    ProducerPosition,
-    decode_producer,
-    encode_producer,
-)
+from holdfast.broker.publish.producers import decode_producer, encode_producer
 from holdfast.broker.recovery.ban_records import ban_entry, ban_key, present_bans
 from holdfast.broker.recovery.session_records import decode_entry, decode_json, encode_session
 from holdfast.broker.recovery.snapshot_entries import (
@@ -38,8 +32,17 @@ from holdfast.broker.recovery.snapshot_entries import (
     delayed_entry,
 )
 from holdfast.broker.recovery.state_records import retained_entry
+from holdfast.cluster.state.client_epochs import ClientEpochs
 from holdfast.cluster.state.fields import CLIENT_EPOCHS, PACKET_IDS
-from holdfast.cluster.state.replicated import NOBODY, SNAPSHOT_MEMBERS, ReplicatedState
+from holdfast.cluster.state.replicated import (
+    ANY_PARTITION,
+    ENDED_MAX,
+    EPOCHS_ENTRY_MAX,
+    NOBODY,
+    SNAPSHOT_MEMBERS,
+    SNAPSHOT_WILLS,
+    ReplicatedState,
+)
 from holdfast.storage.partition import partition_of
 
 INBOUND: Final = 5
@@ -54,25 +57,34 @@ NOBODY has the newest epoch of all sessions with this home partition."""
 
 LOOKED_AT: Final = 64
 """The number of items visited between two points at which the caller may pause."""
-EPOCHS_MAX: Final = 500
-"""The most epochs in one entry."""
-
 
 Entry = tuple[int, int, bytes]
 """One entry: (partition, kind, data)."""
 
 
 def entries(
-    replicated: ReplicatedState, partitions: Container[int], *, with_members: bool = True
+    replicated: ReplicatedState,
+    partitions: Container[int],
+    *,
+    with_members: bool = True,
+    with_offsets: bool = True,
 ) -> Iterator[Entry | None]:
     """Yields everything that belongs to the partitions, and None at points where the caller may
-    pause. `with_members`: False for a node of an older version, which does not accept those
-    entries."""
-    yield 0, FIRED, _dump([(NOBODY, max(replicated.newest_epochs))])
+    pause. `with_members`, `with_offsets`: False for a node of an older version, which does not
+    accept entries of group members, or of the offsets of published wills."""
+    if with_offsets:
+        for partition, data in replicated.wills():
+            yield None
+            # The wills of older versions are of any partition.
+            if partition in partitions or partition == ANY_PARTITION:
+                yield max(0, partition), SNAPSHOT_WILLS, data
+    else:
+        yield 0, FIRED, _dump([(NOBODY, max(replicated.newest_epochs))])
+        for fired in list(replicated.fired.values()):
+            yield from _epochs(0, FIRED, fired)
     for home, epoch in enumerate(replicated.newest_epochs):
         if epoch and home in partitions:
             yield home, ENDED, _dump([(NOBODY, epoch)])
-    yield from _epochs(replicated, partitions, FIRED, replicated.fired)
     yield from _sessions(replicated, partitions)
     yield from _inbound(replicated, partitions)
     yield from _groups(replicated, partitions)
@@ -84,7 +96,9 @@ def entries(
     yield from _retained(replicated, partitions)
     yield from _bans(replicated, partitions)
     yield from _delayed(replicated, partitions)
-    yield from _epochs(replicated, partitions, ENDED, replicated.ended)
+    for home, ended in enumerate(replicated.ended):
+        if home in partitions:
+            yield from _epochs(home, ENDED, ended)
 
 
 def _home_of_ban(replicated: ReplicatedState, scope: str, name: str) -> int:
@@ -139,9 +153,7 @@ def _producers(replicated: ReplicatedState, partitions: Container[int]) -> Itera
             yield None
         for place in producer.positions():
             if place.partition in partitions:
-                alone = Producer(place)
-                alone.owner = producer.owner
-                data = encode_producer(producer_id, alone)
+                data = encode_producer(producer_id, [place])
                 yield place.partition, SNAPSHOT_PRODUCER, data
 
 
@@ -165,26 +177,11 @@ def _delayed(replicated: ReplicatedState, partitions: Container[int]) -> Iterato
             yield partition, SNAPSHOT_DELAYED, delayed_entry(message)
 
 
-def _epochs(
-    replicated: ReplicatedState,
-    partitions: Container[int],
-    kind: int,
-    epochs: OrderedDict[str, int],
-) -> Iterator[Entry | None]:
-    """Yields entries of `ended` for the clients with these homes, or all of `fired`, as partition
-    0."""
-    found: dict[int, list[tuple[str, int]]] = {}
-    for number, (client_id, epoch) in enumerate(list(epochs.items())):
-        if number % LOOKED_AT == 0:
-            yield None
-        home = replicated.home(client_id) if kind == ENDED else 0
-        if kind == FIRED or home in partitions:
-            of_home = found.setdefault(home, [])
-            of_home.append((client_id, epoch))
-            if len(of_home) == EPOCHS_MAX:
-                yield home, kind, _dump(found.pop(home))
-    for home, rest in found.items():
-        yield home, kind, _dump(rest)
+def _epochs(partition: int, kind: int, epochs: ClientEpochs) -> Iterator[Entry | None]:
+    known = [(client_id, epoch) for client_id, epoch, _ in epochs.items()]
+    for start in range(0, len(known), EPOCHS_ENTRY_MAX):
+        yield None
+        yield partition, kind, _dump(known[start : start + EPOCHS_ENTRY_MAX])
 
 
 def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
@@ -227,9 +224,10 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
     for partition in range(state.config.partitions):
         if partition in partitions:
             state.delayed.drop_partition(partition)
-    for client_id in list(replicated.ended):
-        if replicated.home(client_id) in partitions:
-            del replicated.ended[client_id]
+    for partition in range(state.config.partitions):
+        if partition in partitions:
+            replicated.fired.pop(partition, None)
+            replicated.ended[partition] = ClientEpochs(ENDED_MAX)
 
 
 def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
@@ -240,10 +238,13 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
     if kind == SNAPSHOT_SESSION:
         replicated.restore(decode_entry(data))
     elif kind == SNAPSHOT_PRODUCER:
-        producer_id, producer = decode_producer(data)
-        _take_place(replicated, producer_id, producer.owner, producer.first)
+        if decode_producer(data)[1].first.partition != partition:
+            raise ValueError("a producer in another partition")
+        replicated.apply_snapshot_entry(kind, data)
     elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP, SNAPSHOT_BAN, SNAPSHOT_DELAYED):
         replicated.apply_snapshot_entry(kind, data)
+    elif kind == SNAPSHOT_WILLS:
+        replicated.restore_wills(data)
     elif kind == SNAPSHOT_MEMBERS:
         replicated.group_members.restore(data)
     elif kind == INBOUND:
@@ -262,15 +263,6 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
                 replicated.note_ended(client_id, epoch)
     else:
         raise ValueError(f"an entry of kind {kind}")
-
-
-def _take_place(
-    replicated: ReplicatedState, producer_id: bytes, owner: str, place: ProducerPosition
-) -> None:
-    table = replicated.state.producers
-    table.store(producer_id, place.partition, place.epoch, place.sequence, place.stored_us)
-    if owner:
-        table.bind(producer_id, place.partition, owner, place.stored_us)
 
 
 def _dump(content: object) -> bytes:

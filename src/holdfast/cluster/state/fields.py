@@ -10,13 +10,20 @@ ClientEpochs = list[tuple[str, int]]
 
 
 class StoredEpochs(Struct):
-    """The wills and ends of sessions that a snapshot remembers, and the newest epochs: of all home
-    partitions, and of each. Snapshots of older versions have the first alone."""
+    """The ended sessions that a snapshot remembers, and the newest epochs: of all home partitions,
+    and of each. Snapshots of older versions have the first alone, and the published wills."""
 
     fired: ClientEpochs
     ended: ClientEpochs
     newest: int = 0
     newest_of: list[int] = []
+
+
+class PublishedWills(Struct):
+    """Published wills: client id, session epoch and offset of the record."""
+
+    partition: int
+    wills: list[tuple[str, int, int]]
 
 
 class InboundIds(Struct):
@@ -36,4 +43,5 @@ class PartitionIds(Struct):
 EPOCHS: Final = Decoder(StoredEpochs)
 INBOUND: Final = Decoder(InboundIds)
 PACKET_IDS: Final = Decoder(PartitionIds)
+WILLS: Final = Decoder(PublishedWills)
 CLIENT_EPOCHS: Final = Decoder(ClientEpochs)

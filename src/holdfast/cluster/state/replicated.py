@@ -46,7 +46,14 @@ from holdfast.broker.recovery.snapshot_entries import (
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
-from holdfast.cluster.state.fields import EPOCHS, INBOUND, StoredEpochs
+from holdfast.cluster.state.client_epochs import ClientEpochs
+from holdfast.cluster.state.fields import (
+    EPOCHS,
+    INBOUND,
+    WILLS,
+    PublishedWills,
+    StoredEpochs,
+)
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.cluster.state.open_sessions import OpenSessions
 from holdfast.cluster.state.packet_ids import ReplicatedPacketIds
@@ -54,10 +61,16 @@ from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
 
-FIRED_MAX: Final = 20_000
-"""The most published wills that are stored. No node publishes an older one again."""
-ENDED_MAX: Final = 20_000
-"""The most ended sessions that are stored. No record of an older one is still under way."""
+FIRED_MAX: Final = 5_000
+"""The most published wills that are stored for the records of one partition. No node publishes an
+older one again."""
+ENDED_MAX: Final = 5_000
+"""The most ended sessions of one home partition that are stored: those with the highest epochs. No
+record that would open one with a lower epoch is still under way."""
+OLD_REQUESTS_MAX: Final = 20_000
+"""The most ended sessions whose requests this process knows."""
+ANY_PARTITION: Final = -1
+"""In place of the partition of a will's record, which older versions do not store."""
 CLOCK_SLACK_S: Final = 2 * TOLERANCE_S
 """The difference in seconds that the clocks of two nodes may have.
 
@@ -76,13 +89,18 @@ SNAPSHOT_INBOUND: Final = 101
 not a part of the session entry: a later record may open that session."""
 SNAPSHOT_MEMBERS: Final = 102
 """The kind of a JSON entry with durable members of a shared group."""
+SNAPSHOT_WILLS: Final = 103
+"""The kind of a JSON entry with published wills of one partition, and the offsets of their
+records."""
+EPOCHS_ENTRY_MAX: Final = 500
+"""The most clients in one entry."""
 
 
 class ReplicatedState(ReplicatedPacketIds):
     """The replicated state of all partitions, and what recovery needs to rebuild it.
 
     Invariant: two nodes that have applied the same offsets of a home partition have equal sessions
-    and groups of it. No clock and no local delivery may enter them.
+    and groups of it. No clock, no local delivery and no limit of this node may enter them.
     """
 
     def __init__(self, state: RecordedState) -> None:
@@ -96,10 +114,11 @@ class ReplicatedState(ReplicatedPacketIds):
         # Clients whose node failed during or before their newest connection. Their cursor may lack
         # messages that the node had sent last.
         self.maybe_sent: set[str] = set()
-        # Per client id the newest session epoch with a published will.
-        self.fired: OrderedDict[str, int] = OrderedDict()
-        # Per client id the epoch of its newest ended session.
-        self.ended: OrderedDict[str, int] = OrderedDict()
+        # Per partition of the record: the newest session epochs with a published will. The record
+        # is in the partition of the will's topic, or in the client's home.
+        self.fired: dict[int, ClientEpochs] = {}
+        # Per home partition: the epochs of the newest ended sessions.
+        self.ended = [ClientEpochs(ENDED_MAX) for _ in range(state.config.partitions)]
         # Per home partition: the newest epoch of its sessions so far, or the newest reserved one if
         # that is higher. A session that is not stored any more had no later epoch.
         self.newest_epochs = [0] * state.config.partitions
@@ -110,8 +129,10 @@ class ReplicatedState(ReplicatedPacketIds):
         """Loads an entry of a snapshot."""
         if kind == SNAPSHOT_EPOCHS:
             epochs = decode_json(EPOCHS, data, "epochs of sessions")
-            self.fired = OrderedDict(epochs.fired)
-            self.ended = OrderedDict(epochs.ended)
+            for client_id, epoch in epochs.fired:
+                self.note_fired(client_id, epoch)
+            for client_id, epoch in epochs.ended:
+                self.note_ended(client_id, epoch)
             newest_of = epochs.newest_of or [epochs.newest] * len(self.newest_epochs)
             for home, epoch in enumerate(newest_of[: len(self.newest_epochs)]):
                 self.note_epoch(home, epoch)
@@ -120,6 +141,8 @@ class ReplicatedState(ReplicatedPacketIds):
             self.inbound[entry.client] = {(each[0], each[1]): each[2] for each in entry.ids}
         elif kind == SNAPSHOT_MEMBERS:
             self.group_members.restore(data)
+        elif kind == SNAPSHOT_WILLS:
+            self.restore_wills(data)
         else:
             super().apply_snapshot_entry(kind, data)
             if kind == SNAPSHOT_GROUP:
@@ -202,40 +225,59 @@ class ReplicatedState(ReplicatedPacketIds):
         known.append(request)
         del known[:-REQUESTS_MAX]
 
-    def _will_done(self, client_id: str, epoch: int) -> None:
-        super()._will_done(client_id, epoch)
-        _remember(self.fired, client_id, epoch, FIRED_MAX)
+    def _note_will(self, record: Record) -> None:
+        super()._note_will(record)
+        self._fired_in(record.partition).note(
+            record.client_id.decode(), record.sequence, record.offset
+        )
 
-    def has_fired(self, client_id: str, epoch: int) -> bool:
-        """True if the will of the client's session with this epoch, or a later one, was
-        published."""
-        return self.fired.get(client_id, -1) >= epoch
+    def _fired_in(self, partition: int) -> ClientEpochs:
+        return self.fired.setdefault(partition, ClientEpochs(FIRED_MAX))
+
+    def has_fired(self, client_id: str, epoch: int, topic: bytes) -> bool:
+        """True if the will of the client's session with this epoch, or a later one, was published
+        to this topic, or dropped."""
+        partitions = self.home(client_id), partition_of(topic, len(self.ended)), ANY_PARTITION
+        return any(
+            partition in self.fired and self.fired[partition].epoch(client_id) >= epoch
+            for partition in partitions
+        )
+
+    def fired_epoch(self, client_id: str) -> int:
+        """Returns the newest session epoch of the client with a published will, or -1."""
+        return max([each.epoch(client_id) for each in self.fired.values()], default=-1)
 
     def _change_session(self, change: SessionRecord, timestamp_us: int, epoch: int) -> None:
         client_id = change.client
         before = self.state.sessions.get(client_id)
         if isinstance(change, OpenRecord):
-            known = self.ended.get(client_id, 0) if before is None else before.epoch
+            home = self.home(client_id)
+            known = self.ended[home].epoch(client_id) if before is None else before.epoch
             if epoch <= known:
                 # The record is of an earlier leader that did not know the decision of its
                 # successor.
                 return
             self._note_request(client_id, change.request)
+            if before is None or change.clean:
+                self.trusted.pop(client_id, None)
             self._note_opened(change, epoch)
-            self.note_epoch(self.home(client_id), epoch)
+            self.note_epoch(home, epoch)
         self._note_sent(before, change, epoch)
         super()._change_session(change, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
-        if after is not None and self.has_fired(client_id, after.epoch):
+        if after is not None and self._has_fired(after):
             # The record of the will is in another partition, and was applied before this one.
             after.will = None
+        if isinstance(change, EndRecord):
+            # Also without a session, because a snapshot may be ahead of this record. A Clean Start
+            # does not count. Counter-example: client c has no session when the sessions of a
+            # snapshot are written. It begins one, begins again with Clean Start, and subscribes,
+            # and then the ended sessions are written. A recovery would ignore both openings, and c
+            # would have no session.
+            self.note_ended(client_id, epoch)
         if after is before:
             return
         if before is not None:
-            # Not the epoch of the next session. Counter-example: a snapshot is being taken, and the
-            # session begins again after it has been passed. A start loads `ended`, and would ignore
-            # the record of the session that is there.
-            _remember(self.ended, client_id, before.epoch, ENDED_MAX)
             self._note_ended_requests(client_id, 0 if after is None else 1)
         if after is None:
             self.born.pop(client_id, None)
@@ -252,8 +294,12 @@ class ReplicatedState(ReplicatedPacketIds):
         self._requests[client_id] = requests[at:]
         if not later:
             del self._requests[client_id]
-        if len(self._old_requests) > ENDED_MAX:
+        if len(self._old_requests) > OLD_REQUESTS_MAX:
             self._old_requests.popitem(last=False)
+
+    def _has_fired(self, session: Session) -> bool:
+        will = session.will
+        return will is not None and self.has_fired(session.client_id, session.epoch, will.topic)
 
     def note_epoch(self, home: int, epoch: int) -> None:
         if epoch > self.newest_epochs[home]:
@@ -302,7 +348,7 @@ class ReplicatedState(ReplicatedPacketIds):
         """Loads a session from another node. Raises ValueError or struct.error when its cursor is
         malformed."""
         session = self._restore_session(entry)
-        if self.has_fired(session.client_id, session.epoch):
+        if self._has_fired(session):
             session.will = None
         return session
 
@@ -313,15 +359,35 @@ class ReplicatedState(ReplicatedPacketIds):
         return [session for session in touched if not self.arm_timers(session)]
 
     def note_fired(self, client_id: str, epoch: int) -> None:
-        """Notes a published will that another node reports. With NOBODY: the newest epoch of all
-        partitions, which older versions need."""
+        """Notes a published will that an older version reports. With NOBODY: the newest epoch of
+        all partitions, which those versions need."""
         if client_id != NOBODY:
             self._will_done(client_id, epoch)
+            self._fired_in(ANY_PARTITION).note(client_id, epoch, epoch)
+
+    def restore_wills(self, data: bytes) -> None:
+        """Loads an entry of `wills`. Raises ValueError when it is malformed."""
+        entry = decode_json(WILLS, data, "published wills")
+        if not ANY_PARTITION <= entry.partition < len(self.ended):
+            raise ValueError(f"wills of partition {entry.partition}")
+        for client_id, epoch, offset in entry.wills:
+            self._will_done(client_id, epoch)
+            self._fired_in(entry.partition).note(client_id, epoch, offset)
+
+    def wills(self) -> Iterator[tuple[int, bytes]]:
+        """Yields (partition, entry) of all published wills. The state may change between two of
+        them."""
+        for partition, fired in list(self.fired.items()):
+            wills = fired.items()
+            for start in range(0, len(wills), EPOCHS_ENTRY_MAX):
+                some = wills[start : start + EPOCHS_ENTRY_MAX]
+                yield partition, encode(PublishedWills(partition, some))
 
     def note_ended(self, client_id: str, epoch: int) -> None:
-        """Notes an ended session that another node reports."""
-        self.note_epoch(self.home(client_id), epoch)
-        _remember(self.ended, client_id, epoch, ENDED_MAX)
+        """Notes that a session has ended, as the log or another node says."""
+        home = self.home(client_id)
+        self.note_epoch(home, epoch)
+        self.ended[home].note(client_id, epoch, epoch)
 
     def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
         """True if the session keeps the group's record (partition, offset) under a packet id."""
@@ -371,20 +437,14 @@ class ReplicatedState(ReplicatedPacketIds):
         for kind, entry in snapshot_entries(self.state):
             if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
                 yield kind, entry
+        for _, wills in self.wills():
+            yield SNAPSHOT_WILLS, wills
+        ended = [(name, epoch) for home in self.ended for name, epoch, _ in home.items()]
         newest = self.newest_epochs
-        epochs = StoredEpochs([*self.fired.items()], [*self.ended.items()], max(newest), newest)
-        yield SNAPSHOT_EPOCHS, encode(epochs)
+        yield SNAPSHOT_EPOCHS, encode(StoredEpochs([], ended, max(newest), newest))
 
 
 def _is_new_of_group(known: Inflight | None, entry: Inflight | None) -> bool:
     if entry is None or entry.qos < 2 or not entry.group_tag:
         return False
     return known is None or (known.partition, known.offset) != (entry.partition, entry.offset)
-
-
-def _remember(epochs: OrderedDict[str, int], client_id: str, epoch: int, count_max: int) -> None:
-    if epoch > epochs.get(client_id, -1):
-        epochs[client_id] = epoch
-        epochs.move_to_end(client_id)
-        if len(epochs) > count_max:
-            epochs.popitem(last=False)

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast.broker.cluster_port import GROUP_MEMBERS
+from holdfast.broker.cluster_port import GROUP_MEMBERS, WILL_OFFSETS
 from holdfast.broker.state import NodeState
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
@@ -309,8 +309,12 @@ class Transfer:
                 grants[partition] = applied
         source: Iterator[Entry | None] = iter(())
         if grants:
-            is_new = self._context.understands(node, GROUP_MEMBERS)
-            source = entries(self._replicated, frozenset(grants), with_members=is_new)
+            source = entries(
+                self._replicated,
+                frozenset(grants),
+                with_members=self._context.understands(node, GROUP_MEMBERS),
+                with_offsets=self._context.understands(node, WILL_OFFSETS),
+            )
         return OutgoingTransfer(number, grants, source)
 
     def _send(self, node: str, given: OutgoingTransfer) -> None:
