@@ -320,3 +320,10 @@ def test_every_node_of_a_cluster_shows_messages_groups_and_subscriptions(
             everywhere["n3"].post("retained/restore", {"deleted": deleted["deleted"]})["restored"]
             == 3
         )
+
+        # The group's position is where it began, and all records behind it are for others.
+        for name, api in everywhere.items():
+            until(lambda api=api: len(api.get("retained", filter="kept/#")["messages"]) == 3, name)
+            detail = api.get("group", group=key)
+            assert (detail["oldest"], detail["oldest_is_known"]) == (None, True), name
+            assert detail["group"]["log_lag"] == 0, name

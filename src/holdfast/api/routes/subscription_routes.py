@@ -219,6 +219,9 @@ class SubscriptionRoutes:
         row = self._row(key, sum(each.connected for each in members.values()))
         row.member_count = max(row.member_count, len(members))
         oldest, is_known = await self._oldest(row)
+        if is_known and oldest is None:
+            # The log goes on behind the group's position, with records that are not for it.
+            row.log_lag = 0
         rows = sorted(members.values(), key=lambda each: each.client)
         return GroupDetail(row, rows, oldest, is_known, missing)
 
