@@ -18,8 +18,8 @@ from holdfast_lab.targets.namespaces import Host, Network
 from tests.e2e.brokers import IO_WORKERS, Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
-from tests.support.hanging_disk import HangingDisk, hanging_disk
-from tests.support.hanging_disk import missing as no_hanging_disk
+from tests.support.faulty_disk import FaultyDisk, faulty_disk
+from tests.support.faulty_disk import missing as no_hanging_disk
 
 WATCH_S: Final = 0.1
 CLIENTS: Final = "clients"
@@ -51,7 +51,7 @@ class Site:
         self.network = network
         self.nodes = nodes
         self.small_disk: Path | None = None
-        self.hanging_disk: HangingDisk | None = None
+        self.hanging_disk: FaultyDisk | None = None
         """Of the first node."""
         self._whole_at = 0.0
         self._over = threading.Event()
@@ -221,7 +221,7 @@ def cluster_site(
         if has_small_disk:
             site.small_disk = stack.enter_context(_small_disk(cluster.nodes[names[-1]]))
         if has_hanging_disk and not no_hanging_disk():
-            disk = stack.enter_context(hanging_disk(directory / "disk"))
+            disk = stack.enter_context(faulty_disk(directory / "disk"))
             cluster.nodes[names[0]].data = disk.directory / "data"
             site.hanging_disk = disk
         stack.callback(cluster.end)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.wire import DISCONNECT, Wire
-from tests.support.hanging_disk import HangingDisk, hanging_disk, missing
+from tests.support.faulty_disk import FaultyDisk, faulty_disk, missing
 
 USE_ANOTHER_SERVER = 0x9C
 PATIENCE_S = 60.0
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 @contextmanager
 def with_hanging_disk(
     tmp_path: Path, stall_s: float
-) -> Iterator[tuple[ClusterProcesses, HangingDisk]]:
+) -> Iterator[tuple[ClusterProcesses, FaultyDisk]]:
     """A cluster whose n1 has a disk that can hang."""
     settings = {"cluster": {"partitions": 6, "disk_stall_s": stall_s}}
     cluster = ClusterProcesses(tmp_path / "cluster", 3, settings)
-    with hanging_disk(tmp_path / "disk") as disk:
+    with faulty_disk(tmp_path / "disk") as disk:
         cluster.nodes["n1"].data = disk.directory / "data"
         with cluster:
             until(lambda: cluster.status()["not_preferred"] == 0, "every node leads its share")

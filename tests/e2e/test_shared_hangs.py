@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.pair import Node, wait_until
 from tests.e2e.test_shared_storage import Traffic, nodes_on
-from tests.support.hanging_disk import hanging_disk, missing
+from tests.support.faulty_disk import faulty_disk, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -34,7 +34,7 @@ def test_a_holder_whose_directory_hangs_gives_up(tmp_path: Path) -> None:
     """Every look at the lease hangs with the directory, so the holder goes by its clock: it serves
     nobody any more, whether or not another node could take over."""
     with (
-        hanging_disk(tmp_path / "disk") as disk,
+        faulty_disk(tmp_path / "disk") as disk,
         nodes_on(tmp_path, data=disk.directory / "data") as (first, second),
     ):
         traffic = Traffic(first)

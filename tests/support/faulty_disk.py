@@ -27,8 +27,8 @@ def missing() -> str:
     return "" if Path("/dev/loop-control").exists() else "there are no loop devices"
 
 
-class HangingDisk:
-    """See `hanging_disk`."""
+class FaultyDisk:
+    """See `faulty_disk`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -46,7 +46,7 @@ class HangingDisk:
 
 
 @contextmanager
-def hanging_disk(directory: Path) -> Iterator[HangingDisk]:
+def faulty_disk(directory: Path) -> Iterator[FaultyDisk]:
     """Mounted at `directory`, which is made. Leaving it thaws the disk; whoever writes to it must
     be stopped inside. Raises CalledProcessError where none can be mounted."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def hanging_disk(directory: Path) -> Iterator[HangingDisk]:
         file.truncate(IMAGE_BYTES)
     _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
     _run("mount", "-o", "loop", str(image), str(directory))
-    disk = HangingDisk(directory)
+    disk = FaultyDisk(directory)
     try:
         yield disk
     finally:
