@@ -30,7 +30,7 @@ from bench.options import add_faults, new_parser, write_json
 from holdfast_lab.targets.namespaces import missing
 from tests.e2e.chaos_campaign import Outcome, play
 from tests.e2e.chaos_faults import OF_A_CLUSTER, plan
-from tests.e2e.chaos_site import cluster_site
+from tests.e2e.chaos_site import NEED_DISKS, cluster_site
 
 COUNTS: Final = {"kill -9 leader": 100, "SIGSTOP": 20, "partition": 20, "host lost": 20}
 QUICK_COUNTS: Final = {"kill -9 leader": 4, "SIGSTOP": 2, "partition": 2}
@@ -71,10 +71,7 @@ def misses(outcome: Outcome) -> list[str]:
 def run_faults(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
     kinds = [kind for kind, count in arguments.counts.items() for _ in range(count)]
     random.Random(SEED).shuffle(kinds)
-    has_hanging_disk = "disk hangs" in kinds
-    with cluster_site(
-        directory, 3, has_small_disk=False, has_hanging_disk=has_hanging_disk
-    ) as site:
+    with cluster_site(directory, 3, has_disks=bool(NEED_DISKS.intersection(kinds))) as site:
         outcome = play(site, plan(kinds, OF_A_CLUSTER, SEED), SEED, directory)
     print(outcome.report())
     missed = misses(outcome)

@@ -78,7 +78,7 @@ def plan(names: Sequence[str], faults: Mapping[str, Fault], seed: int) -> list[P
     return found
 
 
-def _kill(scene: Scene, *names: str) -> None:
+def kill_nodes(scene: Scene, *names: str) -> None:
     """At the same moment, as near as can be."""
     nodes = [scene.hit(name) for name in names]
     for node in nodes:
@@ -89,7 +89,7 @@ def _kill(scene: Scene, *names: str) -> None:
 
 
 def _kill_and_launch(scene: Scene, *names: str) -> Iterator[float]:
-    _kill(scene, *names)
+    kill_nodes(scene, *names)
     yield scene.hold_s()
     for name in names:
         scene.nodes[name].launch()
@@ -169,10 +169,9 @@ def part_bridge(scene: Scene) -> Iterator[float]:
 
 
 def fill_disk(scene: Scene) -> Iterator[float]:
-    disk = scene.site.small_disk
-    assert disk is not None
-    scene.hit(list(scene.nodes)[-1])
-    hog = disk / "hog"
+    name = list(scene.nodes)[-1]
+    scene.hit(name)
+    hog = scene.site.disks[name].directory / "hog"
     with hog.open("wb", buffering=0) as file:
         try:
             while file.write(bytes(1 << 20)):
@@ -185,12 +184,57 @@ def fill_disk(scene: Scene) -> Iterator[float]:
 
 def hang_disk(scene: Scene) -> Iterator[float]:
     """For less than a node waits for its disk, or for longer; everything else of it runs."""
-    disk = scene.site.hanging_disk
-    assert disk is not None
-    scene.hit(next(iter(scene.nodes)))
+    name = next(iter(scene.nodes))
+    scene.hit(name)
+    disk = scene.site.disks[name]
     disk.hang()
     yield scene.rng.uniform(0.5, 8.0)
     disk.go_on()
+
+
+def _lose_power(scene: Scene, *names: str) -> None:
+    """Whatever these nodes have not synced is gone."""
+    kill_nodes(scene, *names)
+    for name in names:
+        scene.site.disks[name].lose_power()
+
+
+def power_loss(scene: Scene) -> Iterator[float]:
+    """Every acknowledged message is on the disk of the node that loses power, or on two others."""
+    name = scene.busy_leader()
+    _lose_power(scene, name)
+    yield scene.hold_s()
+    scene.nodes[name].launch()
+
+
+def power_loss_of_all(scene: Scene) -> Iterator[float]:
+    """Every acknowledged message is on the disks: no memory is left to take it from."""
+    names = list(scene.nodes)
+    _lose_power(scene, *names)
+    yield scene.hold_s()
+    for name in scene.rng.sample(names, len(names)):
+        scene.nodes[name].launch()
+
+
+def forgetful_quorum(scene: Scene) -> Iterator[float]:
+    """A minority is paused while the others acknowledge; one of these loses power; then it and the
+    paused ones are the only majority. It must have everything that it helped to acknowledge."""
+    names = scene.rng.sample(list(scene.nodes), len(scene.nodes))
+    few = (len(names) - 1) // 2
+    away, forgetful, rest = names[:few], names[few], names[few + 1 :]
+    scene.notes.append(f"paused {away}, power lost {forgetful}, then paused {rest}")
+    for name in away:
+        scene.hit(name).pause()
+    yield scene.hold_s() + 1
+    _lose_power(scene, forgetful)
+    for name in rest:
+        scene.hit(name).pause()
+    for name in away:
+        scene.nodes[name].resume()
+    scene.nodes[forgetful].launch()
+    yield scene.hold_s() + 3
+    for name in rest:
+        scene.nodes[name].resume()
 
 
 def rolling_restart(scene: Scene) -> Iterator[float]:
@@ -211,7 +255,7 @@ def rolling_restart(scene: Scene) -> Iterator[float]:
 
 def wipe_disk(scene: Scene) -> Iterator[float]:
     name = scene.busy_leader()
-    _kill(scene, name)
+    kill_nodes(scene, name)
     yield scene.hold_s()
     for path in scene.nodes[name].data.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -221,12 +265,12 @@ def wipe_disk(scene: Scene) -> Iterator[float]:
 def kill_during_failover(scene: Scene) -> Iterator[float]:
     """The second one is the next to decide: the metadata leader, or any other."""
     first = scene.busy_leader()
-    _kill(scene, first)
+    kill_nodes(scene, first)
     yield scene.rng.uniform(*SECOND_FAULT_S)
     second = scene.site.metadata_leader()
     if second in ("", first):
         second = scene.any_node(first)
-    _kill(scene, second)
+    kill_nodes(scene, second)
     yield scene.hold_s()
     for name in (second, first):
         scene.nodes[name].launch()
@@ -235,7 +279,7 @@ def kill_during_failover(scene: Scene) -> Iterator[float]:
 def pause_during_failover(scene: Scene) -> Iterator[float]:
     """One node is killed, another one stops in the middle, for longer than it may be silent."""
     first = scene.busy_leader()
-    _kill(scene, first)
+    kill_nodes(scene, first)
     yield scene.rng.uniform(*SECOND_FAULT_S)
     node = scene.hit(scene.any_node(first))
     node.pause()
@@ -259,6 +303,7 @@ OF_ONE_NODE: Final[dict[str, Fault]] = {
     "SIGSTOP": pause_leader,
     "host lost": lose_host,
     "full disk": fill_disk,
+    "power loss": power_loss,
 }
 OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "kill -9 leader": kill_leader,
@@ -277,4 +322,7 @@ OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "wiped disk": wipe_disk,
     "kill during failover": kill_during_failover,
     "pause during failover": pause_during_failover,
+    "power loss": power_loss,
+    "power loss of all": power_loss_of_all,
+    "forgetful quorum": forgetful_quorum,
 }

@@ -4,7 +4,6 @@ and clients on a host that can be.
 The thread of the test lives on the operator's host; a watcher asks every node for its status.
 """
 
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -18,17 +17,25 @@ from holdfast_lab.targets.namespaces import Host, Network
 from tests.e2e.brokers import IO_WORKERS, Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
-from tests.support.faulty_disk import FaultyDisk, faulty_disk
-from tests.support.faulty_disk import missing as no_hanging_disk
+from tests.support.faulty_disk import IMAGE_BYTES, FaultyDisk, faulty_disk
+from tests.support.faulty_disk import missing as no_disk
 
 WATCH_S: Final = 0.1
 CLIENTS: Final = "clients"
 OPERATOR: Final = "operator"
 SMALL_DISK_BYTES: Final = 256 << 20
+NEED_DISKS: Final = frozenset(
+    {"full disk", "disk hangs", "power loss", "power loss of all", "forgetful quorum"}
+)
+"""The faults of disks of their own."""
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "log": {"reserve_bytes": 8 << 20, "segment_bytes": 4 << 20, "snapshot_bytes": 4 << 20},
     "security": {"allow_anonymous": True},
 }
+SMALL_SEGMENTS: Final = SETTINGS | {
+    "log": {"reserve_bytes": 8 << 20, "segment_bytes": 1 << 20, "snapshot_bytes": 1 << 20},
+}
+"""For faults of files: there are several of each kind after some seconds of load."""
 
 
 class Lonely(ClusterNode):
@@ -44,15 +51,13 @@ class Lonely(ClusterNode):
 
 
 class Site:
-    """A thread of its own looks at the nodes: it may block on one that is silent. `small_disk`: a
-    disk of its own under the last node's data; None where none can be mounted."""
+    """A thread of its own looks at the nodes: it may block on one that is silent. `disks`: one of
+    its own under each node's data, the last one small; empty where none can be mounted."""
 
     def __init__(self, network: Network, nodes: dict[str, ClusterNode]) -> None:
         self.network = network
         self.nodes = nodes
-        self.small_disk: Path | None = None
-        self.hanging_disk: FaultyDisk | None = None
-        """Of the first node."""
+        self.disks: dict[str, FaultyDisk] = {}
         self._whole_at = 0.0
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher")
@@ -85,8 +90,7 @@ class Site:
 
     def unplayable(self) -> set[str]:
         """The faults that this machine and these settings have no means for."""
-        found = {"full disk"} if self.small_disk is None else set()
-        found |= {"disk hangs"} if self.hanging_disk is None else set()
+        found = set() if self.disks else NEED_DISKS
         return found if IO_WORKERS else found | {"kill -9 workers"}
 
     def whole_since(self, moment: float) -> bool:
@@ -147,19 +151,15 @@ def busiest(leaders: dict[int, str], topics: Sequence[str]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-@contextmanager
-def _small_disk(node: ClusterNode) -> Iterator[Path | None]:
-    node.data.mkdir(parents=True, exist_ok=True)
-    options = f"size={SMALL_DISK_BYTES}"
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(node.data)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        yield None
+def _add_disks(stack: ExitStack, site: Site, directory: Path) -> None:
+    if no_disk():
         return
-    try:
-        yield node.data
-    finally:
-        # Lazily: a node that was killed a moment ago may still be ending.
-        subprocess.run(["umount", "-l", str(node.data)], check=True)
+    *_, last = site.nodes
+    for name, node in site.nodes.items():
+        size_bytes = SMALL_DISK_BYTES if name == last else IMAGE_BYTES
+        disk = stack.enter_context(faulty_disk(directory / f"disk-{name}", size_bytes))
+        node.data = disk.directory / "data"
+        site.disks[name] = disk
 
 
 def _hosts(stack: ExitStack, names: Sequence[str]) -> Network:
@@ -182,12 +182,12 @@ def lonely_site(directory: Path) -> Iterator[LonelySite]:
             directory / "n1",
             "n1",
             directory / "unused",
-            SETTINGS,
+            SMALL_SEGMENTS,
             host=host.address,
             prefix=_prefix(host),
         )
         site = LonelySite(network, {"n1": node})
-        site.small_disk = stack.enter_context(_small_disk(node))
+        _add_disks(stack, site, directory)
         stack.callback(node.kill)
         node.start()
         with site.watched():
@@ -201,12 +201,11 @@ def cluster_site(
     settings: dict[str, dict[str, Any]] = SETTINGS,
     *,
     is_watched: bool = True,
-    has_small_disk: bool = True,
-    has_hanging_disk: bool = False,
+    has_disks: bool = False,
 ) -> Iterator[ClusterSite]:
     """`is_watched`: False: nobody asks the nodes for their status, nor knows whether they are
-    whole. `has_small_disk`: False: for what takes long or is measured, a real disk on each node.
-    `has_hanging_disk`: the first node's can hang, where such a one can be made."""
+    whole. `has_disks`: each node has a disk of its own that can fail, where such a one can be
+    made."""
     with ExitStack() as stack:
         names = [f"n{number}" for number in range(1, count + 1)]
         network = _hosts(stack, names)
@@ -218,16 +217,12 @@ def cluster_site(
             prefixes=[_prefix(network.hosts[name]) for name in names],
         )
         site = ClusterSite(network, cluster)
-        if has_small_disk:
-            site.small_disk = stack.enter_context(_small_disk(cluster.nodes[names[-1]]))
-        if has_hanging_disk and not no_hanging_disk():
-            disk = stack.enter_context(faulty_disk(directory / "disk"))
-            cluster.nodes[names[0]].data = disk.directory / "data"
-            site.hanging_disk = disk
+        if has_disks:
+            _add_disks(stack, site, directory)
         stack.callback(cluster.end)
-        if site.hanging_disk is not None:
+        for disk in site.disks.values():
             # Before that: nobody can be killed while it waits for its disk.
-            stack.callback(site.hanging_disk.go_on)
+            stack.callback(disk.go_on)
         try:
             cluster.start()
             with site.watched() if is_watched else nullcontext():

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from holdfast_lab.targets.namespaces import missing
+from tests.e2e import chaos_damage, chaos_faults
 from tests.e2e.chaos_campaign import play
-from tests.e2e.chaos_faults import OF_ONE_NODE, plan
+from tests.e2e.chaos_faults import plan
 from tests.e2e.chaos_site import lonely_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, ONLY, PAUSE_MAX_S, ROUNDS
 from tests.e2e.test_kill9 import SEED
 
+FAULTS = chaos_faults.OF_ONE_NODE | chaos_damage.OF_ONE_NODE
 SECONDS = float(os.environ.get("HOLDFAST_CHAOS_SECONDS", "0"))
 
 
@@ -25,11 +27,11 @@ SECONDS = float(os.environ.get("HOLDFAST_CHAOS_SECONDS", "0"))
 def test_one_node(tmp_path: Path) -> None:
     if missing():
         pytest.skip(missing())
-    chosen = [name for name in ONLY if name.partition("@")[0] in OF_ONE_NODE]
-    names = chosen * ROUNDS if ONLY else [*OF_ONE_NODE] * 2
+    chosen = [name for name in ONLY if name.partition("@")[0] in FAULTS]
+    names = chosen * ROUNDS if ONLY else [*FAULTS] * 2
     with lonely_site(tmp_path) as site:
         without = site.unplayable()
-        faults = [each for each in plan(names, OF_ONE_NODE, SEED) if each.kind not in without]
+        faults = [each for each in plan(names, FAULTS, SEED) if each.kind not in without]
         pause_max_s = min(PAUSE_MAX_S, 5.0)
         outcome = play(site, faults, SEED, tmp_path, pause_max_s=pause_max_s, duration_s=SECONDS)
         print(f"\n{outcome.report()}")

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from holdfast_lab.targets.namespaces import missing
+from tests.e2e import chaos_damage, chaos_faults
 from tests.e2e.chaos_campaign import Outcome, play
-from tests.e2e.chaos_faults import OF_A_CLUSTER, Planned, plan
-from tests.e2e.chaos_site import cluster_site
+from tests.e2e.chaos_faults import Planned, plan
+from tests.e2e.chaos_site import SMALL_SEGMENTS, cluster_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_kill9 import SEED
 
@@ -25,16 +26,17 @@ IS_CAMPAIGN = "HOLDFAST_CHAOS_ROUNDS" in os.environ
 ONLY = [name for name in os.environ.get("HOLDFAST_CHAOS_FAULTS", "").split(",") if name]
 ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", "0"))
 PAUSE_MAX_S = 30.0
+FAULTS = chaos_faults.OF_A_CLUSTER | chaos_damage.OF_A_CLUSTER
 
 
 def schedule(rounds: int, seed: int) -> list[Planned]:
     """Every kind in turn, each turn in another order."""
     rng = random.Random(seed)
-    names = ONLY or list(OF_A_CLUSTER)
+    names = ONLY or list(FAULTS)
     found: list[str] = []
     while len(found) < rounds:
         found += rng.sample(names, len(names))
-    return plan(found[:rounds], OF_A_CLUSTER, seed)
+    return plan(found[:rounds], FAULTS, seed)
 
 
 def judge(outcome: Outcome) -> None:
@@ -54,7 +56,7 @@ def run(directory: Path, nodes: int, rounds: int) -> None:
     if missing():
         pytest.skip(missing())
     faults = schedule(rounds, SEED)
-    with cluster_site(directory, nodes, has_hanging_disk=True) as site:
+    with cluster_site(directory, nodes, SMALL_SEGMENTS, has_disks=True) as site:
         without = site.unplayable()
         playable = [one for one in faults if one.kind not in without]
         outcome = play(site, playable, SEED, directory, pause_max_s=PAUSE_MAX_S)

@@ -6,14 +6,14 @@ import pytest
 
 from tests.e2e.chaos_campaign import Outcome, Round, Watched
 from tests.e2e.chaos_clients import Publisher
-from tests.e2e.chaos_faults import OF_A_CLUSTER, plan
+from tests.e2e.chaos_faults import plan
 from tests.e2e.chaos_parties import on_loopback
 from tests.e2e.chaos_site import busiest
 from tests.e2e.event_log import EventReader, EventWriter
 from tests.e2e.ledger import Interest, Ledger
 from tests.e2e.ledger_checks import check
 from tests.e2e.ledger_story import tell_all
-from tests.e2e.test_cluster_chaos import schedule
+from tests.e2e.test_cluster_chaos import FAULTS, schedule
 
 
 def probe(*answers: tuple[float, str]) -> Publisher:
@@ -62,11 +62,11 @@ def test_busiest() -> None:
 
 
 def test_schedule_has_every_kind_before_one_comes_twice() -> None:
-    count = len(OF_A_CLUSTER)
+    count = len(FAULTS)
     planned = schedule(2 * count + 1, 1)
     names = [each.kind for each in planned]
     assert len({each.seed for each in planned}) == len(planned)
-    kinds = sorted(OF_A_CLUSTER)
+    kinds = sorted(FAULTS)
     assert sorted(names[:count]) == sorted(names[count : 2 * count]) == kinds
     assert len(names) == 2 * count + 1
 
@@ -126,6 +126,6 @@ def test_event_log(tmp_path: Path) -> None:
 def test_a_round_of_a_report_is_planned_again() -> None:
     said = str(Round("SIGSTOP", ("n1",), None, 1.0, 0.0, "77-3", ("n1 paused",)))
     assert said == "SIGSTOP@77-3: n1 paused"
-    (planned,) = plan([said.partition(":")[0]], OF_A_CLUSTER, 1)
+    (planned,) = plan([said.partition(":")[0]], FAULTS, 1)
     assert (planned.kind, planned.seed) == ("SIGSTOP", "77-3")
-    assert planned.fault is OF_A_CLUSTER["SIGSTOP"]
+    assert planned.fault is FAULTS["SIGSTOP"]
