@@ -131,7 +131,8 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 chaos: setup
-	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s tests/e2e/test_kill9.py tests/e2e/test_chaos_node.py tests/e2e/test_cluster_chaos.py
+	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s tests/e2e/test_kill9.py tests/e2e/test_synced_calls.py \
+	  tests/e2e/test_chaos_node.py tests/e2e/test_cluster_chaos.py
 
 pipeline: setup
 	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[iceberg-tests]' \

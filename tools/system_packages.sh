@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What PyPI does not have, from Debian's packages: venv, a C compiler for the compiled form, and
 # Mosquitto as the peer for interoperability tests and benchmarks, HAProxy in front of listeners,
-# PostgreSQL for the topology manager's tests, Prometheus for the alert rules. Installs only what is
-# missing.
+# PostgreSQL for the topology manager's tests, Prometheus for the alert rules, strace for the tests of
+# syncs. Installs only what is missing.
 set -eu
 python=$1
 wanted=()
@@ -14,6 +14,7 @@ command -v mosquitto >/dev/null 2>&1 || [ -x /usr/sbin/mosquitto ] || wanted+=(m
 command -v haproxy >/dev/null 2>&1 || [ -x /usr/sbin/haproxy ] || wanted+=(haproxy)
 command -v mosquitto_pub >/dev/null 2>&1 || wanted+=(mosquitto-clients)
 command -v promtool >/dev/null 2>&1 || wanted+=(prometheus)
+command -v strace >/dev/null 2>&1 || wanted+=(strace)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || wanted+=(postgresql)
 [ ${#wanted[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
