@@ -259,6 +259,7 @@ def _records() -> Iterator[Sample]:
         sessions.EndRecord("c"),
         sessions.SubscribeRecord("c", [row], [1, 2], [3, 4], {"a/+": entry}),
         sessions.UnsubscribeRecord("c", ["a/+"]),
+        sessions.RetainedRecord("c", {"a/+": "a/b", "b/#": None}, [1, 2]),
         sessions.ReserveRecord("", 1000),
         sessions.QueueRecord("$share/$queue/a", [1, 2], "c"),
         sessions.MemberRecord("$share/g/a", "c", left=True),

@@ -9,7 +9,9 @@ from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.cluster.publish.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
 from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage.record import FLAG_RETAIN, RETAINED, SESSION, Record
+from tests.sim.checks import Message as SimMessage
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights_cluster import Peer, Stage
 
@@ -124,3 +126,65 @@ def test_updates_are_bounded_in_number_and_time() -> None:
     bench.node.state.now += UPDATE_S + 1
     found.wanted([subscription])
     assert len(found) == 0
+
+
+KEPT = [f"public/kept/{number:02}" for number in range(30)]
+
+
+class Slow(Peer):
+    """The client of a durable session with a window of 4. It acknowledges so many messages."""
+
+    def __init__(self, stage: Stage, node: str, acknowledged: int) -> None:
+        self.left = acknowledged
+        super().__init__(stage, node, "bob", "reader")
+        fields: dict[int, object] = {17: 3600, 33: 4}
+        self.send(m.Connect(5, False, 0, "reader", None, None, None, fields))  # type: ignore[arg-type]
+        assert isinstance(self.answer(m.Connack), m.Connack)
+
+    def _arrived(self, publish: Publish) -> None:
+        self.acknowledges = self.left > 0
+        self.left -= 1
+        super()._arrived(publish)
+
+
+@pytest.mark.parametrize("ending", ["lost", "taken over", "killed"])
+def test_a_retained_set_is_completed_at_another_node(stage: Stage, ending: str) -> None:
+    """The connection ends twice in the middle of the set."""
+    publisher = stage.login("c", "alice")
+    for number, topic in enumerate(KEPT):
+        message = SimMessage(f"#{number}", "alice", topic, number, 1 + number % 2)
+        message.times_sent = 1
+        stage.world.checks.published(message)
+        publisher.send(
+            m.Publish(
+                topic.encode(),
+                message.text.encode(),
+                message.qos,
+                True,
+                False,
+                number + 1,
+                b"",
+                0,
+                -1,
+            )
+        )
+        publisher.answer(m.Ack)
+    stage.run(1.0)
+    peers: list[Peer] = [stage.subscribe(Slow(stage, "a", 6), "public/kept/+")]
+    for node, before in (("b", "a"), ("c", "b")):
+        stage.run(0.5)
+        if ending == "killed":
+            stage.world.hosts[stage.names[before]].kill(power=False)
+        elif ending == "lost":
+            peers[-1].lose()
+        assert 6 <= len(peers[-1].payloads) <= 10
+        peers.append(Slow(stage, node, 6 if node == "b" else 1000))
+        if ending == "killed":
+            host = stage.world.hosts[stage.names[before]]
+            host.start()
+            stage.until(lambda host=host: host.process is not None and host.process.is_ready)
+    stage.run(5.0)
+    got = [payload for peer in peers for payload in peer.payloads]
+    assert set(got) == {f"#{number}" for number in range(len(KEPT))}
+    # What was in the window comes again, and after a crash also what no record has.
+    assert len(got) <= len(KEPT) + (8 if ending != "killed" else 20)

@@ -185,6 +185,7 @@ class RecordedState:
         if subscription is None:
             return None
         session.filter_bytes -= filter_bytes(filter)
+        session.forget_owed(filter)
         group = subscription.group
         if group is None:
             return subscription

@@ -17,6 +17,7 @@ from holdfast.broker.connections.keep_alive import start_keep_alive
 from holdfast.broker.connections.wills import will_of
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.delivery.log_replay import open_groups, resume
+from holdfast.broker.delivery.retained import resume_scans
 from holdfast.broker.effects import AskRights, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.session_records import encode_session, open_record
@@ -90,6 +91,8 @@ class ConnackPromise(Promise):
         connection.forget_remote()
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
+        if session.owed:
+            resume_scans(state, session)
         proceed(state, session)
         open_groups(state, session, connection)
         if connection.input_paused:

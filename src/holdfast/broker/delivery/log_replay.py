@@ -225,6 +225,8 @@ def handle_fetched(
         if entry.message is None:
             # Retention deleted the record, so the delivery cannot be completed.
             state.stats.dropped_lost += 1
+            if reader.owed_inflight is not None:
+                reader.owed_inflight.discard((entry.partition, entry.offset))
             _abandon_message(state, connection, reader, packet_id, entry)
     send_unsent(state, reader)
 
@@ -236,6 +238,14 @@ def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
         return None
     is_it = message.partition == entry.partition and message.offset == entry.offset
     return message if is_it else None
+
+
+def _is_retained(state: NodeState, message: Message) -> bool:
+    """Whether a message is still the retained one of its topic."""
+    found = state.retained.get(message.topic.decode())
+    if found is None:
+        return False
+    return found.partition == message.partition and found.offset == message.offset
 
 
 def _abandon_message(
@@ -374,6 +384,10 @@ def _resend(
 ) -> bool:
     """Send an inflight message again. False: it is larger than the client takes."""
     retain = is_retained
+    inflight = session.owed_inflight
+    if inflight and is_retained and not _is_retained(state, message):
+        # No resumed set will come to it.
+        inflight.discard((message.partition, message.offset))
     matching = subscriptions_of(state, session, message.topic.decode())
     subscription = subscription_at(matching, message.partition, message.offset)
     additions = None if subscription is None else subscription.additions

@@ -8,35 +8,41 @@ Invariants
   may be out of date: a live update overtakes it, and the subscriber ends with the older value.
 - A scan ends with its subscription, and continues with the one that replaces it.
   [MQTT-3.10.4-2] [MQTT-3.8.4-4]
+- A durable session gets the whole set, whatever interrupts it. The log has the topic up to which it
+  was sent (`OwedRetained`), and not the topics themselves. [MQTT-4.4.0-1]
 """
 
 from collections import deque
 from typing import Final
 
 from holdfast.broker.delivery.transmission import can_send, send_inflight
+from holdfast.broker.recovery.state_records import note_progress
 from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import Message
+from holdfast.broker.session.rarities import OwedRetained
 from holdfast.broker.session.session import FEDERATION, Session, Subscription
 from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
+from holdfast.protocol.topics.names import has_wildcard
 from holdfast.protocol.topics.retained import RetainedScan
 
 FEDERATION_KEY: Final = FEDERATION.encode()
 """The publisher of messages that may have been retained here without being delivered."""
 PAGE: Final = 100
 """The most topics that one step of a scan looks up."""
+PROBED_MAX: Final = 8
+"""The most topics that are visited to see whether a retained set is empty."""
 
 
 class Scan:
     """The retained messages that are still to be sent for one subscription."""
 
     def __init__(
-        self, subscription: Subscription, scan: RetainedScan[Message], seam: list[int]
+        self, subscription: Subscription, scan: RetainedScan[Message], owed: OwedRetained
     ) -> None:
         self.subscription = subscription
         self.scan = scan
-        # The offset per partition from which the subscription gets messages live.
-        self.seam = seam
+        self.owed = owed
         # Topics of the store, and messages that are retained elsewhere only.
         self.page: deque[str | Message] = deque()
 
@@ -55,18 +61,20 @@ class SessionScans(Work):
         self.by_filter: dict[str, Scan] = {}
         self.order: deque[Scan] = deque()
 
-    def add(self, subscription: Subscription, scan: RetainedScan[Message], seam: list[int]) -> Scan:
+    def add(
+        self, subscription: Subscription, scan: RetainedScan[Message], owed: OwedRetained
+    ) -> Scan:
         """Start the scan of a subscription, or restart the one of its filter."""
         filter = subscription.filter
         found = self.by_filter.get(filter)
         if found is None:
-            found = Scan(subscription, scan, seam)
+            found = Scan(subscription, scan, owed)
             self.by_filter[filter] = found
             self.order.append(found)
         else:
             found.subscription = subscription
             found.scan = scan
-            found.seam = seam
+            found.owed = owed
             found.page.clear()
         return found
 
@@ -78,13 +86,19 @@ class SessionScans(Work):
             scan = self.order[0]
             filter = scan.subscription.filter
             subscription = session.subscriptions.get(filter)
-            if subscription is None:
+            if subscription is None or scan.owed.is_complete:
                 self.order.popleft()
                 del self.by_filter[filter]
                 done += 1
                 continue
             scan.subscription = subscription
-            if not _send_page(state, session, scan):
+            after = scan.owed.after
+            is_sent = _send_page(state, session, scan)
+            scan.owed.is_complete = is_sent and scan.scan.done
+            if session.expiry_s > 0 and (scan.owed.is_complete or scan.owed.after != after):
+                session.note_owed(filter, scan.owed)
+                note_progress(state, session)
+            if not is_sent:
                 # It continues when the window or the socket has opened.
                 return done
             if scan.scan.done:
@@ -113,12 +127,48 @@ def _scans_of(session: Session) -> SessionScans:
     return scans
 
 
+def may_match(state: NodeState, filter: str) -> bool:
+    """Whether the retained set of a filter may have messages. False: it has none."""
+    scan = state.retained.scan(filter)
+    return bool(scan.next(1, PROBED_MAX)) or not scan.done
+
+
 def start_scan(
-    state: NodeState, session: Session, subscription: Subscription, seam: list[int]
+    state: NodeState,
+    session: Session,
+    subscription: Subscription,
+    seam: list[int],
+    *,
+    is_logged: bool,
 ) -> None:
     """Start to send the retained messages of a new subscription. `seam`: the offset per partition
-    from which it gets messages live."""
-    _scans_of(session).add(subscription, state.retained.scan(subscription.filter), seam)
+    from which it gets messages live. `is_logged`: its SUBSCRIBE record says that they are owed."""
+    filter = subscription.filter
+    before = (session.owed or {}).get(filter)
+    owed = OwedRetained("", seam)
+    owed.is_logged = is_logged or (before is not None and before.is_logged)
+    if session.expiry_s > 0:
+        session.owe(filter, owed)
+        session.note_owed(filter, owed)
+    _scans_of(session).add(subscription, state.retained.scan(filter), owed)
+
+
+def resume_scans(state: NodeState, session: Session) -> None:
+    """Continue the retained sets that the log says are owed, in a session with a new connection. A
+    single node that was not restarted has their scans still."""
+    scans = _scans_of(session)
+    for filter, owed in list((session.owed or {}).items()):
+        subscription = session.subscriptions.get(filter)
+        if subscription is None or filter in scans.by_filter:
+            continue
+        if owed.seam is None:
+            # The log has no position of the session from behind the SUBSCRIBE.
+            owed.seam = session.resume_positions(state.delivered)
+            if subscription.start is not None:
+                owed.seam = list(map(max, owed.seam, subscription.start))
+        scan = scans.add(subscription, state.retained.scan(filter, owed.after), owed)
+        scan.scan.done = owed.after != "" and not has_wildcard(filter)
+        owed.is_resumed = True
 
 
 def send_late_retained(state: NodeState, topic: str, message: Message) -> None:
@@ -148,7 +198,7 @@ def send_retained(state: NodeState, subscription: Subscription, message: Message
     scans = _scans_of(session)
     scan = scans.by_filter.get(subscription.filter)
     if scan is None:
-        scan = scans.add(subscription, state.retained.scan(subscription.filter), [])
+        scan = scans.add(subscription, state.retained.scan(subscription.filter), OwedRetained())
         scan.scan.done = True
     scan.page.append(message)
     continue_scans(state, session)
@@ -173,11 +223,25 @@ def _current(state: NodeState, scan: Scan, entry: str | Message) -> Message | No
     message = state.retained.get(entry)
     if message is None or state.cluster.is_retained_behind(entry, scan.subscription):
         return None
+    place = (message.partition, message.offset)
+    inflight = scan.subscription.session.owed_inflight
+    if inflight and scan.owed.is_resumed and place in inflight:
+        inflight.discard(place)
+        return None
     if min(message.qos, scan.subscription.qos) == 0 or message.audience is not None:
         # The live copy may have met a full socket, or had other receivers.
         return message
+    seam = scan.owed.seam
+    assert seam is not None
     is_live = message.publisher != FEDERATION_KEY
-    return None if is_live and message.offset >= scan.seam[message.partition] else message
+    return None if is_live and message.offset >= seam[message.partition] else message
+
+
+def _pass(scan: Scan, entry: str | Message) -> None:
+    """Remove the first entry of the page."""
+    scan.page.popleft()
+    if isinstance(entry, str):
+        scan.owed.after = entry
 
 
 def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
@@ -188,16 +252,17 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
     subscription = scan.subscription
     page = scan.page
     while page:
-        message = _current(state, scan, page[0])
+        entry = page[0]
+        message = _current(state, scan, entry)
         if message is None:
-            page.popleft()
+            _pass(scan, entry)
             continue
         qos = min(message.qos, subscription.qos)
         if connection.out_bytes > state.config.outbox_bytes:
             return False
         if qos > 0 and not can_send(state, session):
             return False
-        page.popleft()
+        _pass(scan, entry)
         if not may_read(session, message.topic):
             state.stats.reads_denied += 1
             continue

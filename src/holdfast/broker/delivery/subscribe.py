@@ -17,7 +17,7 @@ from holdfast.broker.delivery.replay import (
     take_found,
 )
 from holdfast.broker.delivery.replay_start import wishes
-from holdfast.broker.delivery.retained import continue_scans, start_scan
+from holdfast.broker.delivery.retained import continue_scans, may_match, start_scan
 from holdfast.broker.delivery.subscriptions import add_subscription, find_group
 from holdfast.broker.effects import FindStarts, ResumeInput
 from holdfast.broker.promise import Promise
@@ -79,6 +79,8 @@ class SubscribePromise(Promise):
         self.packet = packet
         self.accepted = accepted
         self.codes = codes
+        # The filters whose retained sets are owed, as the record says.
+        self.owed: set[str] = set()
         # In NodeState.promise_bytes while it waits.
         self.size_bytes = 0
         # 1: a subscription begins in the past, see Session.replays_awaited.
@@ -152,7 +154,9 @@ class SubackPromise(Promise):
         if not send_reply(state, connection, suback):
             return
         for subscription in self.scans:
-            start_scan(state, session, subscription, self.seam)
+            is_logged = subscription.filter in request.owed
+            if is_logged or may_match(state, subscription.filter):
+                start_scan(state, session, subscription, self.seam, is_logged=is_logged)
         if self.scans:
             continue_scans(state, session)
             state.cluster.request_retained(self.scans)
@@ -270,6 +274,16 @@ def _subscribe(
     session.subscribes_awaited += 1
     state.promise_bytes += promise.size_bytes
     record.subscriptions = [subscription_row(each) for each in accepted]
+    promise.owed = {
+        each.filter
+        for each in accepted
+        if each.replay is None
+        and each.retain_handling < 2
+        and not is_shared(each.filter)
+        and may_match(state, each.filter)
+    }
+    if promise.owed:
+        record.owed = sorted(promise.owed)
     publish_state(
         state, log_record.SESSION, session.key, encode_session(record), session.epoch, promise
     )

@@ -10,7 +10,7 @@ from holdfast.broker.rights import may_read
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Group, Inflight, Session, Subscription
+from holdfast.broker.session.session import FREED, Group, Inflight, Session, Subscription
 from holdfast.broker.state import NodeState
 
 READ_BYTES_MAX: Final = 1 << 20
@@ -282,11 +282,13 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
     if entry.group is not None:
         state.cluster.groups.moved(entry.group)
         state.cluster.groups.finished(entry.group, entry.partition, entry.offset)
+    is_known = entry.is_retained
     if (session.replaying or entry.is_ahead) and not entry.is_retained and not entry.group_tag:
         session.note_done(entry.partition, entry.offset)
+        is_known = True
     if session.expiry_s > 0:
         if entry.logged:
-            session.note_change(packet_id, None)
+            session.note_change(packet_id, FREED if is_known and entry.qos == 1 else None)
         elif session.changes is not None:
             session.changes.pop(packet_id, None)
         note_progress(state, session)

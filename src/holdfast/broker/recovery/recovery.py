@@ -25,6 +25,7 @@ from holdfast.broker.recovery.session_records import (
     OpenRecord,
     QueueRecord,
     ReserveRecord,
+    RetainedRecord,
     SessionEntry,
     SessionRecord,
     SubscribeRecord,
@@ -46,6 +47,7 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_SESSION,
 )
 from holdfast.broker.rights import forget
+from holdfast.broker.session.rarities import OwedRetained
 from holdfast.broker.session.session import (
     ASSIGNED_MAX,
     Inflight,
@@ -277,6 +279,9 @@ class Recovery(SenderPacketIds):
             session.inflight.pop(packet_id, None)
         else:
             session.add_inflight(packet_id, entry)
+            if entry.is_retained and session.owed:
+                session.owed_inflight = session.owed_inflight or set()
+                session.owed_inflight.add((entry.partition, entry.offset))
 
     def _unlogged_positions(self, session: Session) -> list[int]:
         """The positions before the first record of the session's cursor."""
@@ -327,9 +332,22 @@ class Recovery(SenderPacketIds):
         elif isinstance(change, EndRecord):
             self._forget(session)
         elif isinstance(change, SubscribeRecord):
+            owed = set(change.owed or ())
             for row in change.subscriptions:
+                # [MQTT-3.3.1-10]
+                if row[0] in owed and row[4] == 1 and row[0] in session.subscriptions:
+                    owed.discard(row[0])
                 self._subscribe(session, row, change.start)
+                if row[0] in owed:
+                    self._owe(session, row[0], "", None)
             restore_replays(session, change.replays, self.state.config.partitions, change.positions)
+        elif isinstance(change, RetainedRecord):
+            session.owed_inflight = None
+            for filter, after in change.sent.items():
+                if after is None:
+                    session.forget_owed(filter)
+                else:
+                    self._owe(session, filter, after, change.seam or None)
         elif isinstance(change, UnsubscribeRecord):
             for filter in change.filters:
                 self._remove_subscription(session, filter)
@@ -388,6 +406,20 @@ class Recovery(SenderPacketIds):
             subscription.start = list(start) if start else None
         self._add_subscription(subscription)
 
+    def _owe(self, session: Session, filter: str, after: str, seam: list[int] | None) -> None:
+        """Set how far a retained set was sent. `seam` None: as before."""
+        if seam is not None and len(seam) != self.state.config.partitions:
+            raise ValueError(f"a retained set with a seam of {len(seam)} offsets")
+        if filter not in session.subscriptions:
+            return
+        before = (session.owed or {}).get(filter)
+        if seam is None and after and before is not None:
+            seam = before.seam
+        owed = OwedRetained(after, seam)
+        owed.is_logged = True
+        owed.is_seam_logged = seam is not None
+        session.owe(filter, owed)
+
     def _restore_session(self, entry: SessionEntry) -> Session:
         cursor = cursor_of(entry, self.state.config.partitions)
         session = self._new_session(entry.client)
@@ -405,10 +437,13 @@ class Recovery(SenderPacketIds):
         for row in entry.subscriptions:
             self._subscribe(session, row[:6], row[6])
         restore_replays(session, entry.replays, self.state.config.partitions)
+        for filter, (after, seam) in (entry.owed or {}).items():
+            self._owe(session, filter, after, seam)
         if entry.inbound:
             session.inbound = dict(entry.inbound)
             session.doubtful = None if entry.doubtful is UNSET else set(entry.doubtful)
         self._set_cursor(session, cursor)
+        session.owed_inflight = set(entry.passed or ()) or None
         return session
 
     def _complete_inflight(self, session: Session) -> None:

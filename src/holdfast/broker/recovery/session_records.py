@@ -194,13 +194,15 @@ def go_back(session: Session, positions: list[int], starts: list[list[int]]) -> 
 class SubscribeRecord(Struct, tag_field="op", tag="subscribe"):
     """The session subscribes. `start`: the offset per partition from which that applies. `replays`:
     by filter, the subscriptions that begin in the past. The session's position goes back to their
-    starts, and its other subscriptions apply from `positions`, where it was."""
+    starts, and its other subscriptions apply from `positions`, where it was. `owed`: the filters
+    whose retained sets are not empty, so that they are to be sent if Retain Handling says so."""
 
     client: str
     subscriptions: list[SubscriptionRow]
     start: list[int]
     positions: list[int] | UnsetType = UNSET
     replays: dict[str, ReplayEntry] | UnsetType = UNSET
+    owed: list[str] | UnsetType = UNSET
 
 
 class UnsubscribeRecord(Struct, tag_field="op", tag="unsubscribe"):
@@ -208,6 +210,15 @@ class UnsubscribeRecord(Struct, tag_field="op", tag="unsubscribe"):
 
     client: str
     filters: list[str]
+
+
+class RetainedRecord(Struct, tag_field="op", tag="retained"):
+    """Retained sets were sent up to the topics of `sent`, by filter; None: completely. `seam` is
+    `OwedRetained.seam` of all of them. Older versions ignore the record, and send no rest."""
+
+    client: str
+    sent: dict[str, str | None]
+    seam: list[int] | UnsetType = UNSET
 
 
 class ReserveRecord(Struct, tag_field="op", tag="reserve"):
@@ -259,6 +270,7 @@ SessionRecord = (
     | EndRecord
     | SubscribeRecord
     | UnsubscribeRecord
+    | RetainedRecord
     | ReserveRecord
     | QueueRecord
     | MemberRecord
@@ -277,7 +289,8 @@ LEADER_DECIDED: Final = (SESSION_OPENED, EPOCHS_RESERVED)
 class SessionEntry(Struct, kw_only=True):
     """A whole session. `cursor` is the payload of a CURSOR record, and `done` the finished offsets
     that have no room in it. `born`, `requests`, `maybe_sent` and `trusted` are those of
-    `cluster.state.replicated`."""
+    `cluster.state.replicated`. `owed`: the retained sets by filter, each with `OwedRetained.after`
+    and `seam`; `passed`: `owed_inflight` of the session."""
 
     client: str
     epoch: int
@@ -298,6 +311,8 @@ class SessionEntry(Struct, kw_only=True):
     replays: dict[str, ReplayEntry] | UnsetType = UNSET
     doubtful: list[int] | UnsetType = UNSET
     trusted: tuple[int, int] | UnsetType = UNSET
+    owed: dict[str, tuple[str, list[int] | None]] | UnsetType = UNSET
+    passed: list[tuple[int, int]] | UnsetType = UNSET
 
     @property
     def may_be_sent(self) -> bool:
@@ -343,13 +358,15 @@ _Known = (
     | EndRecord
     | SubscribeRecord
     | UnsubscribeRecord
+    | RetainedRecord
     | ReserveRecord
     | QueueRecord
     | MemberRecord
     | MembersRecord
 )
 _KNOWN_OPS: Final = (
-    "open", "close", "end", "subscribe", "unsubscribe", "reserve", "queue", "member", "members",
+    "open", "close", "end", "subscribe", "unsubscribe", "retained", "reserve", "queue", "member",
+    "members",
 )  # fmt: skip
 _RECORD: Final[json.Decoder[_Known]] = json.Decoder(_Known)
 _UNKNOWN: Final = json.Decoder(UnknownRecord)

@@ -118,4 +118,7 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
         doubtful=sorted((session.inbound or {}).keys() & session.doubtful)
         if session.doubtful
         else UNSET,
+        owed={filter: (each.after, each.seam) for filter, each in (session.owed or {}).items()}
+        or UNSET,
+        passed=sorted(session.owed_inflight or ()) or UNSET,
     )

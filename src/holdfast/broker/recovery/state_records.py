@@ -6,6 +6,7 @@ record that a snapshot already contains changes nothing when it is applied again
 
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.session_records import RetainedRecord, encode_session
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import SENT, Group, Inflight, Session
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
@@ -131,11 +132,50 @@ def log_session(state: NodeState, session: Session) -> None:
     for group in session.groups or ():
         if group.progress_due:
             _log_group(state, group, lower_only=True)
+    if not _log_owed(state, session):
+        return
     positions = session.resume_positions(state.delivered)
     log_cursor(state, session, changed_positions(session.logged_positions, positions))
     session.logged_positions = positions
     if session.done is not None:
         _forget_passed(session, positions)
+
+
+def _log_owed(state: NodeState, session: Session) -> bool:
+    """Append how far retained sets were sent. False: the log may not have more of the cursor yet
+    than its ids in use, which are appended.
+
+    The order in the log is: ids in use, how far the sets were sent, freed ids and positions. A
+    crash after freed ids alone would send a message of QoS 2 again, under another id. A crash after
+    a set alone would lose the messages whose ids were not in the log. After a crash between the
+    first two, the resumed set passes the messages that have an id, before it is logged again.
+
+    A set is not logged while a SUBSCRIBE or UNSUBSCRIBE waits for the log. Behind that record it
+    would count for the new subscription.
+    """
+    if session.owed_changes is None and not session.owed_inflight:
+        return True
+    log_changes(state, session, None)
+    if session.owed_inflight or session.subscribes_awaited:
+        return False
+    seams: dict[int, RetainedRecord] = {}
+    for filter, owed in session.pop_owed_changes().items():
+        if owed.is_complete and not owed.is_logged:
+            continue
+        # The sets of one SUBSCRIBE share their seam, so a record has it once.
+        names_seam = not (owed.is_complete or owed.is_seam_logged)
+        record = seams.setdefault(
+            id(owed.seam) if names_seam else 0, RetainedRecord(session.client_id, {})
+        )
+        if names_seam and owed.seam is not None:
+            record.seam = owed.seam
+        record.sent[filter] = None if owed.is_complete else owed.after
+        owed.is_logged = not owed.is_complete
+        owed.is_seam_logged = owed.is_logged
+    for record in seams.values():
+        payload = encode_session(record)
+        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+    return True
 
 
 def _forget_passed(session: Session, positions: list[int]) -> None:
@@ -155,12 +195,12 @@ def note_progress(state: NodeState, session: Session) -> None:
         state.arm_progress(state.config.progress_interval_s)
 
 
-def log_changes(state: NodeState, session: Session, promise: Promise) -> None:
-    """Log the packet ids that came into use or changed their state, with a promise.
+def log_changes(state: NodeState, session: Session, promise: Promise | None) -> None:
+    """Log the packet ids that came into use or changed their state, with a promise if there is one.
 
     It logs all of them: a later QoS 2 id that is in the log before an earlier QoS 1 id would be
     sent again first. It does not log freed ids. Those go with the positions that have passed their
-    offsets, or after a crash in between the offsets would be read again.
+    offsets, or after a crash in between the offsets would be read again. `FREED` ids are logged.
     """
     changes = session.changes or {}
     used: dict[int, Inflight | None] = {}

@@ -3,6 +3,22 @@
 from holdfast.broker.session.cursor import Cursor
 
 
+class OwedRetained:
+    """The part of a retained set that a subscription has not been sent: the topics behind `after`
+    in the order of the store. `seam`: the offset per partition from which the subscription gets
+    messages otherwise; None: from where the session continues."""
+
+    def __init__(self, after: str = "", seam: list[int] | None = None) -> None:
+        self.after = after
+        self.seam = seam
+        self.is_complete = False
+        # It continues one of before a crash, or of another node.
+        self.is_resumed = False
+        # Whether the log says that something is owed, and whether it has the seam.
+        self.is_logged = False
+        self.is_seam_logged = False
+
+
 class Rarities:
     """The state of a session that was without a client, or that a crash or lost records concern."""
 
@@ -13,6 +29,9 @@ class Rarities:
         self.maybe_sent: list[int] | None = None
         self.lost = 0
         self.doubtful: set[int] | None = None
+        self.owed: dict[str, OwedRetained] | None = None
+        self.owed_changes: dict[str, OwedRetained] | None = None
+        self.owed_inflight: set[tuple[int, int]] | None = None
 
 
 class RareState(Cursor):
@@ -79,6 +98,66 @@ class RareState(Cursor):
     def doubtful(self, value: set[int] | None) -> None:
         if value is not None or self._rarities is not None:
             self._rare().doubtful = value
+
+    @property
+    def owed(self) -> dict[str, OwedRetained] | None:
+        """The retained sets that are not sent completely, by filter."""
+        return None if self._rarities is None else self._rarities.owed
+
+    @property
+    def owed_changes(self) -> dict[str, OwedRetained] | None:
+        """Those that have changed since the session was logged, complete ones included."""
+        return None if self._rarities is None else self._rarities.owed_changes
+
+    @property
+    def owed_inflight(self) -> set[tuple[int, int]] | None:
+        """The places (partition, offset) of retained messages that have had a packet id since the
+        log last said how far the sets were sent. A resumed set passes them."""
+        return None if self._rarities is None else self._rarities.owed_inflight
+
+    @owed_inflight.setter
+    def owed_inflight(self, value: set[tuple[int, int]] | None) -> None:
+        if value is not None or self._rarities is not None:
+            self._rare().owed_inflight = value
+
+    def owe(self, filter: str, owed: OwedRetained) -> None:
+        """Begin a retained set, or begin it again."""
+        rare = self._rare()
+        if rare.owed is None:
+            rare.owed = {}
+        rare.owed[filter] = owed
+
+    def note_owed(self, filter: str, owed: OwedRetained) -> None:
+        """Note a change of a retained set for the log."""
+        rare = self._rare()
+        if rare.owed_changes is None:
+            rare.owed_changes = {}
+        rare.owed_changes[filter] = owed
+        if owed.is_complete:
+            self._pop_owed(rare, filter)
+
+    def pop_owed_changes(self) -> dict[str, OwedRetained]:
+        """Remove and return the changes."""
+        rare = self._rarities
+        changes = None if rare is None else rare.owed_changes
+        if rare is None or changes is None:
+            return {}
+        rare.owed_changes = None
+        return changes
+
+    def forget_owed(self, filter: str) -> None:
+        """Owe nothing for a filter: its subscription has ended."""
+        rare = self._rarities
+        if rare is None:
+            return
+        self._pop_owed(rare, filter)
+        if rare.owed_changes is not None:
+            rare.owed_changes.pop(filter, None)
+
+    def _pop_owed(self, rare: Rarities, filter: str) -> None:
+        if rare.owed is not None and rare.owed.pop(filter, None) is not None and not rare.owed:
+            rare.owed = None
+            rare.owed_inflight = None
 
     def _rare(self) -> Rarities:
         rarities = self._rarities

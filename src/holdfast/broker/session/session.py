@@ -72,6 +72,15 @@ class Inflight:
         self.message: Message | None = None
 
 
+FREED: Final = Inflight(0, 0, 0, False)
+"""A change of a packet id that is free, and may be so in the log before the session's positions.
+
+It was that of a retained message of QoS 1, or of one whose offset is in `Session.done_changes`.
+Counter-example of one that waits for the positions: a later message of the topic is finished, and
+in `done`. After a crash the earlier one is sent again, and the later one is not."""
+FREED.state = 0
+
+
 class Subscription:
     """One filter of a session, with its options. `start` is the offset per partition from which it
     applies; None: from the cursor's position. With `reads_log` it began in the past, and the log
