@@ -76,8 +76,11 @@ def test_what_is_done_arrives(tmp_path: Path, is_restored: bool, is_alone_first:
                     lambda: failed.done() or all(each.is_set() for each in done),  # noqa: B023
                     "done, or it has found out",
                 )
-                if not failed.done():
-                    await until(lambda: not len(origin.member.custody), "confirmed")  # noqa: B023
+                # It may find out after all are done.
+                await until(
+                    lambda: failed.done() or not len(origin.member.custody),  # noqa: B023
+                    "confirmed, or it has found out",
+                )
                 failed.cancel()
                 sent += [text for text, each in zip(texts, done, strict=True) if each.is_set()]
                 await site.stop(origin)
