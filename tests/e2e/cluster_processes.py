@@ -290,6 +290,26 @@ class ClusterProcesses:
     def partition_of(self, topic: str) -> int:
         return partition_of(topic.encode(), len(self.status()["partitions"]))
 
+    def generations(self) -> set[object]:
+        """The generations of the log that the nodes report, or the status where one does not."""
+        found: set[object] = set()
+        for node in self.running:
+            if node.is_witness:
+                continue
+            status, body = node.admin("/api/v1/log")
+            found.add(json.loads(body)["generation"] if status == 200 else status)
+        return found
+
+    def await_generation(self, other_than: object = 0) -> int:
+        """Wait until the nodes report one generation, another one than this, and return it."""
+        until(
+            lambda: len(self.generations()) == 1 and not self.generations() & {other_than, 503},
+            f"another generation than {other_than}",
+        )
+        [generation] = self.generations()
+        assert isinstance(generation, int)
+        return generation
+
     def metadata_leader(self) -> str:
         leader: str = self.status().get("metadata_leader", "")
         return leader

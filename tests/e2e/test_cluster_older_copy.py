@@ -273,6 +273,8 @@ def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -
             error.add_note(f"{answers[-1]} {cluster.status('n1')}")
             raise
         cluster.wait_healthy()
+        # Offsets of what was given up are assigned again.
+        cluster.await_generation()
 
 
 def accept(cluster: ClusterProcesses, name: str) -> None:
@@ -307,6 +309,7 @@ def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None
         cluster.wait_healthy(without=order[1:])
         # The other one says that it stands apart, and need not be started again.
         cluster.wait_healthy()
+        cluster.await_generation()
         for name in cluster.nodes:
             payloads |= publish(cluster, name, "after")
         wait_all_have(cluster, payloads)
@@ -440,6 +443,7 @@ def test_the_only_voter_decides_nothing_on_an_older_copy(tmp_path: Path) -> None
         cluster.restart("n2")
         cluster.restart("n1")
         cluster.wait_healthy()
+        cluster.await_generation()
         for name in cluster.nodes:
             payloads |= publish(cluster, name, "after")
         wait_all_have(cluster, payloads)

@@ -3,6 +3,7 @@ copies while the third one runs, in every order of coming back, and a disk that 
 node becomes a voter. Nobody begins anew who is needed, and everybody else does."""
 
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -112,7 +113,7 @@ def test_two_copies_both_wait_for_the_one_that_runs(
     story.run(LATER_S)
     assert story.is_apart(order[0])
     story.stop("n1", order[0])
-    assert older_copy.accept(story.host(order[0]).disk)
+    assert older_copy.accept(story.host(order[0]).disk, Path(), 7)
     with patch.object(Checks, "noted", lambda *_: None):
         # It takes over what the others lead, and says so.
         story.come("n1", order[0])

@@ -172,8 +172,14 @@ def _disk() -> Iterator[Sample]:
         data,
         lambda d: watermarks.decode_checkpoint(d, 2),
     )
-    for name, replica in (("node", ("", "")), ("replica", ("c1", "i1"))):
-        manifest = layout.Manifest("n1", 4, "2026-11-23T12:00:00+00:00", *replica)
+    former = ((0, (1, 2, 3, 4)), (7, (5, 6, 7, 8)))
+    for name, fields in (
+        ("node", ()),
+        ("replica", ("c1", "i1")),
+        ("node_put_back", ("", "", 9, former)),
+        ("replica_put_back", ("c1", "i1", 7, (), 9)),
+    ):
+        manifest = layout.Manifest("n1", 4, "2026-11-23T12:00:00+00:00", *fields)
         yield Sample("manifest", name, manifest, _written_manifest(manifest), _read_manifest)
     start = (5, [1, 2, 3, 4], [(0, 2, 1)])
     yield Sample("manifest", "start", start, _written_start(*start), _read_start)
@@ -273,6 +279,12 @@ def _records() -> Iterator[Sample]:
         done=[(0, 9)], will=will, born=1, requests=[2], maybe_sent=True, replays={"a/+": entry},
     )  # fmt: skip
     yield Sample("records", "session", whole, sessions.encode_session(whole), sessions.decode_entry)
+    opened = sessions.OpenRecord("c", 3, 60, False, "u", True, "n1", 4, will, 9)
+    data = sessions.encode_session(opened)
+    yield Sample("records", "OpenRecord.put_back", opened, data, sessions.decode_record)
+    doubtful = msgspec.structs.replace(whole, doubtful=[5], trusted=(9, 3))
+    data = sessions.encode_session(doubtful)
+    yield Sample("records", "session.put_back", doubtful, data, sessions.decode_entry)
     group = sessions.GroupEntry("$share/g/a", [1, 2], [(0, 1)], [(1, [4])], 2)
     data = sessions.encode_session(group)
     yield Sample("records", "group", group, data, lambda d: sessions.decode_group(d, 2))

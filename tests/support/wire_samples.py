@@ -7,6 +7,7 @@ from struct import Struct
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from holdfast.broker.recovery.session_records import SessionEntry, WillEntry
 from holdfast.broker.session.message import Message
@@ -294,6 +295,10 @@ def _metadata() -> Iterator[Sample]:
         "put": commands.PutNode(node, 2),
         "remove": commands.RemoveNode("n1", 3),
         "change": commands.ChangePartitions(((0, 4, info),), ((3, node),), True),
+        "give_up": commands.GiveUpRecords(((0, 4, info),), 9),
+        "users": commands.PutUsers(3, b"users"),
+        "access": commands.PutAccess(3, b"access"),
+        "generation": commands.PutGeneration(7, 9, (9, 1 << 52)),
     }.items():
         data = encode_request("n1.x.1", metadata.encode_command(command))
         yield _frame("PROPOSAL", name, ("n1.x.1", command), data, _proposal)
@@ -301,6 +306,9 @@ def _metadata() -> Iterator[Sample]:
     whole = model.ClusterMetadata("c1", 3, 2, {"n1": node}, (info,), 9, ("n1",), (("n2", "i2"),))
     data = metadata.encode_metadata(whole)
     yield Sample("records", "metadata", whole, data, metadata.decode_metadata)
+    whole = replace_struct(whole, generation=model.AgreedGeneration(9, (9, 1 << 52)))
+    data = metadata.encode_metadata(whole)
+    yield Sample("records", "metadata.generation", whole, data, metadata.decode_metadata)
 
 
 def _proposal(data: bytes) -> object:

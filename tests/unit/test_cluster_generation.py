@@ -11,9 +11,14 @@ from holdfast.cluster.metadata.codec import (
     encode_command,
     encode_metadata,
 )
-from holdfast.cluster.metadata.commands import InitCluster, PutGeneration, apply
-from holdfast.cluster.metadata.generation import mark_in, review, word_of
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.cluster.metadata.commands import (
+    GiveUpRecords,
+    InitCluster,
+    PutGeneration,
+    apply,
+)
+from holdfast.cluster.metadata.generation import ACCEPTED, mark_in, review, word_of
+from holdfast.cluster.metadata.model import AgreedGeneration, ClusterMetadata, NodeInfo
 
 MARKS = {"a": 11, "b": 12, "c": 13}
 
@@ -75,6 +80,40 @@ def test_the_only_voter_decides() -> None:
     assert review("a", 11, features("a"), {"b"}, metadata("a")).proposal is not None
     assert review("b", 12, features("b"), {"a"}, metadata("a")).is_answered
     assert review("b", 12, features("ab"), {"a"}, metadata("a")).proposal is not None
+
+
+def test_an_accepted_copy_needs_no_majority_of_copies() -> None:
+    """Only one of three voters was put back, and what it lacks is lost by an operator's word."""
+    mark = 11 | ACCEPTED
+    proposal = review("a", mark, features(""), {"b"}, metadata()).proposal
+    assert proposal == PutGeneration(0, mark, (mark,))
+    state = apply(metadata(), proposal).metadata
+    assert state is not None
+    assert review("a", mark, features(""), {"b"}, state).is_answered
+    assert mark_in(word_of(mark)) == mark
+
+
+@pytest.mark.parametrize("others", ["", "b"])
+def test_half_of_the_voters_was_put_back(others: str) -> None:
+    """Otherwise nobody would ever decide, because neither half is a majority."""
+    found = review("a", 11, features("a"), set(others), metadata("a", "b"))
+    assert found.proposal == PutGeneration(0, 11, (11,))
+    assert not found.is_answered
+
+
+def test_records_that_are_given_up_end_the_generation() -> None:
+    """The marks that were answered stay answered. What is refused changes nothing."""
+    state = replace(metadata(), generation=AgreedGeneration(7, (11,)))
+    before = state.partitions[0]
+    command = GiveUpRecords(((0, before.version, replace(before, leader="", in_sync=())),), 9)
+    applied = apply(state, decode_command(encode_command(command)))
+    assert not applied.error
+    assert applied.metadata is not None
+    assert applied.changed_partitions == (0,)
+    assert applied.metadata.partitions[0].in_sync == ()
+    assert applied.metadata.generation == AgreedGeneration(9, (11,))
+    assert apply(applied.metadata, command).metadata is applied.metadata
+    assert apply(state, GiveUpRecords((), 9)).error
 
 
 def test_words() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from holdfast.broker.cluster_port import GIVES_UP_RECORDS
 from holdfast.broker.session.session import Session
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import operations, status
@@ -21,6 +22,7 @@ from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.commands.agreement import AccessAgreement
 from holdfast.server.peers.questions import PeerQuestions
+from holdfast.storage.files.layout import GENERATION_BITS
 
 PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] = {
     "drain": operations.drain,
@@ -366,8 +368,13 @@ class ClusterOperations:
 
     async def unsafe_recover(self, node: str) -> None:
         """Make a node leader of leaderless partitions. Acknowledged records may be lost."""
+        context = self._cluster_node.context
+        older = context.nodes_without(GIVES_UP_RECORDS, witnesses=True)
+        number = 0 if older else secrets.randbits(GENERATION_BITS) or 1
         await self._operate(
-            lambda: operations.unsafe_recover(self._metadata(), node, None, self._replaced())
+            lambda: operations.unsafe_recover(
+                self._metadata(), node, None, self._replaced(), number
+            )
         )
 
     def _replaced(self) -> dict[str, str]:

@@ -88,6 +88,7 @@ WILL_OFFSETS: Final = "will-offsets"
 AGREED_USERS: Final = "agreed-users"
 AGREED_ACCESS: Final = "agreed-access"
 AGREED_GENERATION: Final = "agreed-generation"
+GIVES_UP_RECORDS: Final = "gives-up-records"
 """The features whose entries of the metadata older versions do not know, witnesses included."""
 
 

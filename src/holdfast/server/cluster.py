@@ -17,6 +17,7 @@ from holdfast.broker.cluster_port import (
     AGREED_ACCESS,
     AGREED_GENERATION,
     AGREED_USERS,
+    GIVES_UP_RECORDS,
     RECORD_FEATURES,
     WILL_OFFSETS,
 )
@@ -202,6 +203,7 @@ class ClusterMembership:
                     f"{PROGRAM}{__version__}",
                     AGREED_ACCESS,
                     AGREED_GENERATION,
+                    GIVES_UP_RECORDS,
                     *filter(None, [generation.word_of(self.storage.directory.manifest.restored)]),
                 )
             ),

@@ -28,15 +28,13 @@ from holdfast.server.disk.raft_files import FOLDER as RAFT
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import FORMER_MAX, DataDirectory, segment_name
+from holdfast.storage.files.layout import FORMER_MAX, GENERATION_BITS, DataDirectory, segment_name
 from holdfast.storage.journal.epoch_folders import FOLDERS
 from holdfast.storage.journal.recovery import open_journal
 
 PROBLEMS_SHOWN: Final = 5
 AGE_STARTS_MAX: Final = 2**23
 """The most starts that the age of a backup adds, one a second."""
-GENERATION_BITS: Final = 52
-"""The length of a generation: programs that read JSON numbers as floats keep all of it."""
 PARTIAL: Final = ".restoring"
 """The end of the name of a directory that is not complete yet."""
 

@@ -1,13 +1,14 @@
 """`holdfast cluster accept-older-copy`: the operator's decision to lose what a disk lacks."""
 
 import argparse
+import secrets
 import sys
 from pathlib import Path
 
 from holdfast.server.disk.older_copy import accept, reason_apart
 from holdfast.storage.files.data_directory import DataDirectoryError, DirectoryLock, open_to_read
 from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import LOCK
+from holdfast.storage.files.layout import GENERATION_BITS, LOCK
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             lock = DirectoryLock(root / LOCK)
             try:
-                reason = accept(OsFileSystem(root))
+                reason = accept(OsFileSystem(root), root, secrets.randbits(GENERATION_BITS))
             finally:
                 lock.release()
     except (OSError, DataDirectoryError) as error:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import BadFrame, decode_json
-from holdfast.cluster.metadata.commands import ChangePartitions, Command
+from holdfast.cluster.metadata.commands import ChangePartitions, Command, GiveUpRecords
 from holdfast.cluster.metadata.model import (
     NODES_MAX,
     PARTITIONS_MAX,
@@ -57,7 +57,7 @@ def decode_command(data: bytes) -> Command:
     Raises `BadFrame` if a field is invalid.
     """
     command = _decode(_COMMAND, data, "a command")
-    if isinstance(command, ChangePartitions):
+    if isinstance(command, (ChangePartitions, GiveUpRecords)):
         infos = _sharing([info for _, _, info in command.changes])
         changes = [
             (number, version, info)

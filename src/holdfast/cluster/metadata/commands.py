@@ -13,7 +13,8 @@ arrives:
 - a node with a new incarnation (an empty disk) that stays in an in-sync set;
 - a node that was removed, with the disk it had then.
 
-An operator who gives up records sets `accept_loss`, which lifts the third, fourth and fifth.
+An operator who gives up records sets `accept_loss`, which lifts the third, fourth and fifth, or
+sends `GiveUpRecords`, which does the same.
 """
 
 from collections.abc import Mapping
@@ -48,6 +49,10 @@ from holdfast.cluster.metadata.model import (
     Version,
 )
 
+PartitionChanges = Annotated[
+    tuple[tuple[PartitionNumber, Version, PartitionInfo], ...], Meta(max_length=PARTITIONS_MAX)
+]
+"""(partition, expected version, its new entry)"""
 CHANGES_NOTHING: Final = "the command changes nothing"
 """The reason for which `apply` refuses an empty command."""
 
@@ -83,14 +88,19 @@ class RemoveNode(_Command, frozen=True, tag="remove"):
 class ChangePartitions(_Command, frozen=True, tag="change"):
     """Changes of partitions and nodes, applied completely or not at all."""
 
-    changes: Annotated[
-        tuple[tuple[PartitionNumber, Version, PartitionInfo], ...], Meta(max_length=PARTITIONS_MAX)
-    ]
-    """(partition, expected version, its new entry)"""
+    changes: PartitionChanges
     nodes: Annotated[tuple[tuple[Version, NodeInfo], ...], Meta(max_length=NODES_MAX)] = ()
     """(expected version, its new entry) of existing nodes."""
     accept_loss: bool = False
     """An operator's decision to give up records that no node has any more."""
+
+
+class GiveUpRecords(_Command, frozen=True, tag="give_up"):
+    """`ChangePartitions` with `accept_loss`, and the new generation of the log: offsets of records
+    that are given up are assigned again. Older versions do not know it."""
+
+    changes: PartitionChanges
+    number: Number
 
 
 class PutUsers(_Command, frozen=True, tag="users"):
@@ -118,9 +128,8 @@ class PutGeneration(_Command, frozen=True, tag="generation"):
     """The marks of the restored disks that it answers."""
 
 
-Command = (
-    InitCluster | PutNode | RemoveNode | ChangePartitions | PutUsers | PutAccess | PutGeneration
-)
+Change = ChangePartitions | GiveUpRecords
+Command = InitCluster | PutNode | RemoveNode | Change | PutUsers | PutAccess | PutGeneration
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,8 @@ def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
         if isinstance(command, PutAccess):
             users = _successor(metadata, metadata.access, command)
             return Applied(replace(metadata, access=users, version=users.version))
+        if isinstance(command, GiveUpRecords):
+            return _give_up(metadata, command)
         return _change_partitions(metadata, command)
     except _Refusal as error:
         return Applied(metadata, (), str(error))
@@ -171,6 +182,13 @@ def _put_generation(metadata: ClusterMetadata, command: PutGeneration) -> Applie
     )
     generation = AgreedGeneration(command.number, command.restored)
     return Applied(replace(metadata, generation=generation, version=metadata.version + 1))
+
+
+def _give_up(metadata: ClusterMetadata, command: GiveUpRecords) -> Applied:
+    _require(bool(command.changes), CHANGES_NOTHING)
+    present = metadata.generation or NOT_RESTORED
+    begun = replace(metadata, generation=AgreedGeneration(command.number, present.restored))
+    return _change(begun, command.changes, (), accept_loss=True)
 
 
 def _require(condition: bool, text: str) -> None:

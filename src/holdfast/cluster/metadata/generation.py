@@ -7,6 +7,8 @@ cluster has one generation, in the metadata. Which disks were put back decides a
   generation, which names the marks that it answers.
 - A majority of the voters carries none: the cluster has gone on. A restored node that is connected
   takes its generation.
+- An operator has accepted the loss of what a disk lacks (`ACCEPTED` is in its mark): the nodes
+  agree on a new generation, however many disks were put back.
 
 A node whose mark is not answered does not tell the offsets of its log. Smallest counter-example
 without the marks in the metadata: A and B are restored and agree on generation 7. C, restored with
@@ -19,9 +21,12 @@ from typing import Final
 
 from holdfast.cluster.metadata.commands import PutGeneration
 from holdfast.cluster.metadata.model import NODES_MAX, NOT_RESTORED, ClusterMetadata
+from holdfast.storage.files.layout import GENERATION_BITS
 
 WORD: Final = "restored-"
 """The beginning of the word in `PeerIdentity.features` that has a node's mark, in hex."""
+ACCEPTED: Final = 1 << GENERATION_BITS
+"""The bit in a mark that says that an operator has accepted the loss of what the disk lacks."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ def review(
     marks = {other: each * (each not in agreed.restored) for other, each in marks.items()}
     majority = len(metadata.voters) // 2 + 1
     voting = [marks[voter] for voter in metadata.voters if voter in marks]
-    if sum(each > 0 for each in voting) >= majority:
+    # With an even number of voters, half of them may be put back.
+    if mark & ACCEPTED or sum(each > 0 for each in voting) > len(metadata.voters) - majority:
         answered = tuple(sorted({each for each in marks.values() if each}))[:NODES_MAX]
         return GenerationReview(proposal=PutGeneration(agreed.number, mark, answered))
     return GenerationReview(is_answered=sum(each == 0 for each in voting) >= majority)

@@ -8,8 +8,14 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from holdfast.cluster.metadata.commands import ChangePartitions, Command, RemoveNode
-from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
+from holdfast.cluster.metadata.commands import ChangePartitions, Command, GiveUpRecords, RemoveNode
+from holdfast.cluster.metadata.model import (
+    DATA,
+    ClusterMetadata,
+    NodeInfo,
+    NodePhase,
+    PartitionInfo,
+)
 from holdfast.cluster.placement.planning import is_led_by_another, last_copies, with_leader
 
 
@@ -137,24 +143,26 @@ def unsafe_recover(
     node: str,
     partitions: Iterable[int] | None = None,
     replaced: Collection[str] = (),
+    generation: int = 0,
 ) -> Command:
     """Make the node lead partitions with the records it has; acknowledged records of other nodes
     may be lost. By default it takes the leaderless partitions of which it is a replica, and all
     lost ones. A node among `replaced` (see lost_partitions) only gives up its old disk, and is
-    admitted with the new one.
+    admitted with the new one. `generation`: the new one of the log, or 0 if a node is of a version
+    that does not agree on it with this command.
 
     Raises `OperationError` if the node cannot lead, or a partition has a leader.
     """
     info = node_of(metadata, node)
     if node in replaced:
         given_up = last_copies(metadata, (node,))
-        return ChangePartitions(
-            tuple(
+        return _give_up(
+            [
                 (number, one.version, replace(one, leader="", in_sync=()))
                 for number in given_up
                 for one in (metadata.partitions[number],)
-            ),
-            accept_loss=True,
+            ],
+            generation,
         )
     if info.role != DATA or info.state == NodePhase.DOWN:
         raise OperationError(f"{node} is a {info.role} node and {info.state}: it cannot lead")
@@ -184,4 +192,10 @@ def unsafe_recover(
         changes.append((number, partition.version, with_leader(made, node)))
     if not changes:
         raise OperationError(f"{node} holds no partition that has no leader")
+    return _give_up(changes, generation)
+
+
+def _give_up(changes: list[tuple[int, int, PartitionInfo]], generation: int) -> Command:
+    if generation:
+        return GiveUpRecords(tuple(changes), generation)
     return ChangePartitions(tuple(changes), accept_loss=True)

@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from holdfast.cluster.metadata.generation import ACCEPTED
 from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, RaftFiles
 from holdfast.storage.files.data_directory import DirectoryLock, read_manifest
@@ -53,11 +54,18 @@ def reason_apart(files: FileSystem) -> str:
     return read_file(files, APART).decode() if APART in files.list("") else ""
 
 
-def accept(files: FileSystem) -> str:
+def accept(files: FileSystem, root: Path, mark: int) -> str:
     """Let the next start take part with what the disk has, and return the reason against it; "" if
-    it does not stand apart. No process may serve it. Raises `OSError`."""
+    it does not stand apart. No process may serve it. Raises as `begin_anew`.
+
+    `mark`: a random number of GENERATION_BITS. It makes the nodes agree on a new generation of the
+    log, because offsets of the records that are lost are assigned again.
+    """
     reason = reason_apart(files)
     if reason:
+        manifest = read_manifest(files, root)
+        accepted = replace(manifest, restored=(manifest.restored or mark) | ACCEPTED)
+        DataDirectory(files, manifest).write_manifest(accepted)
         files.remove(APART)
         files.sync_folder("")
     return reason

@@ -52,6 +52,8 @@ SNAPSHOTS: Final = "snapshots"
 QUARANTINE: Final = "quarantine"
 ASIDE: Final = "damaged"
 START: Final = "journal/start.json"
+GENERATION_BITS: Final = 52
+"""The length of a generation: programs that read JSON numbers as floats keep all of it."""
 FORMER_MAX: Final = 8
 """The most former generations that a log lists."""
 
