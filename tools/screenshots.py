@@ -57,7 +57,7 @@ BROKER: Final = (
     Picture("access", "access?client=meter-17&topic=plant/1", ".sentence", height=SHORT),
     Picture("bans", "bans", "tbody tr", height=SHORT),
     Picture("settings", "settings", "tbody tr", height=SHORT),
-    Picture("audit", "audit", "tbody tr", height=SHORT, selected="tbody tr:nth-child(2)"),
+    Picture("audit", "audit", "tbody tr", selected="tbody tr:has-text('address=')", height=SHORT),
     Picture("client", "client", "form, .card", height=SHORT, selected="button:has-text('Connect')"),
 )
 FEDERATION: Final = (Picture("federation", "federation?topic=plant/line-1", ".web circle"),)
