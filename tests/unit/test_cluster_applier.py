@@ -11,7 +11,7 @@ from holdfast.cluster.publish.apply import RECORDS_PER_TURN, Applier, ApplyingLo
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.batch import Batch
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import SESSION, Record
+from holdfast.storage.record import MESSAGE, SESSION, Record
 
 PARTITIONS = 3
 TURN = RECORDS_PER_TURN + STEPS_PER_TURN
@@ -167,3 +167,20 @@ def test_a_batch_can_be_applied_in_parts() -> None:
         bench.commit(0, offset)
         bench.turn()
     assert [offset for _, offset in bench.images.applied] == list(range(TURN))
+
+
+def test_a_record_in_memory_is_as_the_log_has_it() -> None:
+    """The clock of the leader steps back within a batch, and a follower reads that batch."""
+    journal = Journal(1, replicated=True)
+    log = ApplyingLog(journal)
+    records = [Record(0, MESSAGE, timestamp_us=time_us, topic=b"t") for time_us in (9, 5, 12)]
+    for record in records:
+        journal.append(record)
+    group = journal.close_write_group()
+    assert group is not None
+    (batch,) = group.built
+    log.built(batch)
+    assert batch.known == records
+    read = Batch(batch.data).records()
+    assert [each.timestamp_us for each in records] == [each.timestamp_us for each in read]
+    assert [each.offset for each in records] == [each.offset for each in read]

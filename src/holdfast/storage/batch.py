@@ -118,6 +118,8 @@ class Batch:
         self.data = data
         self._topics: list[bytes] | None = None
         self._newest_us = 0
+        self.known: list[Record | None] | None = None
+        """The records that are still in memory as they were appended; None: no record is."""
         damage = header_damage(fields[0], self.length, fields[3], self.count, self.body_bytes)
         if damage:
             raise CorruptBatch(damage)

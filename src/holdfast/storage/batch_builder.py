@@ -34,6 +34,12 @@ class BatchBuilder:
     def __init__(self, partition: int, base_offset: int) -> None:
         self.partition = partition
         self.base_offset = base_offset
+        # Whether a record gets the time that the batch has for it. Counter-example: the clock steps
+        # back, the leader applies the record as it was added, and a follower as it reads it.
+        self.corrects_times = False
+        self.records: list[Record | None] | None = None
+        """The records as they were added, None for those of another batch. None: nobody wants
+        them."""
         # The epoch under which the batch was opened; `build` takes it as an argument.
         self.epoch = 0
         self.base_timestamp_us = 0
@@ -55,6 +61,8 @@ class BatchBuilder:
         delta = record.timestamp_us - self.base_timestamp_us
         if not 0 <= delta <= DELTA_US_MAX:
             delta = _delta_us(record.timestamp_us, self.base_timestamp_us)
+            if self.corrects_times:
+                record.timestamp_us = self.base_timestamp_us + delta
         if delta > self.last_delta_us:
             self.last_delta_us = delta
         kind = record.kind
@@ -103,6 +111,8 @@ class BatchBuilder:
         if flags & FLAG_AUDIENCE:
             body.append(record.audience)
             self.body_bytes += len(record.audience)
+        if self.records is not None:
+            self.records.append(record)
         offset = self.base_offset + self.count
         self.count += 1
         record.offset = offset
@@ -113,6 +123,7 @@ class BatchBuilder:
         moved = BatchBuilder(self.partition, self.base_offset + self.count - 1)
         moved.epoch = self.epoch
         moved.add(record)
+        self.records = None
         self._heads.pop()
         self.topics.pop()
         self.count -= 1
@@ -145,6 +156,8 @@ class BatchBuilder:
             self.last_delta_us = newest_us
         self.attributes |= batch.attributes & ATTRIBUTE_STATE
         self.topics.extend(topics)
+        if self.records is not None:
+            self.records.extend([None] * batch.count)
         self.body_bytes += batch.body_bytes
         offset = self.base_offset + self.count
         self.count += batch.count
@@ -196,4 +209,5 @@ class BatchBuilder:
         """The Batch of the bytes that `build` returned, without parsing them again."""
         batch = Batch(data, check=False)
         batch.set_topics(self.topics, self.last_delta_us)
+        batch.known = self.records
         return batch

@@ -189,50 +189,79 @@ class Applier(Work):
         """Applies the records of a batch below the offset `limit`. Returns their number."""
         state = self._state
         delivered = state.delivered
-        first = delivered[partition] - batch.base_offset
+        first = max(0, delivered[partition] - batch.base_offset)
         last = min(batch.count, limit - batch.base_offset)
-        start = self.starts[partition]
         pending = self._pending
+        known = batch.known
         topics, _ = batch.topics()
-        heads = batch.heads()
+        heads: list[tuple[int, int, int]] = []
         has_receivers = len(state.subscriptions) > 0
-        for index in range(max(0, first), last):
-            kind, flags, ticket = heads[index]
-            is_message = kind == log_record.MESSAGE
-            is_delivered = has_receivers and is_message
-            record: Record | None = None
-            if not is_message or flags & log_record.STATE_FLAGS:
+        for index in range(first, last):
+            record = None if known is None else known[index]
+            if record is None:
+                if not heads:
+                    heads = batch.heads()
+                kind, flags, ticket = heads[index]
+                if kind == log_record.MESSAGE and not flags & log_record.STATE_FLAGS:
+                    # Without receivers here nothing else of it is read.
+                    if has_receivers:
+                        self._deliver(topics[index], flags, None, batch, index)
+                    delivered[partition] = batch.base_offset + index + 1
+                    if ticket in pending:
+                        self._settle(ticket, partition, batch.client_id(index))
+                    continue
                 record = batch.record(index)
-                if flags & log_record.FLAG_DELAYED and is_waiting(record):
-                    # Neither delivered nor retained before its time.
-                    is_delivered = False
-                    flags &= ~log_record.FLAG_RETAIN
-                if record.offset >= start:
-                    self._replicated.apply(record)
-                    if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
-                        self._on_retained(record)
-            if is_delivered:
-                self._deliver(batch, index, topics[index], flags & log_record.FLAG_QOS_MASK)
-            delivered[partition] = batch.base_offset + index + 1
-            is_will = is_message and flags & log_record.FLAG_WILL != 0
-            if record is not None and (is_will or kind in (log_record.SESSION, log_record.WILL)):
-                self._on_session(record)
-            if ticket in pending:
-                self._settle(ticket, partition, batch.client_id(index))
-        return max(0, last - max(0, first))
+            self.fold(record)
+            if record.ticket in pending:
+                self._settle(record.ticket, partition, record.client_id)
+        return max(0, last - first)
 
-    def _deliver(self, batch: Batch, index: int, topic: bytes, qos: int) -> None:
+    def fold(self, record: Record) -> None:
+        """Applies a committed record, as it was appended or read."""
+        state = self._state
+        kind = record.kind
+        is_message = kind == log_record.MESSAGE
+        is_delivered = is_message
+        if not is_message or record.flags & log_record.STATE_FLAGS:
+            flags = record.flags
+            if flags & log_record.FLAG_DELAYED and is_waiting(record):
+                is_delivered = False
+                flags &= ~log_record.FLAG_RETAIN
+            if record.offset >= self.starts[record.partition]:
+                self._replicated.apply(record)
+                if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
+                    self._on_retained(record)
+        if is_delivered and len(state.subscriptions) > 0:
+            self._deliver(record.topic, record.flags, record, None, 0)
+        state.delivered[record.partition] = record.offset + 1
+        is_will = is_message and record.flags & log_record.FLAG_WILL != 0
+        if is_will or kind in (log_record.SESSION, log_record.WILL):
+            self._on_session(record)
+
+    def _deliver(
+        self, topic: bytes, flags: int, record: Record | None, batch: Batch | None, index: int
+    ) -> None:
+        """Delivers a message to the clients here: `record`, or that of the batch, which is read
+        only for a receiver."""
         state = self._state
         try:
             route = find_route(state, topic)
         except InvalidTopic:
             return
-        if qos == 0:
+        if flags & log_record.FLAG_QOS_MASK == 0:
             # Qos0Routing has brought it to all but these.
-            if route.reads_log:
-                deliver_committed_qos0(state, route, message_of(batch.record(index)))
-        elif route.targets or route.groups or route.denied:
-            deliver(state, route, message_of(batch.record(index)))
+            if not route.reads_log:
+                return
+        elif not (route.targets or route.groups or route.denied):
+            return
+        if record is None:
+            assert batch is not None
+            record = batch.record(index, topic)
+        message = message_of(record)
+        if flags & log_record.FLAG_QOS_MASK:
+            deliver(state, route, message)
+        else:
+            deliver_committed_qos0(state, route, message)
 
     def tickets(self, partition: int) -> set[tuple[int, bytes]]:
         """Returns the ticket and client id of the records of a partition that are not applied.

@@ -78,6 +78,8 @@ class Journal:
         self.partitions = partitions
         self.segment_bytes = segment_bytes
         self.replicated = replicated
+        self.is_alone = False
+        """In a replica: no other node counts, so what is durable here is committed."""
         self.tag = tag
         # True if the batch followed last ends its group.
         self._follows_group_end = True
@@ -224,6 +226,9 @@ class Journal:
         builder.epoch = self.epochs[partition]
         if builder.epoch:
             self._history.note(partition, builder.epoch, builder.base_offset)
+        builder.corrects_times = self.replicated
+        if self.replicated and not self.is_alone:
+            builder.records = []
         self._open[partition] = builder
         self._pending.append(builder)
         return builder
@@ -245,7 +250,7 @@ class Journal:
                 self._open[item.partition] = None
                 if self.replicated:
                     content = item.build(item.epoch)
-                    if item.count:
+                    if item.count and not self.is_alone:
                         built.append(item.parsed(content))
                 else:
                     group_field = (self.tag + size_bytes) & GROUP_MASK
@@ -302,9 +307,9 @@ class Journal:
     def commit(self, group: WriteGroup) -> None:
         """Note that the group is durable. Without other replicas it is therefore committed."""
         self.durable_offset[:] = group.end_offsets
-        if not self.replicated:
+        if not self.replicated or self.is_alone:
             self.high_watermark[:] = group.end_offsets
-        elif self._in_flight and self._in_flight[0] is group:
+        if self._in_flight and self._in_flight[0] is group:
             self._in_flight.popleft()
         if not self.damaged and group.end_sequence >= self._replaced_sequence:
             self._durable_segment = group.segment

@@ -85,5 +85,5 @@ class WriteGroup:
         self.starts_segment = starts_segment
         # The segment that ended where this group's begins. Its .idx file must be written.
         self.sealed = sealed
-        # In a replica, the batches that were built here.
+        # In a replica, the batches that were built here, unless it is alone.
         self.built = built
