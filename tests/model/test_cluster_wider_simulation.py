@@ -107,3 +107,14 @@ def test_plans_have_everything() -> None:
     for plan in plans:
         assert plan.min_insync == 2 or "wipe" not in plan.faults
         assert not (plan.has_witness and plan.loses_one and plan.min_insync > 1)
+
+
+def test_a_cluster_of_one() -> None:
+    world = play(3, LOG, GROUPS, TIMED, faults=(KILL, HANG_DISK), nodes=1, min_insync=1)
+    assert world.checks.acknowledged > 100
+
+
+def test_others_join_a_node_that_serves_alone() -> None:
+    world = play(7, LOG, faults=(KILL,), begins_alone=True, min_insync=1)
+    assert world.checks.acknowledged > 100
+    assert all(len(host.process.links) == 2 for host in world.hosts.values() if host.process)

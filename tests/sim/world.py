@@ -67,6 +67,8 @@ class Settings:
     """Of the nodes' wall clocks from the true time, at most."""
     loses_one: bool = False
     """In the end, all being well, one node or its disk goes, and the others must go on."""
+    begins_alone: bool = False
+    """Only the first node runs when the work begins. The others join during it."""
 
 
 def _term(meta: MetaStore) -> int:
@@ -126,9 +128,13 @@ class World:
     def run(self) -> None:
         """Raises Violation, or whatever a node raised."""
         settings = self.settings
+        late = [*self.hosts.values()][1:] if settings.begins_alone else []
         for host in self.hosts.values():
-            self.schedule.after(host.chance.random() * 0.3, host.start)
+            if host not in late:
+                self.schedule.after(host.chance.random() * 0.3, host.start)
         self._wait(settings.ready_within_s, self._not_ready, "not ready")
+        for host in late:
+            self.schedule.after(host.chance.random() * settings.duration_s, host.start)
         self.schedule.note("world", "ready")
         for party in self.parties:
             party.is_active = True
@@ -192,15 +198,16 @@ class World:
                 raise Violation(f"{name} after {limit_s} s: {missing}")
 
     def _not_ready(self) -> str:
-        for host in self.hosts.values():
+        alone = self.settings.begins_alone
+        for host in [*self.hosts.values()][: 1 if alone else None]:
             if host.process is None or not host.process.is_ready:
                 return f"{host.name} is not ready"
-            if len(host.process.links) < len(self.hosts) - 1:
+            if not alone and len(host.process.links) < len(self.hosts) - 1:
                 return f"{host.name} has links to {list(host.process.links)} only"
         for party in self.parties:
             if not party.is_ready():
                 return f"{party.client.name} has not subscribed"
-        return "" if self.is_in_sync() else "replicas are not in sync"
+        return "" if alone or self.is_in_sync() else "replicas are not in sync"
 
     def _not_settled(self) -> str:
         for party in self.parties:

@@ -130,7 +130,7 @@ def test_the_watermark_moves_before_anybody_comes_back() -> None:
     assert cores.proposed("a") == [(0, ("a", "b"))]
     cores.change(in_sync=("a", "b"))
     # This node was held up itself: nobody counts as silent for now.
-    cores["a"].core._leading._in_sync.restart_silences(cores.now)
+    cores["a"].core.leading._in_sync.restart_silences(cores.now)
     cores.tell("a")
     assert cores.watermark("a") == 1
     assert cores.proposed("a") == []

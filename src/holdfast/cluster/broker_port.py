@@ -24,6 +24,7 @@ class BrokerPort(ClusterPort):
         self._forwarding = parts.forwarding
         self._admission = parts.admission
         self._promises = parts.forwarding.promises
+        self._local = parts.local
         self._interest = parts.interest
         self._replicated = parts.replicated
         self._retained_updates = parts.retained_updates
@@ -31,14 +32,23 @@ class BrokerPort(ClusterPort):
         self.groups = parts.groups
 
     def append(self, record: Record) -> int:
-        self._forwarding.append(record)
+        if self._context.is_alone:
+            self._local.append(record)
+        else:
+            self._forwarding.append(record)
         return -1
 
     def publish(self, record: Record, promise: Promise) -> None:
-        self._forwarding.publish(record, promise)
+        if self._context.is_alone:
+            self._local.publish(record, promise)
+        else:
+            self._forwarding.publish(record, promise)
 
     def promise(self, promise: Promise) -> None:
-        self._promises.add(promise)
+        if self._context.is_alone:
+            self._local.promise(promise)
+        else:
+            self._promises.add(promise)
 
     def promise_interest(self, promise: Promise) -> None:
         self._interest.promise(promise)
@@ -70,7 +80,7 @@ class BrokerPort(ClusterPort):
     def is_congested(self, part: int) -> bool:
         limit = self._state.config.pending_bytes_max // part
         return (
-            self._state.promise_bytes > limit
+            self._state.promise_bytes + self._local.size_bytes() > limit
             or self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
             or self._context.journal.pending_bytes > limit
         )
@@ -87,7 +97,8 @@ class BrokerPort(ClusterPort):
         return self._replicated.state.queues
 
     def spread(self, message: Message, topic: str) -> None:
-        self._interest.spread(message, topic)
+        if self._context.connected or self._interest.has_groups():
+            self._interest.spread(message, topic)
         if message.retain:
             self._retained_updates.delivered(topic, message)
 

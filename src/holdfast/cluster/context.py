@@ -38,6 +38,8 @@ class ClusterContext:
         self.reaches_majority: Callable[[float], bool] = lambda now: False
         # The last time at which a check found a majority.
         self.majority_at = 0.0
+        # Whether this node commits alone, as the only node of its cluster: see `alone`.
+        self.is_alone = False
         # Whether this node has the replicated state of all partitions.
         self.is_whole = True
 

@@ -44,6 +44,7 @@ class LeadershipChanges:
 
     def stop_leading(self, partition: int) -> None:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""
+        assert not self._context.is_alone
         self._context.leading[partition] = 0
         self._admission.stop_leading(partition)
         self._session_coordinator.stop_leading(partition)

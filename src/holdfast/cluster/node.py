@@ -11,6 +11,7 @@ from typing import Final
 
 from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.cluster import frame_kinds as kinds
+from holdfast.cluster.alone import Alone
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
@@ -39,7 +40,8 @@ class ClusterNode(Parts):
         self.proposer = MetadataProposer(self)
         self.leadership = LeadershipChanges(self)
         self.positions = PositionReports(self)
-        self.effects = PartEffects(self, self.proposer, self.leadership, self.positions)
+        self.alone = Alone(self)
+        self.effects = PartEffects(self, self.proposer, self.leadership, self.positions, self.alone)
         # A read of the metadata as of the start. Once it is passed, everything committed before the
         # start is applied here.
         self._first_read = self.metadata_reads.begin()
@@ -76,6 +78,7 @@ class ClusterNode(Parts):
         self.ownership.tick(now)
 
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
+        self.alone.end()
         self._drop_frames(node)
         self.context.connected.add(node)
         self.positions.connected(node, presence, now)
@@ -181,7 +184,9 @@ class ClusterNode(Parts):
 
     def handle_taken(self, group: WriteGroup, now: float) -> None:
         """Replicates the records that the journal has just taken as a write group."""
-        if group.built:
+        if self.context.is_alone:
+            self.alone.taken(group)
+        elif group.built:
             for batch in group.built:
                 self.log.built(batch)
             self.replication.handle_taken(
@@ -196,8 +201,12 @@ class ClusterNode(Parts):
     def handle_durable(self, now: float) -> None:
         """Acknowledges or commits the records of a write group that is durable. The journal was
         informed before."""
-        self.replication.handle_durable(now)
-        self.effects.run()
+        if self.context.is_alone:
+            self.alone.written()
+            self.effects.has_applied = True
+        else:
+            self.replication.handle_durable(now)
+            self.effects.run()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
         self.replication.handle_batches(request, batches, now)
@@ -226,6 +235,7 @@ class ClusterNode(Parts):
     def handle_damage(self, now: float) -> None:
         """Handles lost or changed records in the log here. The node leads nothing and counts for
         nothing from now on. The driver calls it once."""
+        self.alone.end()
         self.transfer.may_serve = False
         self.replication.set_unfit()
         self.detector.set_damaged(now)
@@ -294,12 +304,16 @@ class ClusterNode(Parts):
         self.admission.flush()
         self.effects.run()
         self.applier.end_turn()
+        self.alone.review()
         self.state.resume_inputs()
         self._is_late = bool(self.state.dirty or self.state.effects)
 
     def timer(self) -> float:
         """Returns the time at which to call `handle_timers` next."""
-        due = min(self.meta.timer(), self._tidy_at)
+        if self.context.is_alone:
+            due = self._tidy_at if self._is_untidy() else float("inf")
+        else:
+            due = min(self.meta.timer(), self._tidy_at, self.detector.timer())
         if self._is_late and (self.state.dirty or self.state.effects):
             # The driver may have carried out the effects of this turn already.
             due = min(due, self.state.now)
@@ -308,7 +322,6 @@ class ClusterNode(Parts):
             due = images[0].when
         for when in (
             self.replication.timer(),
-            self.detector.timer(),
             self.proposer.timer(),
             self.session_coordinator.timer(),
             self.acquisition.timer(),
@@ -325,10 +338,11 @@ class ClusterNode(Parts):
         return due
 
     def handle_timers(self, now: float) -> None:
-        self.detector.handle_timers(now)
-        health = self.detector.health(now)
-        self.replication.handle_unhealthy(health.suspected | health.unhealthy, now)
-        self.meta.handle_timers(now)
+        if not self.context.is_alone:
+            self.detector.handle_timers(now)
+            health = self.detector.health(now)
+            self.replication.handle_unhealthy(health.suspected | health.unhealthy, now)
+            self.meta.handle_timers(now)
         self.replication.handle_timers(now)
         self.session_coordinator.handle_timers()
         self.acquisition.handle_timers()
@@ -350,6 +364,16 @@ class ClusterNode(Parts):
         self.effects.run()
 
     # Internal steps
+
+    def _is_untidy(self) -> bool:
+        """Whether a node that is alone has anything for the checks of every TIDY_S."""
+        recorded = self.replicated.state
+        return bool(
+            self.replicated.touched
+            or recorded.effects
+            or len(self.retained_updates)
+            or self.groups.is_used()
+        )
 
     def _note_clocks(self) -> None:
         for node, skew_s, begins in self.clock.pop_changes():

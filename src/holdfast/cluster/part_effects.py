@@ -3,6 +3,7 @@
 from holdfast.broker.connections.close import close_connection
 from holdfast.broker.publish.producer_dedup import forget_some
 from holdfast.cluster import frame_kinds as kinds
+from holdfast.cluster.alone import Alone
 from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
 from holdfast.cluster.leadership_changes import LeadershipChanges
 from holdfast.cluster.metadata.effects import (
@@ -46,7 +47,9 @@ class PartEffects:
         proposer: MetadataProposer,
         leadership: LeadershipChanges,
         positions: PositionReports,
+        alone: Alone,
     ) -> None:
+        self._alone = alone
         self._state = parts.state
         self._context = parts.context
         self._meta = parts.meta
@@ -134,6 +137,7 @@ class PartEffects:
     def take_metadata(
         self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
     ) -> None:
+        self._alone.changes(metadata, changed)
         before = self._context.metadata
         is_first = before is None
         known = (None, None) if before is None else (before.users, before.access)

@@ -22,6 +22,7 @@ from holdfast.cluster.publish.admission import Admission
 from holdfast.cluster.publish.apply import Applier, ApplyingLog
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.leader_sync import LeaderSync
+from holdfast.cluster.publish.local_commit import LocalCommit
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.reads.read_barrier import Barriers
@@ -76,8 +77,7 @@ class Parts:
         self.meta = meta
         self.history = ClusterHistory()
         self.disk_memory, self.clock = DiskMemory(), ClusterClock(meta.node_id)
-        self.presence = presence
-        self.config = config
+        self.presence, self.config = presence, config
         self.log = ApplyingLog(node.state.journal)
         self.context = ClusterContext(meta.node_id, node.state.journal)
         self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
@@ -98,7 +98,7 @@ class Parts:
         self.acquisition = SessionAcquisition(state, context, sessions, self.barriers)
         updates = self.retained_updates = RetainedUpdates(state)
         self.interest = Qos0Routing(state, context, updates, self.forwarding.promises)
-        agents = AgentContext(state, context, self.forwarding, replicated)
+        agents = AgentContext(state, context, self.forwarding, replicated, self._after_newest)
         self.groups = Groups(agents, self.barriers)
         suspect_s = config.detector.suspect_s
         sessions.releases.wait_s = max(sessions.releases.wait_s, 2 * suspect_s)
@@ -121,6 +121,7 @@ class Parts:
             self._session_applied,
             updates.applied,
         )
+        self.local = LocalCommit(state, self.admission, self.forwarding, self.applier.fold)
         self.transfer = Transfer(state, context, replicated, self.applier)
         self.space = DiskSpace(context, self.replication, self.transfer)
         self._share_state()
@@ -152,6 +153,12 @@ class Parts:
         recorded.stats = self.state.stats
         recorded.repeats = self.state.repeats
         recorded.delivered = self.state.delivered
+
+    def _after_newest(self, partition: int, do: Callable[[], None]) -> None:
+        if self.context.is_alone:
+            self.local.after_newest(partition, do)
+        else:
+            self.forwarding.after_newest(partition, do)
 
     def _propose_nothing(self, now: float) -> int:
         return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING

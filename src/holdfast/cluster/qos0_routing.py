@@ -251,6 +251,10 @@ class Qos0Routing:
         """Returns the time at which the oldest SUBACK is released at the latest, or None."""
         return self._waiting[0].since + WAIT_S if self._waiting else None
 
+    def has_groups(self) -> bool:
+        """Whether a client of any node is a member of a shared group."""
+        return len(self._filters.groups) > 0
+
     def spread(self, message: Message, topic: str) -> None:
         """Sends a QoS 0 message to the nodes with receivers for it."""
         route = self._routes.get(topic)

@@ -113,9 +113,8 @@ class BatchBuilder:
             self.body_bytes += len(record.audience)
         if self.records is not None:
             self.records.append(record)
-        offset = self.base_offset + self.count
+        offset = record.offset = self.base_offset + self.count
         self.count += 1
-        record.offset = offset
         return offset
 
     def move_last(self, record: Record) -> "BatchBuilder":

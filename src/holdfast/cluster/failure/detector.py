@@ -219,6 +219,10 @@ class Detector:
             if not peer.is_suspected and peer.received_at != NEVER:
                 peer.received_at = now
 
+    def resume(self, now: float) -> None:
+        """Begin to send heartbeats again. There was no other node, so the timers did not run."""
+        self._beat_at = self._silence_at = now
+
     def leave(self, now: float) -> None:
         """Announce that this node stops in good order and asks to be relieved of its
         leaderships."""
@@ -257,7 +261,7 @@ class Detector:
         self._is_full = is_full
         self._beat_at = now
 
-    def timer(self) -> float | None:
+    def timer(self) -> float:
         return min(self._beat_at, self._silence_at)
 
     def handle_timers(self, now: float) -> None:

@@ -163,6 +163,13 @@ class RecentBatches:
         self._order: deque[LedPartition] = deque()
         self.size_bytes = 0
 
+    def clear(self) -> None:
+        """Drop all batches."""
+        for led in self._order:
+            led.drop_recent()
+        self._order.clear()
+        self.size_bytes = 0
+
     def add(self, led: LedPartition, base: int, batch: bytes) -> None:
         """Keep a batch, and drop the oldest ones above the limit."""
         led.add_recent(base, batch)

@@ -94,6 +94,18 @@ class LeaderSide:
         self._advance(led)
         self._in_sync.judge(led, now)
 
+    def begin_alone(self) -> None:
+        """Leave closed batches and commits to the journal until `end_alone`. No follower has asked
+        for any. The recent batches would have a gap afterwards."""
+        self._recent.clear()
+
+    def end_alone(self, ends: list[int]) -> None:
+        """Take the commits over again. `ends`: per partition the end of the batches closed."""
+        for led in self.led:
+            assert led is not None
+            led.end = ends[led.partition]
+            self._mark(led)
+
     def handle_nodes(self, now: float) -> None:
         """Propose again for partitions with replicas out of sync, because nodes changed."""
         for led in self.led:

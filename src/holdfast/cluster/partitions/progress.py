@@ -118,6 +118,12 @@ class LedPartition:
         self._recent.append(batch)
         self._bases.append(base)
 
+    def drop_recent(self) -> None:
+        """Drop all batches in memory."""
+        self._recent = []
+        self._bases = []
+        self._dropped = 0
+
     def drop_oldest(self) -> int:
         """Drop the oldest batch in memory. Returns its size in bytes."""
         size = len(self._recent[self._dropped])

@@ -48,7 +48,7 @@ class Replication:
 
     def __init__(self, node_id: str, log: ReplicaLog, config: ReplicationConfig) -> None:
         self._state = ReplicaState(node_id, log, config)
-        self._leading = LeaderSide(self._state)
+        self.leading = LeaderSide(self._state)
         self._following = FollowerSide(self._state)
         self._is_current = False
         self._is_fit = True
@@ -67,7 +67,7 @@ class Replication:
 
     def leads(self, partition: int) -> bool:
         """True if this node leads the partition now."""
-        return self._leading.led[partition] is not None
+        return self.leading.led[partition] is not None
 
     def followed_epoch(self, partition: int) -> int:
         """The epoch under which this node follows the partition, with a log that is a prefix of the
@@ -77,7 +77,7 @@ class Replication:
     def may_append(self, partition: int) -> bool:
         """True if this node leads, and enough replicas are in sync and alive to commit new
         records."""
-        led = self._leading.led[partition]
+        led = self.leading.led[partition]
         metadata = self._state.metadata
         return (
             led is not None
@@ -99,7 +99,7 @@ class Replication:
         for partition in range(len(self._state.epochs)):
             self._following.suspend(partition)
             if stands_apart:
-                self._leading.stop(partition)
+                self.leading.stop(partition)
 
     def resume(self, partition: int, now: float) -> None:
         """End a suspension by `suspend`, or after Restarted (see
@@ -111,7 +111,7 @@ class Replication:
 
     def lags(self) -> dict[int, dict[str, int]]:
         """By partition led here, the records that each follower does not have durably."""
-        return self._leading.lags()
+        return self.leading.lags()
 
     def handle_metadata(
         self, metadata: ClusterMetadata, changed: Iterable[int], now: float
@@ -124,9 +124,9 @@ class Replication:
         self._state.metadata = metadata
         for partition in range(len(metadata.partitions)) if before is None else changed:
             self._assign_role(partition, metadata.partitions[partition], now)
-        self._leading.reply_early(now)
+        self.leading.reply_early(now)
         if before is not None and before.nodes is not metadata.nodes:
-            self._leading.handle_nodes(now)
+            self.leading.handle_nodes(now)
         self._finish()
 
     def handle_current(self, now: float) -> None:
@@ -143,19 +143,19 @@ class Replication:
         epochs = self._state.epochs
         if info.epoch > epochs[partition]:
             epochs[partition] = info.epoch
-        led = self._leading.led[partition]
+        led = self.leading.led[partition]
         if info.leader != self._state.node_id or info.epoch < epochs[partition]:
             self._unled.pop(partition, None)
-            self._leading.stop(partition)
+            self.leading.stop(partition)
             self._following.follow(partition, info.leader, info.epoch, now)
         elif led is not None and led.epoch == info.epoch:
-            self._leading.update(led, info, now)
+            self.leading.update(led, info, now)
         else:
-            self._leading.stop(partition)
+            self.leading.stop(partition)
             self._following.stop(partition)
             if self._may_lead(partition, info):
                 self._unled.pop(partition, None)
-                self._leading.lead(partition, info, now)
+                self.leading.lead(partition, info, now)
             else:
                 self._unled[partition] = info.epoch
                 self._renew_at = now
@@ -213,7 +213,7 @@ class Replication:
             if epoch > epochs[partition]:
                 epochs[partition] = epoch
                 self._unled.pop(partition, None)
-                self._leading.stop(partition)
+                self.leading.stop(partition)
                 self._following.await_epoch(partition, epoch)
 
     def handle_unhealthy(self, nodes: frozenset[str], now: float) -> None:
@@ -221,17 +221,17 @@ class Replication:
         untrustworthy disk."""
         if nodes != self._state.unhealthy:
             self._state.unhealthy = nodes
-            self._leading.handle_nodes(now)
+            self.leading.handle_nodes(now)
             self._finish()
 
     def handle_connected(self, node: str, now: float) -> None:
-        self._leading.handle_connected(node, now)
+        self.leading.handle_connected(node, now)
         self._following.handle_disconnected(node)
         self._following.handle_connected(node, now)
         self._finish()
 
     def handle_disconnected(self, node: str, now: float) -> None:
-        self._leading.handle_disconnected(node, now)
+        self.leading.handle_disconnected(node, now)
         self._following.handle_disconnected(node)
         self._finish()
 
@@ -244,12 +244,12 @@ class Replication:
             self._following.handle_replicate(node, decode_replicate(payload), now)
         elif kind == REPLICATE_ACK:
             received, acks = decode_ack(payload)
-            self._note_epochs(self._leading.handle_ack(node, received, acks, now))
+            self._note_epochs(self.leading.handle_ack(node, received, acks, now))
         elif kind == COMMIT:
             self._following.handle_commit(node, decode_offsets("COMMIT", payload))
         elif kind == FOLLOW:
             incarnation, questions = decode_follow(payload)
-            self._note_epochs(self._leading.handle_follow(node, incarnation, questions, now))
+            self._note_epochs(self.leading.handle_follow(node, incarnation, questions, now))
         elif kind == FOLLOW_FROM:
             answers = decode_follow_from(payload)
             self._note_epochs([(entry[0], entry[1]) for entry in answers if entry[3] == NEWER])
@@ -263,21 +263,21 @@ class Replication:
         """Send the batches that this node, as leader, has just closed: (partition, base offset, end
         offset, bytes). The driver calls this before any other handler, in the order of the
         batches."""
-        self._leading.handle_taken(batches, now)
+        self.leading.handle_taken(batches, now)
 
     def handle_durable(self, now: float) -> None:
         """React to a change of the log's `durable_offset`."""
-        self._leading.handle_durable()
+        self.leading.handle_durable()
         self._following.handle_durable()
         self._finish()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
         """Take the result of a ReadBatches."""
-        self._leading.handle_batches(request, batches, now)
+        self.leading.handle_batches(request, batches, now)
         self._finish()
 
     def timer(self) -> float | None:
-        due = self._leading.timer()
+        due = self.leading.timer()
         asking = self._following.timer()
         if asking is not None and (due is None or asking < due):
             due = asking
@@ -286,12 +286,12 @@ class Replication:
         return due
 
     def handle_timers(self, now: float) -> None:
-        self._leading.handle_timers(now)
+        self.leading.handle_timers(now)
         self._following.handle_timers(now)
         if now >= self._renew_at:
             self._renew(now)
         self._finish()
 
     def _finish(self) -> None:
-        self._leading.flush()
+        self.leading.flush()
         self._following.flush()

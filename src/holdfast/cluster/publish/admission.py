@@ -80,8 +80,9 @@ class Admission(Appender):
         self._may_append = may_append
         self.forwarding: RecordForwarder | None = None
         self._tails: dict[int, UncommittedState] = {}
-        self._text = ""
-        self._reason = 0
+        self.text = ""
+        self.reason = 0
+        self.removed: Record | None = None
         # The node and the attempt of the present record.
         self._origin = ""
         self._attempt = NO_ATTEMPT
@@ -120,6 +121,22 @@ class Admission(Appender):
         self._attempt = NO_ATTEMPT
         self._append(self._context.node_id, pending.record)
 
+    def append_own(self, record: Record) -> int:
+        """Appends a record of this node that waits in no queue. Returns the verdict; that of
+        REFUSED has its reason in `reason` and `text`."""
+        self._origin = self._context.node_id
+        self._attempt = NO_ATTEMPT
+        self.removed = None
+        tail = self._tails[record.partition]
+        outcome = self._decide(tail, record)
+        if outcome == STORE:
+            self._store(tail, record)
+        elif outcome == REPEATED:
+            self.repeated += 1
+        else:
+            self.refused += 1
+        return outcome
+
     def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
         """Admits records of another node. `attempt`: see RecordForwarder.
 
@@ -144,24 +161,33 @@ class Admission(Appender):
     def _append(self, origin: str, record: Record) -> None:
         partition = record.partition
         tail = self._tails[partition]
-        outcome = STORE
-        if record.kind == log_record.MESSAGE:
-            outcome = self._admit(tail, record)
-        elif record.kind == log_record.DELAYED:
-            outcome = self._admit_end(tail, record)
+        outcome = self._decide(tail, record)
         if outcome == REFUSED:
             self.refused += 1
-            self._answer(origin, partition, record.ticket, self._reason, self._text)
+            self._answer(origin, partition, record.ticket, self.reason, self.text)
             return
-        journal = self._context.journal
         if outcome == REPEATED:
             self.repeated += 1
-            end = journal.next_offset[partition]
+            end = self._context.journal.next_offset[partition]
             if self._state.delivered[partition] >= end:
                 self._answer(origin, partition, record.ticket, reasons.SUCCESS, "")
             else:
                 tail.repeated.append((end, origin, record.ticket))
             return
+        self._store(tail, record)
+
+    def _decide(self, tail: UncommittedState, record: Record) -> int:
+        if record.kind == log_record.MESSAGE:
+            return self._admit(tail, record)
+        if record.kind == log_record.DELAYED:
+            return self._admit_end(tail, record)
+        return STORE
+
+    def _store(self, tail: UncommittedState, record: Record) -> None:
+        """Appends a record. Without room for its retained message, `removed` is set and appended
+        behind it."""
+        journal = self._context.journal
+        self.removed = None
         lacks_room = _retains(record) and not self._has_retained_room(tail, record)
         if lacks_room:
             self._replicated.state.note_retained_limit(record.topic.decode())
@@ -171,9 +197,10 @@ class Admission(Appender):
         if record.is_state():
             self._note(tail, record)
         if lacks_room and record.payload:
-            gone = removal(partition, record.offset, record.topic, record.timestamp_us)
+            gone = removal(record.partition, record.offset, record.topic, record.timestamp_us)
             journal.append(gone)
             self._note(tail, gone)
+            self.removed = gone
 
     def _note(self, tail: UncommittedState, record: Record) -> None:
         if _retains(record):
@@ -221,8 +248,8 @@ class Admission(Appender):
         return self._replicated.is_superseded(record.client_id.decode(), record.partition, epoch)
 
     def _refuse(self, reason: int, text: str) -> int:
-        self._reason = reason
-        self._text = text
+        self.reason = reason
+        self.text = text
         return REFUSED
 
     def _admit(self, tail: UncommittedState, record: Record) -> int:

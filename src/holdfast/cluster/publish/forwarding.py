@@ -118,20 +118,34 @@ class RecordForwarder:
 
     def append(self, record: Record) -> PendingRecord:
         """Queues a record, and sends it if its leader is known."""
+        record.ticket = self.next_ticket()
+        pending = self._enqueue(record)
+        if self._targets[record.partition]:
+            self._dispatch(pending)
+        return pending
+
+    def next_ticket(self) -> int:
+        """Returns the ticket of the next record."""
         ticket = self._ticket + 1
         if ticket > TICKET_MAX:
             ticket = 1
         self._ticket = ticket
+        return ticket
+
+    def _enqueue(self, record: Record) -> PendingRecord:
         self._number += 1
-        record.ticket = ticket
-        partition = record.partition
         pending = PendingRecord(record, self._number, self._state.now)
-        self.pending[ticket] = pending
+        self.pending[record.ticket] = pending
         self.pending_bytes += pending.size_bytes
-        self._queues[partition][ticket] = pending
-        if self._targets[partition]:
-            self._dispatch(pending)
+        self._queues[record.partition][record.ticket] = pending
         return pending
+
+    def adopt(self, record: Record, promise: Promise | None) -> None:
+        """Queues a record with a ticket that this node has appended as leader already. `promise`:
+        waits for it."""
+        pending = self._enqueue(record)
+        pending.in_doubt = True
+        pending.promise = promise
 
     def publish(self, record: Record, promise: Promise) -> None:
         """Appends a record. The promise waits for it, and for its other conditions."""

@@ -26,6 +26,9 @@ class PromiseQueues:
     def add(self, promise: Promise) -> None:
         """Queues the promise behind those of its connection, or resolves it at once if nothing is
         before it and it has no condition."""
+        if not self._queues and not promise.waiting:
+            self._resolve(promise)
+            return
         connection = promise.connection
         queue = None if connection is None else self._queues.get(connection)
         if not queue and not promise.waiting:

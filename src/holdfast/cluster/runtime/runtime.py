@@ -35,6 +35,8 @@ from holdfast.storage.journal.watermarks import Checkpoint
 WATERMARKS_S: Final = 1.0
 """The interval in seconds at which the high watermarks are written."""
 
+FOREVER: Final = float("inf")
+
 
 class ClusterRuntime(Runtime):
     """The turns of a cluster node.
@@ -103,10 +105,10 @@ class ClusterRuntime(Runtime):
         """The time of the next turn if nothing arrives before."""
         when = super().timer()
         cluster_at = self._cluster_at = self.cluster_node.timer()
-        if when is None or cluster_at < when:
+        if cluster_at < FOREVER and (when is None or cluster_at < when):
             when = cluster_at
         disk_at = self.disk.timer()
-        return disk_at if disk_at is not None and disk_at < when else when
+        return disk_at if disk_at is not None and (when is None or disk_at < when) else when
 
     def _finish(self) -> None:
         """Send frames, submit Raft's writes and reads, and act on the turn's news."""
@@ -221,6 +223,8 @@ class ClusterRuntime(Runtime):
         """Commit a group locally, and let the cluster acknowledge what is durable."""
         super().group_written(group)
         now = self.state.now
+        if self.cluster_node.local.is_waiting():
+            self.state.stats.durations.acknowledged.observe(now - self._group_oldest_at)
         if self.disk.ended(self.disk.journal, now):
             self._disk_changed(now)
         self.cluster_node.handle_durable(now)
@@ -235,6 +239,8 @@ class ClusterRuntime(Runtime):
 
     def waits_s(self, now: float) -> float:
         """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
+        if self.cluster_node.local.is_waiting():
+            return super().waits_s(now)
         return self.cluster_node.forwarding.waits_s(now)
 
     def _watch_disk(self, now: float) -> None:
@@ -332,6 +338,7 @@ class ClusterRuntime(Runtime):
             self.state.note("error", "older_copy", {"text": text})
             self._process.stand_apart(text)
             self.cluster_node.meta.stand_apart(self.state.now)
+            self.cluster_node.alone.end()
             self.cluster_node.replication.set_unfit(stands_apart=True)
             # The disk has lost votes and acknowledgements, so the node must give no new ones.
             self._links.isolate("the disk of this node is an older copy")

@@ -94,7 +94,9 @@ class OwnershipLease:
         it would deliver messages of a session that has another owner.
         """
         is_unnoticed = self._is_ill and not self._state.is_ownership_expired
-        if is_unnoticed or now > self._sure_until or now > self._ticked_at + self._held_s:
+        # While this node is alone, no other one can have taken a session.
+        was_stopped = now > self._ticked_at + self._held_s and not self._context.is_alone
+        if is_unnoticed or now > self._sure_until or was_stopped:
             self._lose(now)
         self._ticked_at = now
 

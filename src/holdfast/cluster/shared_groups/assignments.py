@@ -1,5 +1,6 @@
 """The records of one shared group that are assigned to this node, and what its agent needs."""
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.delivery.delivery import note_blocked, note_room
@@ -30,11 +31,14 @@ class AgentContext:
         cluster: ClusterContext,
         forwarding: RecordForwarder,
         replicated: ReplicatedState,
+        after_newest: Callable[[int, Callable[[], None]], None] | None = None,
     ) -> None:
+        """`after_newest`: in place of that of `forwarding`."""
         self.state = state
         self.cluster = cluster
         self.forwarding = forwarding
         self.replicated = replicated
+        self.after_newest = after_newest or forwarding.after_newest
 
 
 class NodeAssignments:

@@ -422,6 +422,10 @@ class Coordinator:
                 if coordination.is_open and not coordination.weights.member_count():
                     self._end_if_over(coordination)
 
+    def has_groups(self) -> bool:
+        """Whether a home that this node leads has groups."""
+        return any(home.groups for home in self.homes.led.values())
+
     def timer(self) -> float | None:
         if self._dirty:
             return self._state.now

@@ -206,6 +206,10 @@ class Groups(GroupPort):
             if not self.agent.is_touched and not self.coordinator.is_dirty:
                 return
 
+    def is_used(self) -> bool:
+        """Whether there are groups to check: with members here, or coordinated here."""
+        return bool(self.agent.assignments) or self.coordinator.has_groups()
+
     def tidy(self) -> None:
         """Runs the periodic checks of both sides."""
         self.agent.tidy()

@@ -21,7 +21,7 @@ class KeptRecords:
         return_record: Callable[[NodeAssignments, Place], None],
     ) -> None:
         self._state = context.state
-        self._forwarding = context.forwarding
+        self._after_newest = context.after_newest
         self._replicated = context.replicated
         self._finish = finish
         self._return = return_record
@@ -33,7 +33,7 @@ class KeptRecords:
         home = partition_of(session.key, self._state.config.partitions)
         client_id = session.client_id
         self.records[(share, place)] = client_id
-        self._forwarding.after_newest(home, lambda: self._resolve(share, client_id, place))
+        self._after_newest(home, lambda: self._resolve(share, client_id, place))
 
     def _resolve(self, share: NodeAssignments, client_id: str, place: Place) -> None:
         """Finishes or returns a kept record, once the session's record that contains it is applied.

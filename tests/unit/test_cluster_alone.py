@@ -1,0 +1,152 @@
+"""A node that is its whole cluster commits by its journal, until another node is heard."""
+
+import pytest
+
+from bench.core import LEVEL, MESSAGES, Core, Row
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.metadata.model import WITNESS
+from holdfast.cluster.runtime.runtime import ClusterRuntime
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage.journal.segment import WriteGroup
+
+
+class Links:
+    """Links whose frames nobody receives."""
+
+    def send(self, node_id: str, kind: int, payload: object) -> bool:
+        return True
+
+    def flush(self) -> None:
+        """Nothing is queued."""
+
+    def review(self) -> None:
+        """All links are allowed."""
+
+    def isolate(self, text: str) -> None:
+        """There is none."""
+
+
+class Held:
+    """A cluster of one with a group that the disk has not written, and records behind it."""
+
+    def __init__(self, row: Row) -> None:
+        self.core = Core(row, "one")
+        self.machine = self.core.machines[0]
+        self.node._links = Links()
+        self.expected = 0
+        self.group = self._publish()
+        self.machine.disk.group = None
+        assert self._publish() is None
+
+    @property
+    def node(self) -> ClusterRuntime:
+        assert isinstance(self.machine.runtime, ClusterRuntime)
+        return self.machine.runtime
+
+    def _publish(self) -> WriteGroup | None:
+        core = self.core
+        core.has_begun = True
+        for number, publisher in enumerate(core.publishers):
+            block = core.blocks[number]
+            half = len(block) // 2
+            # Other packet ids than those of the first half.
+            publisher.send(block[:half] if self.expected == 0 else block[half:])
+        self.expected += core.deliveries // 2
+        self.machine.step()
+        assert core.received == 0
+        return self.machine.disk.group
+
+    def write(self) -> None:
+        """Write the group, and let everything settle."""
+        self.machine.disk.group = self.group
+        self.core._settle()
+
+    def meet(self) -> None:
+        """Connect a second node, which sends nothing."""
+        self.node.link_up("n2", Presence("n2", "n2:1", "n2:2", ""), WITNESS)
+
+    def is_answered(self) -> bool:
+        connections = [each.connection for each in self.core.publishers]
+        return self.core.received == self.expected and not any(
+            each.unacknowledged for each in connections
+        )
+
+
+ROWS = [Row(1, 3), Row(2, 3), Row(1, 3, is_durable=True), Row(2, 3, is_durable=True)]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_it_acknowledges_what_its_disk_has(row: Row) -> None:
+    held = Held(row)
+    assert held.node.cluster_node.context.is_alone
+    assert not held.node.cluster_node.forwarding.pending
+    assert not any(held.node.cluster_node.log.uncommitted)
+    held.machine.step()
+    assert held.core.received == 0
+    held.write()
+    assert held.is_answered()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_another_node_joins_while_records_wait(row: Row) -> None:
+    held = Held(row)
+    held.meet()
+    cluster_node = held.node.cluster_node
+    assert not cluster_node.context.is_alone
+    assert not cluster_node.local.is_waiting()
+    # Every record can be found again, in the log or in a queue.
+    assert len(cluster_node.forwarding.pending) >= row.topics * MESSAGES
+    held.write()
+    assert held.is_answered()
+    assert not cluster_node.forwarding.pending
+    held.core.round()
+    assert not cluster_node.context.is_alone
+
+
+def test_the_high_watermark_waits_for_the_disk() -> None:
+    held = Held(Row(1, 3))
+    journal = held.machine.node.state.journal
+    committed = list(journal.high_watermark)
+    held.machine.step()
+    assert journal.high_watermark == committed
+    held.write()
+    assert journal.high_watermark == journal.next_offset == held.machine.node.state.delivered
+
+
+def test_a_record_of_the_next_group_waits_for_that_group() -> None:
+    held = Held(Row(1, 3))
+    connections = [each.connection for each in held.core.publishers]
+    assert [each.unacknowledged for each in connections] == [MESSAGES] * 3
+    held.machine.disk.group = held.group
+    held.machine.step()
+    assert [each.unacknowledged for each in connections] == [MESSAGES // 2] * 3
+    held.core._settle()
+    assert held.is_answered()
+
+
+def test_it_is_alone_again_once_nothing_waits() -> None:
+    held = Held(Row(1, 3))
+    cluster_node = held.node.cluster_node
+    cluster_node.alone.end()
+    held.machine.step()
+    assert not cluster_node.context.is_alone
+    held.write()
+    assert held.is_answered()
+    held.core.round()
+    assert cluster_node.context.is_alone
+
+
+def test_a_record_that_admission_adds_is_folded() -> None:
+    """A message without room in the retained store removes what its topic had."""
+    core = Core(Row(1, 2), "one")
+    machine = core.machines[0]
+    machine.node.state.config.retained_max = 1
+    for number, publisher in enumerate(core.publishers):
+        topic = f"kept/{number}".encode()
+        publisher.send(encode(Publish(topic, b"x", 1, True, False, 1, b"", 0, -1), LEVEL))
+    core._settle()
+    journal = machine.node.state.journal
+    assert len(machine.node.state.retained) == 1
+    assert sum(journal.next_offset) >= 3
+    assert machine.node.state.delivered == journal.next_offset
