@@ -164,10 +164,28 @@ def test_lines_have_priorities_for_journald(
         os.truncate(broker.log, 0)
 
 
-def test_an_occupied_admin_port_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("door", ["admin", "cluster", "federation"])
+def test_an_occupied_port_is_told_before_there_is_a_directory(door: str, tmp_path: Path) -> None:
     broker = Holdfast(tmp_path)
-    with socket.create_server(("127.0.0.1", broker.admin_port)), pytest.raises(RuntimeError) as bad:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if door == "admin":
+            broker.admin_port = port
+        elif door == "cluster":
+            broker.settings["cluster"] = {"peer_bind": "127.0.0.1", "peer_port": port}
+        else:
+            broker.settings["federation"] = {"name": "f", "listen": f"127.0.0.1:{port}"}
+        with pytest.raises(RuntimeError) as bad:
+            broker.start()
+    assert f"error='cannot listen: 127.0.0.1:{port}: Address already in use'" in str(bad.value)
+    assert not broker.data.exists()
+
+
+def test_a_missing_certificate_of_the_admin_port_is_told_before_there_is_a_directory(
+    tmp_path: Path,
+) -> None:
+    settings = {"admin": {"certificate": "no.pem", "key": "no.key"}}
+    broker = Holdfast(tmp_path, settings)
+    with pytest.raises(RuntimeError, match="cannot read the certificate file"):
         broker.start()
-    text = f"error='cannot listen: 127.0.0.1:{broker.admin_port}: Address already in use'"
-    assert text in str(bad.value)
-    assert not broker.data.exists(), "a start that fails leaves no data directory"
+    assert not broker.data.exists()

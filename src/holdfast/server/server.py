@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
+from holdfast.addresses import split_address
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of
 from holdfast.api.census import report_certificates
 from holdfast.api.cluster_operations import ClusterOperations
@@ -16,6 +17,7 @@ from holdfast.broker import federation_session as federating
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.config.explain import Setting
+from holdfast.config.listener import Listener
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
@@ -40,6 +42,7 @@ from holdfast.server.reload import (
 from holdfast.server.security_files import (
     SecurityFileError,
     SecurityFiles,
+    admin_context,
     load_listeners,
     load_security,
 )
@@ -57,6 +60,16 @@ STAND_BY_AGAIN = -1
 """The result of `run` instead of an exit code: start the program again, as a standby."""
 START_ANEW = -2
 """The result of `run`: start the program again, to set its data directory aside."""
+
+
+def _ports_between_nodes(config: Config) -> Iterator[Listener]:
+    """The ports for other nodes and members. They are opened after the data directory, which a
+    start must not create when one is taken."""
+    if config.cluster.peer_bind:
+        yield Listener(bind=config.cluster.peer_bind, port=config.cluster.peer_port)
+    if config.federation is not None and config.federation.listen and not config.node.standby:
+        host, port = split_address(config.federation.listen)
+        yield Listener(bind=host, port=port)
 
 
 class StartError(Exception):
@@ -106,6 +119,7 @@ class Server:
         try:
             self._security = load_security(config)
             files = load_listeners(config.listeners)
+            admin_context(config.admin)
         except SecurityFileError as error:
             raise StartError(str(error)) from error
         try:
@@ -120,6 +134,9 @@ class Server:
                     partial(reserve_admin, config.admin.bind, config.admin.port),
                     config.node.standby,
                 )
+            for settings in _ports_between_nodes(config):
+                for each in reserve(settings):
+                    each.close()
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror or error}") from error
         await asyncio.to_thread(report_certificates, config)
