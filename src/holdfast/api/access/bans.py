@@ -263,7 +263,9 @@ class BanRoutes:
         was_banned = ban is not None and not ban.is_over(state.wall_us)
         if ban is not None:
             call.before = _ban_row(ban)
-            await self._recorded(partial(record_lift, state, scope, name))
+        # Also without a ban: one may be on its way to the log, or this node may lag behind the node
+        # that has banned the name. The ban would stay.
+        await self._recorded(partial(record_lift, state, scope, name))
         question = LockoutQuestion(scope, name)
         others, missing = await self._everywhere.ask_others("lift-lockout", question, LiftedLockout)
         answers = [await self._lift_lockout_here(question), *others]

@@ -85,7 +85,7 @@ def create_queue(
     keeper = make_keeper(key, owner)
     if state.cluster.is_single:
         group = find_group(state, key)
-        if group is not None:
+        if group is not None and any(each.client_id != key for each in group.members):
             # A group of this name without a keeper: an operator deleted the queue while members
             # were there.
             start = group_positions(state, group)
@@ -160,22 +160,24 @@ class QueueRoom:
 
 
 class DeletionPromise(OutcomePromise):
-    """The promise of the end of a queue."""
+    """The promise of the end of a queue. `keeper`: that of a single node."""
 
-    def __init__(self, key: str, done: Outcome) -> None:
+    def __init__(self, keeper: Session | None, done: Outcome) -> None:
         super().__init__(done)
-        self.key = key
+        self.keeper = keeper
 
     def release(self, state: NodeState) -> None:
-        keeper = state.queues.get(self.key)
-        if state.cluster.is_single and keeper is not None:
-            drop_session(state, keeper)
+        if self.keeper is not None:
+            drop_session(state, self.keeper)
         super().release(state)
 
 
 def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
     """End a queue. Its group ends with it, or with the group's last member."""
     payload = encode_session(EndRecord(key))
-    promise = DeletionPromise(key, done)
+    # On a single node it is gone from now on. Counter-example: a client subscribes before the
+    # commit, and finds the queue. It receives SUBACK, and the queue ends.
+    keeper = state.queues.pop(key, None) if state.cluster.is_single else None
+    promise = DeletionPromise(keeper, done)
     publish_state(state, log_record.SESSION, key.encode(), payload, 0, promise)
     state.note("info", "queue_deleted", {"queue": key})
