@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import Request
 
 from holdfast.api.access.bans import BanRoutes, NewBan
-from holdfast.api.endpoints import ApiRefusal, Call, Caller
+from holdfast.api.endpoints import ApiRefusal, Call, Caller, Values
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
@@ -41,7 +41,7 @@ class Operator:
         self.routes = BanRoutes(OwnNode(server), Everywhere(server))
 
     async def send(self, handle: Callable[[Call], Awaitable[object]], body: object) -> str:
-        values: dict[str, object] = {"client": CLIENT}
+        values: Values = {"client": CLIENT}
         caller = Caller("user amy", Scope.OPERATOR)
         endpoint = self.routes.endpoints()[1]
         try:
