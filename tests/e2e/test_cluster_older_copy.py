@@ -368,7 +368,7 @@ def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:
         publish(cluster, "n1", "before")
         wait_all_vote(cluster)
         kept = {name: copy(cluster, name) for name in ("n1", "n2")}
-        publish(cluster, "n1", "between")
+        lost = publish(cluster, "n1", "between")
         assert cluster.stop("n3") == 0
         cluster.kill9("n1", "n2")
         for name, each in kept.items():
@@ -383,6 +383,9 @@ def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:
         until(lambda: (node.data / "diverged-1" / "journal").exists(), "what it had is kept")
         for name in cluster.nodes:
             publish(cluster, name, "after")
+        command = ["cluster", "diverged", "publish", "--data", str(node.data)]
+        assert main([*command, "--server", f"127.0.0.1:{node.port}"]) == 0
+        wait_all_have(cluster, lost)
 
 
 def test_a_node_with_replaced_metadata_waits_for_a_majority_without_it(tmp_path: Path) -> None:

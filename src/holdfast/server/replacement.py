@@ -32,6 +32,8 @@ class AsideDirectory:
                 logger.warning("begins_anew text='the other nodes have what was here'")
             self.path = str(root / ASIDE) if quarantine.exists(root) else ""
             """The directory that was set aside, or ""."""
+            for kept in sorted(root.glob(f"{quarantine.KEPT}-*")):
+                _warn(kept)
         except (OSError, DataDirectoryError) as error:
             raise StorageError(f"{root}: the damaged log cannot be put aside: {error}") from error
 
@@ -58,7 +60,14 @@ class AsideDirectory:
             return
         self.path = ""
         if kept is not None:
-            text = "it has committed records that the others went on without: remove it when read"
-            logger.warning("aside_kept directory=%s text=%r", kept, text)
+            _warn(kept)
             return
         logger.info("aside_removed text='this node has everything again'")
+
+
+def _warn(kept: Path) -> None:
+    text = (
+        "it has committed records that the others went on without: list or publish them with"
+        " `holdfast cluster diverged`, then remove it"
+    )
+    logger.warning("aside_kept directory=%s text=%r", kept, text)

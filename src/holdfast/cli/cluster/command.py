@@ -14,6 +14,7 @@ The subcommands for a cluster use a node's admin port (`--admin`):
     unsafe-recover  let a node lead partitions that have lost every disk with all records
     watch       changes, one per line
     accept-older-copy  let a stopped node go on with a disk that the others have rejected
+    diverged    the records that a node has set aside; publish them again
     local       a whole cluster on this machine, for trying
 
 The subcommands for a shared data directory (`--data`) are status and handover. See
@@ -27,8 +28,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.cluster import commands as cluster_commands
+from holdfast.cli.cluster import diverged, older_copy
 from holdfast.cli.cluster import local as cluster_local
-from holdfast.cli.cluster import older_copy
 from holdfast.cli.cluster import pair as cluster_pair
 from holdfast.cli.cluster import watch as cluster_watch
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
@@ -111,6 +112,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         )
     _add_handover(commands)
     older_copy.add_parser(commands)
+    diverged.add_parser(commands)
     cluster_local.add_options(
         commands.add_parser("local", help="run a whole cluster on this machine, for trying")
     )
@@ -155,6 +157,8 @@ def run(args: argparse.Namespace) -> int:
             return cluster_local.run(args)
         if name == "accept-older-copy":
             return older_copy.run(args)
+        if name == "diverged":
+            return diverged.run(args)
         if name == "handover" or (name == "status" and _asks_for_directory(args)):
             return cluster_pair.run(args)
         args.admin = args.admin or DEFAULT_ADMIN
