@@ -43,12 +43,21 @@ def oldest_segment(node: ClusterNode) -> Path:
 
 def read_code(node: ClusterNode, partition: int) -> int:
     """HTTP status of a read of all that a partition has."""
+    return read(node, partition)[0]
+
+
+def read_body(node: ClusterNode, partition: int) -> bytes:
+    status, body = read(node, partition)
+    assert status == 200
+    return body
+
+
+def read(node: ClusterNode, partition: int) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", node.admin_port, timeout=10)
     try:
         connection.request("GET", f"/api/v1/log/{partition}?start=0")
         answer = connection.getresponse()
-        answer.read()
-        return answer.status
+        return answer.status, answer.read()
     finally:
         connection.close()
 
@@ -150,3 +159,24 @@ def test_damage_found_by_a_reader_of_the_log(tmp_path: Path) -> None:
         wait_fetched_anew(cluster, "n2")
         answers = [read_code(node, partition) for partition in range(6)]
         assert answers == [200] * 6
+
+
+def test_damage_at_the_end_of_a_leader_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    """All are killed within a second of a publish, and one bit of the leader's last record changes.
+    Nobody remembers how far it was. The others must not cut the record off to follow it."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        fill(cluster, cluster.ports["n1"], 40)
+        partition = cluster.partition_of("d/0")
+        leader = cluster.leader_of(partition)
+        node = cluster.nodes[leader]
+        with Wire(cluster.ports["n1"], timeout_s=20.0) as writer:
+            writer.connect("writer")
+            assert writer.publish("d/0", b"newest" + b"x" * 600, 1) < 0x80
+        cluster.kill9(*cluster.nodes)
+        segment = node.segments()[-1]
+        change(segment, segment.read_bytes().rindex(b"newest") + 100)
+        cluster.restart(*cluster.nodes)
+        cluster.wait_healthy()
+        for name in cluster.nodes:
+            assert b"newest" in read_body(cluster.nodes[name], partition), f"{name} has lost it"
+        assert "partitions_damaged" in node.log_text()

@@ -8,7 +8,7 @@ from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
 from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open, open_to_read
-from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.filesystem import SECTOR_BYTES, OsFileSystem
 from holdfast.storage.files.layout import snapshot_name
 from holdfast.storage.journal.epoch_table import EpochTable
 from holdfast.storage.journal.journal import Journal
@@ -407,6 +407,50 @@ def test_synced_data_that_was_cut_off_is_missed() -> None:
     # Behind the checkpoint it is what a crash leaves.
     disk.files[name] = SimContent(whole + whole[:40])
     assert ReplicaBench(disk).journal.damaged == {}
+
+
+def _with_a_last_batch() -> tuple[SimDisk, SimContent, int, int]:
+    """A disk with one batch behind the checkpoint, the segment, and the place of that batch."""
+    disk = SimDisk()
+    bench = ReplicaBench(disk, 2, segment_bytes=1 << 20)
+    for number in range(5):
+        follow(bench.journal, 1, 1, b"%d" % number * 20)
+        bench.flush()
+    bench.directory.write_watermarks(bench.journal.checkpoint())
+    begin = bench.journal.segments[-1].size_bytes
+    follow(bench.journal, 0, 1, b"acknowledged" * 200)
+    bench.flush()
+    return disk, disk.files[f"journal/{0:020d}.log"], begin, bench.journal.segments[-1].size_bytes
+
+
+def test_a_changed_end_is_not_taken_for_a_torn_one() -> None:
+    """Its records may have been acknowledged, and the other replicas have them. Also the openings
+    after the one that has cut it off know that."""
+    _, _, begin, end = _with_a_last_batch()
+    for at in (*range(begin, begin + 64), *range(begin + 64, end - 8, 61)):
+        disk, content, _, _ = _with_a_last_batch()
+        content.now[at] ^= 1 << at % 8
+        for _ in range(2):
+            opened = ReplicaBench(disk)
+            assert set(opened.journal.damaged) == {0, 1}, at
+            assert opened.journal.next_offset == [0, 5]
+
+
+def test_a_torn_end_is_no_damage() -> None:
+    _, _, begin, end = _with_a_last_batch()
+    sectors = range(begin // SECTOR_BYTES + 1, end // SECTOR_BYTES)
+    cuts = [(kept, b"") for kept in range(begin, end, 7)]
+    # Preallocated space, of which a part was written.
+    cuts += [(kept, bytes(end - kept)) for kept in range(begin, end - 8, 7)]
+    cuts += [(each * SECTOR_BYTES, bytes(SECTOR_BYTES)) for each in sectors]
+    for kept, zeros in cuts:
+        disk, content, _, _ = _with_a_last_batch()
+        whole = bytes(content.now)
+        rest = whole[kept + len(zeros) :] if zeros else b""
+        disk.files[f"journal/{0:020d}.log"] = SimContent(whole[:kept] + zeros + rest)
+        opened = ReplicaBench(disk)
+        assert (opened.journal.damaged, opened.journal.next_offset) == ({}, [0, 5]), kept
+    assert len(sectors) > 2
 
 
 def test_a_directory_is_of_one_sort(tmp_path: Path) -> None:

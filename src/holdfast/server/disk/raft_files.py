@@ -14,8 +14,9 @@ All integers are little-endian::
 An entry replaces all entries from its index on. `member` is the Raft peer that owns the log.
 
 `synced` is the length of the log that was durable when the group was written. It distinguishes
-damage from a torn end: an unreadable group is damage if a later group declares it durable.
-Otherwise it is the rest of a write that was never reported, and recovery drops it.
+damage from a torn end: an unreadable group is damage if a later group declares it durable, or if
+no interrupted write leaves such bytes. Otherwise it is the rest of a write that was never reported,
+and recovery drops it.
 
 A peer without its votes or entries must not continue. Counter-example: it votes for A, loses the
 vote, and votes for B in the same term, so two leaders are elected. Damage is therefore an error.
@@ -41,6 +42,7 @@ from holdfast.storage.files.filesystem import (
     FileSystem,
     WriteFile,
     is_scarce,
+    may_be_torn,
     read_file,
     replace_file,
 )
@@ -177,7 +179,7 @@ class RaftFiles:
             while at < len(data):
                 content, end = _read_group(data, at)
                 if content is None:
-                    if _was_durable(data, at):
+                    if _was_durable(data, at) or _was_complete(data, at):
                         raise DamagedRaft(f"{LOG} is damaged at byte {at}: {_REMEDY}")
                     logger.warning("raft_log_torn file=%s byte=%d of=%d", LOG, at, len(data))
                     break
@@ -303,6 +305,19 @@ def _was_durable(data: bytes, position: int) -> bool:
             return True
         at = data.find(GROUP_MAGIC, at + 1)
     return False
+
+
+def _was_complete(data: bytes, at: int) -> bool:
+    """Return whether the unreadable group at `at` was written to its end."""
+    if at + _GROUP.size > len(data):
+        return False
+    magic, length, crc, synced = _GROUP.unpack_from(data, at)
+    content = data[at + _GROUP.size :]
+    if crc32(_U64.pack(synced) + content) == crc:
+        # Its magic or its length has changed.
+        return True
+    is_short = magic == GROUP_MAGIC and length > len(content)
+    return not is_short and not may_be_torn(data[at:], at)
 
 
 def _text(text: str) -> bytes:

@@ -19,6 +19,8 @@ T = TypeVar("T")
 TEMPORARY: Final = ".tmp"
 WRITE_BYTES: Final = 1 << 20
 """The most bytes joined for one write call."""
+SECTOR_BYTES: Final = 512
+"""The bytes that a disk writes completely or not at all."""
 OPEN_WAIT_S: Final = 30.0
 """The most seconds that an opening waits for a descriptor."""
 OPEN_PAUSE_S: Final = 0.01
@@ -365,6 +367,23 @@ class OsFileSystem:
     def free_bytes(self) -> int:
         stat = os.statvfs(self.root)
         return stat.f_bavail * stat.f_frsize
+
+
+def may_be_torn(data: bytes, position: int) -> bool:
+    """True if an interrupted write may have left these bytes at this position of a file: a sector,
+    or the end, has only zeros.
+
+    Other bytes that fit no checksum were once complete and have changed since, so they may have
+    been promised. Counter-example: one bit changes in the last records that a leader has stored.
+    They are taken for the rest of a write, and its followers remove them, too.
+    """
+    end = SECTOR_BYTES - position % SECTOR_BYTES
+    begin = 0
+    while begin < len(data):
+        if not data[begin:end].strip(b"\0"):
+            return True
+        begin, end = end, end + SECTOR_BYTES
+    return data.endswith(bytes(8))
 
 
 def read_file(files: FileSystem, name: str) -> bytes:

@@ -16,8 +16,9 @@
   restart, its repetition is acknowledged, and a power cut takes it.
 - In a replica's directory batches may override earlier ones, see `storage.reading.index`. The
   checkpoint of the watermarks has the committed offsets and the synced length of the last segment.
-  Damage behind that length is a torn end. Other damage makes partitions unsure: all of them if it
-  does not show which. They must get the missing records from other replicas.
+  Damage behind that length is a torn end, if an interrupted write may have left it. Other damage
+  makes partitions unsure: all of them if it does not show which. They must get the missing records
+  from other replicas.
 
 Damage never prevents a start; an OSError from the disk is passed on.
 """
@@ -25,7 +26,7 @@ Damage never prevents a start; an OSError from the disk is passed on.
 import errno
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import lt
 from typing import Final
 
@@ -112,6 +113,8 @@ class _Opener:
         self._uncertain: dict[int, int] = {}
         self._blind: set[int] = set()
         self._checkpoint = directory.read_checkpoint()
+        # The checkpoint for the next opening: later than that if damage proves a later write.
+        self._proven = self._checkpoint
         self._result = OpenedJournal(
             Journal(partitions, segment_bytes, replicated=self._replica, tag=new_tag),
             SegmentStore(directory, writes=writes, on_damage=on_damage),
@@ -160,7 +163,7 @@ class _Opener:
         result.tag = self._tag
         if self._replica:
             result.damaged = self._find_damaged_partitions(result.journal)
-            result.journal.begin_checkpoints(self._checkpoint, result.damaged)
+            result.journal.begin_checkpoints(self._proven, result.damaged)
         return result
 
     def _find_damaged_partitions(self, journal: Journal) -> dict[int, int]:
@@ -253,6 +256,11 @@ class _Opener:
             self._result.truncated = scan.torn
         self._take_over(scan)
         self._note_shortened(sequence, size_bytes)
+        if scan.changed_end:
+            # The damage is cut off here, and the next opening must know that it was there.
+            self._proven = replace(self._checkpoint, segment=sequence, position=scan.changed_end)
+            if self._writes:
+                self._directory.write_watermarks(self._proven)
         if not self._replica:
             for partition, records in self._uncertain.items():
                 scan.index.add_gap(partition, self._ends[partition] + records)

@@ -31,7 +31,7 @@ from holdfast.storage.batch import (
     CorruptBatch,
     header_damage,
 )
-from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.files.filesystem import ReadFile, may_be_torn
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.reading.segment_reader import ALIGNMENT, Damage
 
@@ -61,6 +61,8 @@ class SegmentScan:
     """The position where the write group of the last valid batch begins."""
     is_group_open: bool = False
     """More batches of that group must follow."""
+    changed_end: int = 0
+    """The end of a batch behind the synced bytes that was complete and has changed; 0: of none."""
 
     def note_uncertain(self, length: int) -> None:
         """Note that these bytes may have contained records of any partition."""
@@ -69,7 +71,8 @@ class SegmentScan:
 
     def check_claim(self, batch: Batch) -> None:
         """Compare a damaged header's end with the next batch: agreement means no other loss."""
-        if self.claimed.pop(batch.partition) != batch.base_offset and self.replica:
+        claimed = self.claimed.pop(batch.partition, batch.base_offset)
+        if claimed != batch.base_offset and self.replica:
             self.note_blind()
 
     def enter_group(self, position: int, batch: Batch) -> None:
@@ -119,16 +122,18 @@ def scan_segment(
     while position + HEADER_BYTES <= window.end:
         try:
             batch = window.batch(position)
-            if not known_start and batch.partition < len(start_offsets):
-                if batch.partition not in seen:
-                    _begin_partition(index, batch)
-                seen.add(batch.partition)
+            if not known_start:
+                _begin_partition(index, batch, seen)
             _check_position(scan, batch)
         except CorruptBatch as error:
             following = None
+            if synced_bytes is not None and position >= synced_bytes:
+                scan.changed_end = window.changed_end(position) or scan.changed_end
+                synced_bytes = max(synced_bytes, scan.changed_end)
             if synced_bytes is None or position < synced_bytes:
                 following = _after_damage(window, scan, position, open_end=open_end)
-            if following is not None and looked_again != position:
+            is_damage = following is not None or scan.changed_end > position
+            if is_damage and looked_again != position:
                 looked_again = position
                 if window.has_changed(position):
                     # The file is being written: this batch and the next came meanwhile.
@@ -148,15 +153,13 @@ def scan_segment(
             scan.is_group_open = False
             position = following
             continue
-        if batch.partition in scan.claimed:
-            scan.check_claim(batch)
+        scan.check_claim(batch)
         index.add_parsed(position, batch)
         if not batch.count:
             scan.blind.discard(batch.partition)
         scan.uncertain.pop(batch.partition, None)
         scan.enter_group(position, batch)
-        position += batch.length
-        scan.end = position
+        scan.end = position = position + batch.length
     if open_end and scan.is_group_open:
         # The scan is repeated up to the start of the group, because the index has that already.
         begins = scan.group_start
@@ -207,6 +210,14 @@ class _Window:
         if not count and not attributes & ATTRIBUTE_RESET:
             return 0
         return 0 if header_damage(magic, length, layout, count, body_bytes) else int(length)
+
+    def changed_end(self, position: int) -> int:
+        """The end of the damaged batch at `position`, as far as its header shows, if it was written
+        completely; otherwise 0."""
+        length = self.claimed_length(position) or HEADER_BYTES
+        inside = self._load(position, length)
+        data = self._data[inside : inside + length]
+        return 0 if len(data) < length or may_be_torn(data, position) else position + length
 
     def group(self, position: int) -> int | None:
         """The group field of the header at `position`; None if it has none."""
@@ -268,9 +279,11 @@ class _Window:
         return 0
 
 
-def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
-    index.head.start_offsets[batch.partition] = batch.base_offset
-    index.head.end_offsets[batch.partition] = batch.base_offset
+def _begin_partition(index: ActiveIndex, batch: Batch, seen: set[int]) -> None:
+    partition = batch.partition
+    if partition < len(index.head.end_offsets) and partition not in seen:
+        seen.add(partition)
+        index.head.start_offsets[partition] = index.head.end_offsets[partition] = batch.base_offset
 
 
 def _check_position(scan: SegmentScan, batch: Batch) -> None:
