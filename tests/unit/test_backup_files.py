@@ -59,6 +59,18 @@ def test_a_cut_at_each_place(journal: Journal, tmp_path: Path, count: int) -> No
     assert payloads(tmp_path / "whole") == list(range(200))
 
 
+def test_a_cut_reports_older_records_that_it_leaves_out(journal: Journal, tmp_path: Path) -> None:
+    """A replica that was behind in one partition has its records behind newer ones of others."""
+    for number in range(20):
+        journal.publish("t/0", b"%d" % number, timestamp_us=TIME_US + number * SECOND_US)
+    make_backup(journal.directory, tmp_path / "backup")
+    _, (line,) = restore(tmp_path / "backup", tmp_path / "restored", TIME_US + 150 * SECOND_US)
+    assert "70 of 220 records left out; 20 of them are from before that time" in line
+    _, (line,) = restore(tmp_path / "backup", tmp_path / "later", TIME_US + 10 * SECOND_US)
+    # Clocks of two nodes differ, so the last two seconds before the time count for nothing.
+    assert "210 of 220 records left out; 8 of them are from before that time" in line
+
+
 def test_a_time_before_what_retention_has_left(journal: Journal, tmp_path: Path) -> None:
     save(journal)
     journal.remove_first_segment()

@@ -3,6 +3,10 @@
 The log ends before the first write group with a record of that time or later. What was acknowledged
 before that time lies in earlier groups, because a group is on the disk before its acknowledgement.
 
+A replica has two exceptions. The clocks of nodes differ, so a record may have a time that is a
+little later than that of a record behind it. And a replica that was behind in a partition has
+fetched its records after newer ones of others. The cut leaves those out and reports their number.
+
 A snapshot stays only if it was complete before that time. It may contain effects of records behind
 its own position, up to the moment of its last write. Counter-example: a snapshot begins at 12:00:00
 and ends at 12:00:05, and a retained message of 12:00:03 is in it. A log that is cut at 12:00:02
@@ -31,6 +35,11 @@ from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 MARGIN_US: Final = 1_000_000
 """The least time between the last write of a snapshot and the cut, as the clock of the file system
 may differ from that of the node."""
+
+
+CLOCKS_US: Final = 2_000_000
+"""The difference between the clocks of two nodes of a cluster: each may be 1 s from the cluster's
+(`cluster.failure.cluster_clock`)."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,16 @@ def cut_at(root: Path, until_us: int) -> str:
             f"{root}: no snapshot is older than {time_text(until_us)}, and retention has removed"
             " the log before it: give a later --until, or an older backup"
         )
+    older = _older_left_out(opened, found, until_us - CLOCKS_US)
     _apply(root, directory, found, kept)
     lost = opened.journal.sequence - found.sequence
-    return f"cut at {time_text(until_us)}: {lost} of {opened.journal.sequence} records left out"
+    line = f"cut at {time_text(until_us)}: {lost} of {opened.journal.sequence} records left out"
+    if older:
+        line += (
+            f"; {older} of them are from before that time. This node has fetched them from other"
+            " nodes after newer ones, so restore the others as well"
+        )
+    return line
 
 
 def find_cut(opened: OpenedJournal, until_us: int) -> LogCut | None:
@@ -103,6 +119,23 @@ def _find_in(segment: Segment, index: SegmentIndex, until_us: int, sequence: int
             sequence += index.counts[number]
         continues = bool(attributes & ATTRIBUTE_MORE)
     return None
+
+
+def _older_left_out(opened: OpenedJournal, cut: LogCut, before_us: int) -> int:
+    """The number of records behind the cut that are from before this time."""
+    count = 0
+    for segment in opened.journal.segments:
+        if segment.sequence < cut.segment or segment.head.first_timestamp_us >= before_us:
+            continue
+        index = segment.index
+        index = opened.store.load_index(segment) if index is None else index
+        for number, position in enumerate(index.positions):
+            if segment.sequence == cut.segment and position < cut.position:
+                continue
+            last_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
+            if index.counts[number] and last_us < before_us:
+                count += index.counts[number]
+    return count
 
 
 def _usable_snapshots(
