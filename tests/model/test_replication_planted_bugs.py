@@ -197,7 +197,7 @@ def first_seed_that_fails(faults: Faults, seeds: int = SEEDS) -> int | None:
     for seed in range(seeds):
         try:
             World(seed, faults).play()
-        except Wrong:
+        except (Wrong, AssertionError):
             return seed
     return None
 

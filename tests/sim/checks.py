@@ -19,6 +19,7 @@ from holdfast.protocol.topics.names import is_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.batch import Batch
 from holdfast.storage.record import Record
+from tests.sim.invariants import check_invariants
 from tests.sim.schedule import Violation
 from tests.sim.story import SessionStory
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 EARLY_US = 2_500_000
 """How much two right clocks may differ, and the cluster's from the true time."""
-IMPOSSIBLE = frozenset({"replica_diverged", "record_not_understood"})
+IMPOSSIBLE = frozenset({"replica_diverged", "record_not_understood", "invariant_broken"})
 """Notes of a node that tell of damage."""
 
 
@@ -138,6 +139,7 @@ class Checks:
 
     def turn_ended(self, process: "Process") -> None:
         self._note_down(process)
+        check_invariants(process)
         if process.cluster_node.meta.diverged:
             self.fail(f"{process.host.name}: {process.cluster_node.meta.diverged}")
         journal = process.journal

@@ -11,6 +11,7 @@ from holdfast.broker.effects import (
     AskSources,
     AskTopics,
     CheckPassword,
+    Cut,
     FetchInflight,
     FindStarts,
     Note,
@@ -44,6 +45,8 @@ from holdfast.storage.record import MESSAGE, Record
 from tests.sim.disk import SimContent, SimReadFile
 
 PACKET_BYTES_MAX = 268_435_460
+CHECKED_MAX = 100
+"""Above so many sessions, retained messages or producers the sums over them are not compared."""
 
 
 class Peer:
@@ -117,6 +120,8 @@ class NodeBench:
         self.groups: list[WriteGroup] = []
         self.in_flight: list[WriteGroup] = []
         self.notes: list[Note] = []
+        # The connections that the node has cut off.
+        self.cut: list[Connection] = []
         self.valid_passwords: dict[str, bytes] = {}
         # The messages with commands that clients have sent. Each has the same response.
         self.commands: list[bytes] = []
@@ -280,10 +285,18 @@ class NodeBench:
             pending = self.auto_commit and (self.journal.pending_bytes or state.promises)
             if not progress and not pending:
                 if not state.work:
+                    self._check()
                     return
                 # As in the next turn of an event loop: what is large goes on in slices.
                 self.node.tick(self.now, self.wall_us)
                 self.node.handle_timers()
+
+    def _check(self) -> None:
+        """The invariants over all tables, unless those are large."""
+        state = self.node.state
+        if max(len(state.sessions), len(state.retained), len(state.producers)) < CHECKED_MAX:
+            state.check()
+            self.journal.check()
 
     def answer(self, verdicts: Callable[[str, str], str]) -> list[tuple[str, str]]:
         """Answer the open questions about topics, for 60 seconds. Returns them."""
@@ -301,6 +314,8 @@ class NodeBench:
                 self.node.handle_resumed(effect.connection)
         elif isinstance(effect, Note):
             self.notes.append(effect)
+        elif isinstance(effect, Cut):
+            self.cut.append(effect.connection)
         elif isinstance(effect, AskSources):
             self.node.handle_answer(effect.connection, self.identity)
         elif isinstance(effect, AskRights):

@@ -28,6 +28,7 @@ class Core:
         self.frames: deque[Send] = deque()
 
     def collect(self) -> None:
+        self.core.check()
         effects, self.core.effects = self.core.effects, []
         for effect in effects:
             if isinstance(effect, Send):

@@ -32,6 +32,10 @@ WALL_S = 1_750_000_000.0
 """What clocks on walls say at the beginning."""
 
 
+CHECKED_EACH = 8
+"""After so many calls the sums over the member's tables are compared."""
+
+
 def node_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
@@ -79,6 +83,7 @@ class SimMember:
         self._published = 0
         self._numbers: dict[MessageId, int] = {}
         self._armed = float("inf")
+        self._calls = 0
 
     @property
     def member(self) -> FederationMember:
@@ -170,6 +175,9 @@ class SimMember:
         result = input(core, self.world.now)
         for effect in core.take_effects():
             self._carry_out(effect)
+        self._calls += 1
+        if self._calls % CHECKED_EACH == 0:
+            core.check()
         at = core.timer(self.world.now)
         if at < self._armed:
             self._armed = at

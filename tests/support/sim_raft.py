@@ -189,6 +189,7 @@ class ElectionWorld(VirtualTime):
                 node.compact(_pack(member.state))
         if node.is_leader:
             self._check_leader(node)
+        node.check()
         self._write(member)
         if node.timer() < member.timer_at:
             member.timer_at = node.timer()

@@ -11,6 +11,7 @@ from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import (
     BecameLeader,
+    Broken,
     Committed,
     Diverged,
     ProposeInSync,
@@ -91,6 +92,7 @@ class SimNode:
             self._carry_out()
         self._sync()
         self._arm()
+        self.core.check()
 
     def later(self, delay: float, step: Callable[[], None]) -> None:
         life = self.life
@@ -199,5 +201,5 @@ class SimNode:
             world.committed(self, effect.partition, effect.offset)
         elif isinstance(effect, BecameLeader):
             world.became_leader(self, effect.partition, effect.epoch)
-        elif isinstance(effect, Diverged):
+        elif isinstance(effect, (Broken, Diverged)):
             raise Wrong(f"{self.name}: partition {effect.partition} {effect.text}")

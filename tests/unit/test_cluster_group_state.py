@@ -36,6 +36,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
         state.cluster = ClusterPort()
     session = Session("c")
     session.expiry_s = 60
+    session.inflight_max = 10
     session.connection = Connection(1 << 20, "", ListenerRules(""))
     session.connection.state = OPEN
     message = Message(b"t", b"payload", 1, False, b"", -1, 0, b"p")

@@ -136,6 +136,7 @@ class AdminRoutes:
             body["node"] = state.config.node_id
             body["disk_full"] = state.disk_full
             body["connections"] = state.connections
+            body["stopped"] = state.stopped
         cluster = self._server.cluster
         if cluster is not None:
             figures = cluster.figures()

@@ -53,6 +53,9 @@ def obstacles(server: ServedProcess) -> list[Obstacle]:
     state = broker.node.state
     if state.closing or server.is_stopping:
         found.append(Obstacle("closing", "the node is stopping", is_expected=True))
+    if state.has_stopped_partition:
+        text = f"invariants do not hold, so the node has stopped {', '.join(state.stopped)}"
+        found.append(Obstacle("invariant_broken", f"{text}: restart it, and report its log"))
     if state.redirect:
         text = "clients are sent to other nodes"
         found.append(Obstacle("sends_away", text, is_expected=True))

@@ -38,7 +38,7 @@ from holdfast.broker.recorded_state import CANCELLED, SYS
 from holdfast.broker.relocation.client_relocation import ClientRelocation
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Session
+from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import STEPS_PER_TURN, NodeState
 from holdfast.broker.sys_topics import SysTopics
 from holdfast.broker.topic_rights.questions import forget_decisions, is_waiting
@@ -344,12 +344,23 @@ class Node:
     def handle_read(
         self, effect: ReadLog, records: list[Record], positions: list[int], done: bool, lost: int
     ) -> None:
-        read_results.handle_read(self.state, effect, records, positions, done, lost)
+        try:
+            read_results.handle_read(self.state, effect, records, positions, done, lost)
+        except AssertionError as error:
+            self._stop_reader(effect.cursor, error)
 
     def handle_fetched(self, effect: FetchInflight, found: list[tuple[int, Record | None]]) -> None:
-        log_replay.handle_fetched(self.state, effect, found)
-        if isinstance(effect.reader, Session):
-            proceed(self.state, effect.reader)
+        try:
+            log_replay.handle_fetched(self.state, effect, found)
+            if isinstance(effect.reader, Session):
+                proceed(self.state, effect.reader)
+        except AssertionError as error:
+            self._stop_reader(effect.reader, error)
+
+    def _stop_reader(self, reader: Session | Group, error: AssertionError) -> None:
+        if not isinstance(reader, Session):
+            raise error
+        self.state.stop_session(reader, error)
 
     def timer(self) -> float | None:
         """The time at which handle_timers is due, or None."""

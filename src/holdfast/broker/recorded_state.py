@@ -10,6 +10,7 @@ other nodes notice of a change, for example `delivery.subscriptions` the routing
 """
 
 import heapq
+from operator import le
 from typing import Final
 
 from holdfast.broker.admission.bans import BanTable
@@ -51,7 +52,8 @@ RELOCATION: Final = 15
 
 class Timer:
     """A time at which `kind` of action is due for `subject`. `number`: its place among timers of
-    the same time. It is an entry of the heap itself, because every session away may have two."""
+    the same time, 0 once it has been removed. It is an entry of the heap itself, because every
+    session away may have two."""
 
     def __init__(self, when: float, number: int, kind: int, subject: object) -> None:
         self.when = when
@@ -116,7 +118,7 @@ class RecordedState:
     def cancel(self, timer: object) -> None:
         """Cancel a timer (anything but a Timer is ignored) and later remove it from the heap.
         Otherwise clients that come and go would leave their keep alive there for hours."""
-        if not isinstance(timer, Timer) or timer.kind == CANCELLED:
+        if not isinstance(timer, Timer) or timer.kind == CANCELLED or not timer.number:
             return
         timer.kind = CANCELLED
         timer.subject = None
@@ -131,6 +133,7 @@ class RecordedState:
         due: list[Timer] = []
         while self.timers and self.timers[0].when <= now and len(due) < count_max:
             timer = heapq.heappop(self.timers)
+            timer.number = 0
             if timer.kind == CANCELLED:
                 self.timers_cancelled -= 1
             else:
@@ -142,6 +145,23 @@ class RecordedState:
         return [(timer.kind, timer.subject) for timer in self.pop_timers(now, len(self.timers))]
 
     # Sessions and groups
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two records."""
+        for client_id, session in self.sessions.items():
+            assert session.client_id == client_id, "a session under another name"
+            session.check()
+        for key, group in self.groups.items():
+            assert group.key == key, "a group under another name"
+            assert group.members, "a group without members"
+            group.check()
+        ends = self.journal.next_offset
+        assert all(map(le, self.delivered, ends)), "delivered <= next_offset"
+        cancelled = sum(timer.kind == CANCELLED for timer in self.timers)
+        assert self.timers_cancelled == cancelled, "the number of cancelled timers"
+        self.retained.check()
+        self.delayed.check()
+        self.producers.check()
 
     def set_subscription(self, subscription: Subscription) -> None:
         """Add a subscription, or replace the one with the same filter. [MQTT-3.8.4-3]"""

@@ -15,7 +15,7 @@ from holdfast.broker.admission.control import AdmissionControl
 from holdfast.broker.cluster_port import ClusterPort, SingleNode
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.pending_connects import PendingConnects
-from holdfast.broker.effects import ResumeInput
+from holdfast.broker.effects import Cut, ResumeInput
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.trace_context import PublishTracer
 from holdfast.broker.recorded_state import PROGRESS, WORK, RecordedState
@@ -39,6 +39,9 @@ STEPS_PER_TURN: Final = 1000
 takes 2 to 10 µs, so they delay a turn by at most some milliseconds."""
 STEPS_AT_ONCE: Final = 200
 """The most steps of one job before the others have their turn."""
+
+STOPPED_MAX: Final = 100
+"""The most parts that `NodeState.stopped` names."""
 
 ROUTE_CHANGES_MAX: Final = 256
 """The most changed filters that are remembered, so that routes of other topics stay valid."""
@@ -89,6 +92,9 @@ class NodeState(RecordedState):
 
     replay_pace: "ReplayPace | None" = None
     """The rate of replays; None: it was never limited."""
+    has_stopped_partition: bool = False
+    """True once a partition is in `stopped`. The state may then have a part of a record. A restart
+    rebuilds it from the log."""
     tracer: PublishTracer | None = None
     """Traces publishes; None: nothing is traced."""
 
@@ -124,6 +130,7 @@ class NodeState(RecordedState):
         # The interests of sessions that read the log; broker.delivery.log_replay makes them.
         self.interests: dict[Session, list[ReadInterest]] = {}
 
+        # On a single node, in append order: `after` never falls along it.
         self.promises: deque[Promise] = deque()
         # The number of records appended. A client that makes it grow is paused under congestion.
         self.appended = 0
@@ -160,6 +167,28 @@ class NodeState(RecordedState):
         # Last epochs of ended sessions, the oldest first. The client's next session continues with
         # larger ones, so its records differ from those of the old one in the same write group.
         self.ended_epochs: dict[str, int] = {}
+        # "partition 3" or "session x" -> the invariant that does not hold there.
+        self.stopped: dict[str, str] = {}
+
+    def note_stopped(self, part: str, error: str) -> None:
+        """Report a part of the node that goes on no more, because an invariant of it does not
+        hold. The other parts go on."""
+        self.stats.invariants_broken += 1
+        if part not in self.stopped and len(self.stopped) < STOPPED_MAX:
+            self.stopped[part] = error
+            self.note("critical", "invariant_broken", {"part": part, "error": error})
+
+    def stop_partition(self, partition: int, error: str) -> None:
+        """Report a partition that this node neither follows, leads nor applies any more."""
+        self.has_stopped_partition = True
+        self.note_stopped(f"partition {partition}", error)
+
+    def stop_session(self, session: Session, error: AssertionError) -> None:
+        """Cut off the client of a session whose state is wrong. It may come back, and then the
+        session continues from its cursor."""
+        self.note_stopped(f"session {session.client_id}", str(error))
+        if session.connection is not None:
+            self.effects.append(Cut(session.connection))
 
     def note_ended(self, session: Session) -> None:
         """Remember the epoch of a session that ended."""
@@ -229,12 +258,34 @@ class NodeState(RecordedState):
         node all records so far must be committed first."""
         self.cluster.promise(promise)
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        super().check()
+        after = [promise.after for promise in self.promises]
+        assert after == sorted(after), "the promises are out of order"
+        assert self.promise_bytes >= 0, "fewer bytes of promises than none"
+        assert self.routes_bytes == sum(each.size_bytes for each in self.routes.values())
+        assert all(work.is_queued for work in self.work), "a job is queued and does not know it"
+        self.pending_connects.check()
+
     def release_committed(self) -> None:
         """Release the promises of committed records, after the committed sequence has grown."""
         promises = self.promises
         committed = self.journal.committed_sequence
         while promises and promises[0].after <= committed:
-            promises.popleft().release(self)
+            promise = promises.popleft()
+            try:
+                promise.release(self)
+            except AssertionError as error:
+                self.stop_promise(promise, error)
+
+    def stop_promise(self, promise: Promise, error: AssertionError) -> None:
+        """Stop the session of a promise that could not be kept. Raises the error if there is
+        none."""
+        connection = promise.connection
+        if connection is None or connection.session is None:
+            raise error
+        self.stop_session(connection.session, error)
 
     def is_congested(self, part: int = 1) -> bool:
         """Whether more than `1 / part` of the allowed bytes is pending."""

@@ -17,6 +17,9 @@ class Stats:
 
     hook_events_dropped: int = 0
 
+    invariants_broken: int = 0
+    """Times that a partition or a session was stopped because an invariant did not hold there."""
+
     delayed_published: int = 0
     delayed_denied: int = 0
     """Delayed messages that their client may not publish any more."""

@@ -137,6 +137,10 @@ def _address(option: str, text: str, form: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not __debug__:
+        print("holdfast: python -O removes the checks of invariants: omit -O", file=sys.stderr)
+        return EXIT_CONFIG
+
     def read() -> Config:
         return load(args.config, os.environ, _overrides(args))
 

@@ -188,7 +188,10 @@ class ClusterNode(Parts):
             self.alone.taken(group)
         elif group.built:
             for batch in group.built:
-                self.log.built(batch)
+                try:
+                    self.log.built(batch)
+                except AssertionError as error:
+                    self.replication.break_off(batch.partition, error)
             self.replication.handle_taken(
                 [
                     (batch.partition, batch.base_offset, batch.end_offset, batch.data)

@@ -18,6 +18,7 @@ from holdfast.cluster.metadata.requests import Outcome
 from holdfast.cluster.metadata_proposer import MetadataProposer
 from holdfast.cluster.partitions.effects import (
     BecameLeader,
+    Broken,
     Committed,
     Diverged,
     GivenUp,
@@ -59,6 +60,7 @@ class PartEffects:
         self._forwarding = parts.forwarding
         self._applier = parts.applier
         self._applier.on_applied = self._applied
+        self._applier.on_broken = parts.replication.break_off
         self._transfer = parts.transfer
         self._ownership = parts.ownership
         self._metadata_reads = parts.metadata_reads
@@ -158,6 +160,8 @@ class PartEffects:
         elif isinstance(effect, Committed):
             self._applier.apply_to(effect.partition, effect.offset)
             self._applied(effect.partition)
+        elif isinstance(effect, Broken):
+            self._state.stop_partition(effect.partition, effect.text)
         elif isinstance(effect, ReadBatches):
             self.reads.append(effect)
         elif isinstance(effect, ProposeInSync):

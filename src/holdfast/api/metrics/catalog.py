@@ -59,6 +59,7 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "sessions_denied": "CONNECT packets refused: the client id is another user's.",
     "protocol_errors": "Connections closed because the client broke the protocol.",
     "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
+    "invariants_broken": "Times a partition or a session was stopped: its state was wrong.",
     "inputs_throttled": "Times a client was not read for a while, because of a rate.",
     "hook_events_dropped": "Events that no hook was told of, because too many waited.",
     "lockouts": "Names locked out after failed authentications.",

@@ -147,12 +147,22 @@ class PendingConnects:
         else:
             return
         self.bytes -= self._partial.pop(connection, 0)
+        assert self.bytes >= 0, "fewer bytes are buffered than none"
         address = address_of(connection.remote)
         left = self._by_address[address] - 1
         if left:
             self._by_address[address] = left
         else:
             del self._by_address[address]
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        assert self.bytes == sum(self._checking.values()) + sum(self._partial.values())
+        assert not self._silent.keys() & self._checking.keys(), "silent and checked"
+        assert sum(self._by_address.values()) == len(self), "the counts of the addresses"
+        handshakes = [each for each in self._unproved if isinstance(each, PendingHandshake)]
+        assert self._handshakes == len(handshakes), "the number of handshakes"
+        assert self._holding.keys() <= self._unproved.keys(), "a known client gives way"
 
     def checking(self) -> list[Connection]:
         """The connections whose CONNECT is complete and not answered."""

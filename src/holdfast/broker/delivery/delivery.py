@@ -57,12 +57,15 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
             session = target.session
             if session.connection is None:
                 continue
-            if target.qos == 0 and not target.reads_log:
-                send_qos0(state, target, message)
-            elif session.tailing:
-                _deliver_to_session(state, session, target, message)
-            elif session.lane is not None:
-                overtake(state, session, target, message)
+            try:
+                if target.qos == 0 and not target.reads_log:
+                    send_qos0(state, target, message)
+                elif session.tailing:
+                    _deliver_to_session(state, session, target, message)
+                elif session.lane is not None:
+                    overtake(state, session, target, message)
+            except AssertionError as error:
+                state.stop_session(session, error)
     for group in groups:
         _deliver_to_group(state, group, message)
     return receivers

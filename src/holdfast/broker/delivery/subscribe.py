@@ -90,6 +90,7 @@ class SubscribePromise(Promise):
 
     def release(self, state: NodeState) -> None:
         state.promise_bytes -= self.size_bytes
+        assert state.promise_bytes >= 0, "a promise is kept twice"
         session = self.session
         session.replays_awaited -= self.replays
         if self.size_bytes:

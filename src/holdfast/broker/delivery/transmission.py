@@ -156,6 +156,7 @@ class SendPromise(Promise):
     def release(self, state: NodeState) -> None:
         session = self.session
         session.promised_sends -= 1
+        assert session.promised_sends >= 0, "a promised send is sent twice"
         connection = self.connection
         assert connection is not None
         if connection.state != OPEN:
@@ -226,6 +227,7 @@ def send_inflight(
     """Send a QoS 1 or 2 PUBLISH, make it inflight; needs can_send(). False: nothing was sent."""
     connection = session.connection
     assert connection is not None
+    assert session.window_is_open(), "more is sent than the client takes"
     packet_id = session.allocate_packet_id()
     dup = session.maybe_sent is not None and group is None and _was_sent(session, message)
     if (
@@ -255,6 +257,7 @@ def send_inflight(
         entry.group_tag = group.tag
     elif is_retained:
         entry.topic = message.topic
+    assert packet_id not in session.inflight, "a packet id is used twice"
     session.add_inflight(packet_id, entry)
     if session.expiry_s > 0:
         note_progress(state, session)

@@ -34,6 +34,7 @@ class UnsubscribePromise(Promise):
 
     def release(self, state: NodeState) -> None:
         state.promise_bytes -= self.size_bytes
+        assert state.promise_bytes >= 0, "a promise is kept twice"
         if self.size_bytes:
             self.session.subscribes_awaited -= 1
         codes: list[int] = []

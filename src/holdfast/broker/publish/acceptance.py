@@ -39,7 +39,7 @@ def is_repeated(
     if session.inbound is None or packet_id not in session.inbound:
         return False
     if not session.is_doubtful(packet_id):
-        connection.unacknowledged -= 1
+        connection.note_acknowledged()
     elif not publish.dup or session.inbound[packet_id] != partition:
         # The client has released the id since the copy was made. The record comes before that of
         # the new message, whose sender may repeat it with DUP 1.

@@ -23,6 +23,14 @@ def acknowledgement(qos: int) -> int:
     return PUBACK if qos == 1 else PUBREC
 
 
+def _pass(state: NodeState, partition: int, offset: int) -> None:
+    """Note a delivered record. One that is delivered twice is no error of a single session: it
+    stops the process, because only recovery knows what each session has."""
+    if offset < state.delivered[partition]:
+        raise ValueError(f"offset {offset} of partition {partition} is delivered twice")
+    state.delivered[partition] = offset + 1
+
+
 class PublishPromise(Promise):
     """The promise of PUBACK or PUBREC for a message that is appended and not committed yet.
 
@@ -59,7 +67,7 @@ class PublishPromise(Promise):
         packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
         if packet_type == PUBACK:
             # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
-            connection.unacknowledged -= 1
+            connection.note_acknowledged()
         if connection.state != CLOSED:
             connection.send(
                 encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
@@ -78,7 +86,7 @@ class PublishPromise(Promise):
             if is_retained and record.offset >= state.retained_ahead.get(route.topic, 0):
                 set_retained(state, route.topic, message)
             receivers = deliver(state, route, message)
-        state.delivered[record.partition] = record.offset + 1
+        _pass(state, record.partition, record.offset)
         return receivers
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
@@ -91,7 +99,7 @@ class PublishPromise(Promise):
         state.stats.refused_unavailable += 1
         if reason == reasons.QUOTA_EXCEEDED:
             note_refused(state, connection, self.record)
-        connection.unacknowledged -= 1
+        connection.note_acknowledged()
         if connection.state == CLOSED:
             return
         is_kept = connection.version < 5 or self.is_repeated
@@ -155,7 +163,7 @@ class LoggedPromise(Promise):
         if route.version != state.route_version:
             route = find_route(state, message.topic)
         deliver_committed_qos0(state, route, message)
-        state.delivered[message.partition] = message.offset + 1
+        _pass(state, message.partition, message.offset)
 
 
 class RetainedPromise(Promise):
@@ -183,7 +191,7 @@ class ReplyPromise(Promise):
         connection = self.connection
         assert connection is not None
         if self.acknowledges:
-            connection.unacknowledged -= 1
+            connection.note_acknowledged()
         if connection.state != CLOSED:
             connection.send(self.data, state.dirty)
 

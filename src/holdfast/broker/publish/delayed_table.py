@@ -135,6 +135,7 @@ class DelayedTable:
 
     def __init__(self) -> None:
         self.by_place: dict[Place, Delayed] = {}
+        # The sum over all messages, as is that of the counts and of the shares.
         self.size_bytes = 0
         self._counts: dict[bytes, int] = {}
         # By user: messages and bytes.
@@ -188,6 +189,7 @@ class DelayedTable:
         if message is None:
             return False
         self.size_bytes -= message.size_bytes
+        assert self.size_bytes >= 0, "fewer bytes wait than none"
         self._change_share(message, -1)
         client_id = message.record.client_id
         left = self._counts[client_id] - 1
@@ -196,6 +198,15 @@ class DelayedTable:
         else:
             del self._counts[client_id]
         return True
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the counts and sizes are the sums over the messages."""
+        sizes = [message.size_bytes for message in self.by_place.values()]
+        assert self.size_bytes == sum(sizes), "the bytes of delayed messages"
+        assert sum(self._counts.values()) == len(self.by_place), "the counts of the clients"
+        shares = list(self._shares.values())
+        assert sum(count for count, _ in shares) == len(sizes), "the shares of the users"
+        assert sum(size_bytes for _, size_bytes in shares) == self.size_bytes, "their bytes"
 
     def drop_partition(self, partition: int) -> None:
         """Remove all messages of a partition."""

@@ -424,6 +424,20 @@ class ProducerTable:
         if producer is not None:
             self._unassign_holder(producer_id, producer)
             self.position_count -= len(producer.positions())
+            assert self.position_count >= 0, "fewer positions than none"
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the counts are the sums over the producers."""
+        total = sum(len(producer.positions()) for producer in self.by_id.values())
+        assert self.position_count == total, "the positions of all producers"
+        assert total <= self.positions_max or len(self.by_id) == 1, "too many positions"
+        owned = 0
+        for holder in self.holders.values():
+            positions = [len(self.by_id[each].positions()) for each in holder.producers]
+            assert holder.position_count == sum(positions), "the positions of a holder"
+            assert holder in self._by_position_count[holder.position_count], "its rank"
+            owned += len(positions)
+        assert owned == len(self.by_id), "a producer without a holder"
 
 
 def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:

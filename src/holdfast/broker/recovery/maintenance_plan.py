@@ -46,8 +46,10 @@ class MaintenancePlan:
         return self._journal.size_bytes() + self._removed_bytes - self._snapshot_at
 
     def is_snapshot_due(self) -> bool:
-        """Whether the log has grown enough for a snapshot."""
-        return self.grown_bytes() >= self.limits.snapshot_bytes
+        """Whether the log has grown enough for a snapshot. None is due while the state of a
+        partition is wrong: the next start would load it."""
+        is_right = not self._runtime.state.has_stopped_partition
+        return is_right and self.grown_bytes() >= self.limits.snapshot_bytes
 
     def snapshot_sequence(self, *, always: bool) -> int | None:
         """Return the sequence of a snapshot begun now, or None if there is one for all records.

@@ -169,7 +169,7 @@ class Connection:
         self.input_packet_bytes_max: i32 = packet_bytes_max
         self.packet_bytes_max: i32 = PACKET_BYTES_MAX
         self.receive_maximum: i32 = 65535
-        # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
+        # QoS > 0 publishes received and not yet acknowledged; never negative. [MQTT-3.3.4-7]
         self.unacknowledged: i32 = 0
         self.alias_out_max: i32 = 0
         self.keep_alive_s: i32 = 0
@@ -274,6 +274,11 @@ class Connection:
         if not self.dirty:
             self.dirty = True
             dirty.append(self)
+
+    def note_acknowledged(self) -> None:
+        """Count a publish of the client as acknowledged."""
+        assert self.unacknowledged > 0, "a publish is acknowledged twice"
+        self.unacknowledged -= 1
 
     def close(self, dirty: "list[Connection]") -> None:
         """Ask the driver to close the socket after the queued bytes are written."""

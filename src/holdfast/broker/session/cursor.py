@@ -16,6 +16,7 @@ a `LiveLane`.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.session.additions import Additions
@@ -92,7 +93,14 @@ class LiveLane:
         """Remove and return the oldest delivery."""
         delivery = self.queue.popleft()
         self.queue_bytes -= queued_size(delivery.message)
+        assert self.queue_bytes >= 0, "fewer bytes in the lane than none"
         return delivery
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the counted bytes are the sums over the queues."""
+        assert self.queue_bytes == _size_of(self.queue), "the bytes of the lane"
+        assert self.tailed_bytes == _size_of(self.tailed), "the bytes tailed by the lane"
+        assert not self.is_open or len(self.filters) <= LANE_FILTERS_MAX, "too many filters"
 
     def start_read(self) -> None:
         """Begin a read from `positions` on. Live deliveries come behind its records."""
@@ -125,6 +133,7 @@ class LiveLane:
         self.positions = None
         self.reading = False
         self.tailed = []
+        self.tailed_bytes = 0
 
     def add_filters(self, filters: list[str]) -> None:
         """Another replay begins. Messages that wait here are sent before it."""
@@ -178,19 +187,31 @@ class WaitingQos0:
             del self.by_partition[partition]
         self.count -= 1
         self.size_bytes -= queued_size(delivery.message)
+        assert min(self.count, self.size_bytes) >= 0, "fewer messages wait than none"
         return delivery
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        waiting = [each for queue in self.by_partition.values() for each in queue]
+        assert all(self.by_partition.values()), "an empty queue"
+        assert self.count == len(waiting), "the number of waiting messages"
+        assert self.size_bytes == _size_of(each for _, each in waiting), "their bytes"
+        for queue in self.by_partition.values():
+            offsets = [before for before, _ in queue]
+            assert offsets == sorted(offsets), "the waiting messages are out of order"
 
 
 class Cursor:
     """The position of one reader, and its outbox.
 
-    Invariant: while the reader tails and no read is under way, `positions` is None. If its outbox
-    is empty then, `lane` is None, too.
+    Invariant: while the reader tails and no read is under way, `positions` is None. If nothing
+    waits in its outbox or in `waiting_qos0` then, `lane` is None, too.
     """
 
     def __init__(self) -> None:
         self.positions: list[int] | None = None
         self.outbox: deque[Delivery] | None = None
+        # The sum over the outbox and `tailed_while_reading`.
         self.outbox_bytes = 0
         # Deliveries read from the log go before the ones tailed while the read was under way.
         self.tailed_while_reading: deque[Delivery] | None = None
@@ -221,6 +242,7 @@ class Cursor:
         assert outbox is not None
         delivery = outbox.popleft()
         self.outbox_bytes -= queued_size(delivery.message)
+        assert self.outbox_bytes >= 0, "fewer bytes in the outbox than none"
         return delivery
 
     def outbox_count(self) -> int:
@@ -261,9 +283,9 @@ class Cursor:
         else:
             self.positions = self.resume_positions(delivered)
             self.outbox = None
-        if self.tailed_while_reading is not None:
-            self.tailed_while_reading = None
-        self.outbox_bytes = 0
+        self.tailed_while_reading = None
+        # During a read the outbox keeps the records of the read before.
+        self.recount()
         self.tailing = False
 
     def start_read(self) -> None:
@@ -333,7 +355,26 @@ class Cursor:
 
     def recount(self) -> None:
         """Count `outbox_bytes` again from the outbox."""
-        self.outbox_bytes = 0
-        if self.outbox is not None:
-            for delivery in self.outbox:
-                self.outbox_bytes += queued_size(delivery.message)
+        self.outbox_bytes = 0 if self.outbox is None else _size_of(self.outbox)
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        waiting = [*(self.outbox or ()), *(self.tailed_while_reading or ())]
+        assert self.outbox_bytes == _size_of(waiting), "the bytes of the outbox"
+        assert self.reading or self.tailed_while_reading is None, "tailed without a read"
+        if self.tailing and not self.reading:
+            assert self.positions is None, "a reader at the end of the log has positions"
+            has_waiting = bool(self.outbox) or self.waiting_qos0 is not None
+            assert has_waiting or self.lane is None, "a lane without a replay"
+        if self.lane is not None:
+            self.lane.check()
+        if self.waiting_qos0 is not None:
+            self.waiting_qos0.check()
+
+
+def _size_of(deliveries: Iterable[Delivery]) -> int:
+    """The memory of the queued messages in bytes."""
+    total = 0
+    for delivery in deliveries:
+        total += queued_size(delivery.message)
+    return total

@@ -218,6 +218,7 @@ class Session(RareState):
         self.epoch = 0
         self.subscriptions: dict[str, Subscription] = NO_SUBSCRIPTIONS
         self.filter_bytes = 0
+        # By packet id, 1 to 65,535, in the order sent.
         self.inflight: dict[int, Inflight] = NO_INFLIGHT
         # Resumed packet ids that are inflight but not sent on this connection yet.
         self.unsent: deque[int] | None = None
@@ -273,6 +274,22 @@ class Session(RareState):
         if self.inflight is NO_INFLIGHT:
             self.inflight = {}
         self.inflight[packet_id] = entry
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        super().check()
+        for packet_id in self.inflight:
+            assert 1 <= packet_id <= 65535, "a packet id out of range"
+        if self.unsent is not None:
+            assert len(set(self.unsent)) == len(self.unsent), "a packet id is to be sent twice"
+            assert self.inflight.keys() >= set(self.unsent), "a free packet id is to be sent"
+        assert self.filter_bytes == sum(len(each.encode()) for each in self.subscriptions)
+        connection = self.connection
+        assert connection is None or connection.session is self, "another's connection"
+        for group, member in (self.groups or {}).items():
+            assert group.members.get(self) is member, "a group without its member"
+        for filter, subscription in self.subscriptions.items():
+            assert subscription.filter == filter, "a subscription under another filter"
 
     def is_durable(self) -> bool:
         """Whether the session outlives its connection."""
@@ -350,6 +367,7 @@ class Group(Cursor):
         # The members with a connection. The first `ready` of them may have room for a message; the
         # others have this group in their `blocked`. A member found without room is not checked
         # again before it has some, so the search costs the same with ten members and with 10,000.
+        # Invariant: 0 <= ready <= len(connected), and connected[member.slot] is the member.
         self.connected: list[GroupMember] = []
         self.ready = 0
         self.turn = 0
@@ -389,6 +407,7 @@ class Group(Cursor):
         message = messages.popleft()
         self.deferred_count -= 1
         self.deferred_bytes -= queued_size(message)
+        assert self.deferred_bytes >= 0, "fewer bytes aside than none"
         if not messages:
             del self.deferred[topic]
         return message
@@ -418,6 +437,7 @@ class Group(Cursor):
 
     def block(self, member: GroupMember) -> None:
         """Move a member without room behind the first `ready`."""
+        assert self.connected[member.slot] is member, "the slot of another member"
         if member.slot < self.ready:
             self.ready -= 1
             self._swap(member, self.connected[self.ready])
@@ -434,6 +454,17 @@ class Group(Cursor):
         self.connected[slot] = other
         one.slot = other.slot
         other.slot = slot
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        super().check()
+        assert 0 <= self.ready <= len(self.connected), "more members are ready than connected"
+        for slot, member in enumerate(self.connected):
+            assert member.slot == slot, "the slot of another member"
+            assert self.members.get(member.session) is member, "a member that has left"
+        aside = [message for messages in self.deferred.values() for message in messages]
+        assert self.deferred_count == len(aside), "the number of messages aside"
+        assert self.deferred_bytes == sum(map(queued_size, aside)), "the bytes aside"
 
     def note_assigned(self, partition: int, offset: int) -> None:
         """Record that a member has the QoS 2 record, for the next progress record."""

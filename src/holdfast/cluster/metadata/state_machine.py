@@ -68,6 +68,9 @@ class MetaState:
         if request_id in self._recent:
             return request_id
         applied = apply(self.metadata, decode_command(encoded))
+        if self.metadata is not None:
+            assert applied.metadata is not None, "a command removes the metadata"
+            assert applied.metadata.version >= self.metadata.version, "the version falls"
         self.metadata = applied.metadata
         if applied.error or applied.metadata is None:
             self._recent[request_id] = RequestRefused(applied.error)

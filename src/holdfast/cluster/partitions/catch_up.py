@@ -101,6 +101,7 @@ class CatchUp:
         if progress is None:
             return None
         progress.peer.reads -= 1
+        assert progress.peer.reads >= 0, "a read ends twice"
         if progress.reading == request:
             progress.reading = 0
             if not progress.is_counted:
@@ -130,6 +131,7 @@ class CatchUp:
                 break
             peer.add(led.epoch_bytes, batch)
             progress.sent = end
+        progress.check()
         if progress.sent == led.end:
             progress.state = LIVE
         return progress.sent > start
@@ -182,6 +184,11 @@ class RecentBatches:
                 break
             self._order.popleft()
             self.size_bytes -= oldest.drop_oldest()
+        assert self.size_bytes >= 0, "fewer bytes of recent batches than none"
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless `size_bytes` is the sum over all batches in memory."""
+        assert self.size_bytes == sum(led.recent_bytes() for led in set(self._order))
 
 
 def flush(state: ReplicaState, peer: Peer) -> None:

@@ -75,6 +75,14 @@ class GivenUp(ReplicationEffect):
         self.partition = partition
 
 
+class Broken(ReplicationEffect):
+    """An invariant of the partition does not hold here, so this node has stopped it."""
+
+    def __init__(self, partition: int, text: str) -> None:
+        self.partition = partition
+        self.text = text
+
+
 class BecameLeader(ReplicationEffect):
     """This node leads the partition from now on, under a new epoch."""
 

@@ -54,8 +54,9 @@ class FollowedPartition:
         # The number of the newest request. Replies to older ones are void: the log may have changed
         # since.
         self.request = 0
-        # The durable end that was last sent to the leader.
+        # The durable end that was last sent to the leader. Invariant: it is durable here.
         self.acknowledged = 0
+        # It never falls while the leader and its epoch stay.
         self.leader_watermark = 0
         # The epoch whose leader was found to lack records that are committed here.
         self.diverged_epoch = 0
@@ -186,7 +187,7 @@ class FollowerSide:
         followed.state = FOLLOWING
         followed.leader_watermark = watermark
         self._mark(followed)
-        self._advance(followed)
+        self._commit(followed)
 
     def _cut(self, followed: FollowedPartition, cut_epoch: int, offset: int) -> None:
         partition = followed.partition
@@ -269,7 +270,10 @@ class FollowerSide:
                     f"after one of {log.last_epoch(partition)}"
                 )
             else:
-                log.append_batch(batch)
+                try:
+                    log.append_batch(batch)
+                except AssertionError as error:
+                    self._state.break_off(partition, error)
                 self._mark(followed)
 
     def _is_refused(self, source: LeaderLink, partition: int, epoch: int) -> bool:
@@ -290,7 +294,7 @@ class FollowerSide:
                 and offset > followed.leader_watermark
             ):
                 followed.leader_watermark = offset
-                self._advance(followed)
+                self._commit(followed)
 
     def handle_durable(self) -> None:
         """Acknowledge the records that have become durable."""
@@ -310,7 +314,7 @@ class FollowerSide:
                 self._sources[followed.leader].acknowledgements.append(
                     OFFSET_ENTRY.pack(partition, followed.epoch, durable)
                 )
-                self._advance(followed)
+                self._commit(followed)
             if durable < log.next_offset[partition]:
                 self._mark(followed)
 
@@ -393,8 +397,26 @@ class FollowerSide:
             followed.is_dirty = True
             self._dirty.append(followed)
 
-    def _advance(self, followed: FollowedPartition) -> None:
+    def _commit(self, followed: FollowedPartition) -> None:
         partition = followed.partition
-        self._state.commit(
-            partition, min(followed.leader_watermark, self._state.log.durable_offset[partition])
-        )
+        durable = self._state.log.durable_offset[partition]
+        try:
+            assert followed.acknowledged <= durable, "more is acknowledged than is durable"
+            self._state.commit(partition, min(followed.leader_watermark, durable))
+        except AssertionError as error:
+            self._state.break_off(partition, error)
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant of a followed partition that does not hold."""
+        for followed in self._partitions:
+            partition = followed.partition
+            assert followed.epoch <= self._state.epochs[partition], "an unknown epoch is followed"
+            # A stuck one repeats its question if this node is to take over.
+            may_ask = followed.state in (ASKING, STUCK)
+            assert may_ask if partition in self._asking else followed.state != ASKING
+            if followed.state in (ASKING, FOLLOWING):
+                assert partition not in self._state.suspended, "a suspended partition is followed"
+                assert followed.leader in self._sources, "its leader is not connected"
+            if followed.state == FOLLOWING:
+                durable = self._state.log.durable_offset[partition]
+                assert followed.acknowledged <= durable, "more is acknowledged than is durable"

@@ -63,6 +63,8 @@ class LeaderSide:
     def lead(self, partition: int, info: PartitionInfo, now: float) -> None:
         """Lead the partition under a new epoch, as the metadata says."""
         log = self._state.log
+        assert self.led[partition] is None, "two epochs are led at once"
+        assert log.last_epoch(partition) <= info.epoch, "the log is of a later epoch"
         log.lead(partition, info.epoch)
         led = LedPartition(partition, info, log.next_offset[partition])
         self.led[partition] = led
@@ -264,7 +266,10 @@ class LeaderSide:
             elif led is not None and led.epoch == epoch:
                 progress = led.followers.get(node)
                 if progress is not None and progress.state != IDLE:
-                    self._matched(led, progress, end, now)
+                    try:
+                        self._matched(led, progress, end, now)
+                    except AssertionError as error:
+                        self._state.break_off(partition, error)
         self._catch_up.pump(peer, now)
         return newer
 
@@ -275,6 +280,7 @@ class LeaderSide:
             )
         if end > progress.matched:
             progress.matched = end
+            progress.check()
             progress.acknowledged_at = now
             self._on_progress(led, progress, now)
 
@@ -293,11 +299,13 @@ class LeaderSide:
             led = self.led[partition]
             if led is None:
                 continue
-            if base != led.end:
-                raise ValueError(f"partition {partition}: a batch from {base} after {led.end}")
-            led.end = end
-            self._recent.add(led, base, batch)
-            self._push(led, base, batch, now)
+            try:
+                assert led.end == base < end, f"a batch of {base} to {end} after {led.end}"
+                led.end = end
+                self._recent.add(led, base, batch)
+                self._push(led, base, batch, now)
+            except AssertionError as error:
+                self._state.break_off(partition, error)
             self._mark(led)
             if led.counted:
                 self._watch(led, now)
@@ -314,6 +322,7 @@ class LeaderSide:
             if progress.state != LIVE:
                 continue
             peer = progress.peer
+            assert progress.matched <= progress.sent == base, "a live follower was sent less"
             if peer.outstanding_bytes() < window:
                 peer.add(led.epoch_bytes, batch)
                 progress.sent = led.end
@@ -330,7 +339,10 @@ class LeaderSide:
         for led in dirty:
             led.is_dirty = False
             if led.is_led:
-                self._advance(led)
+                try:
+                    self._advance(led)
+                except AssertionError as error:
+                    self._state.break_off(led.partition, error)
                 if durable[led.partition] < led.end:
                     self._mark(led)
 
@@ -395,6 +407,20 @@ class LeaderSide:
             self._in_sync.judge(led, now)
             if self._in_sync.is_stable(led):
                 del self._watched[led.partition]
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant of a led partition that does not hold."""
+        ends = self._state.log.next_offset
+        for led in self.led:
+            if led is not None:
+                led.check()
+                assert led.epoch == led.info.epoch <= self._state.epochs[led.partition]
+                assert led.end <= ends[led.partition], "a closed batch is not in the log"
+                assert led.is_dirty == (led in self._dirty), "the partitions to look at"
+        for peer in self._peers.values():
+            assert peer.outstanding_bytes() >= 0, "received more than was sent"
+            assert not peer.batches, "batches wait after the turn"
+        self._recent.check()
 
     def _led_partition(self, partition: int) -> LedPartition | None:
         if partition >= len(self.led):

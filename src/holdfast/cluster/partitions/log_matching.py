@@ -40,6 +40,8 @@ def compare(log: ReplicaLog, led: LedPartition, progress: Progress, entry: Follo
             return b""
         offset = log.start_offsets[partition]
     elif action == GO_ON:
+        if end > led.end:
+            raise BadFrame(f"partition {partition}: has {end} of {led.end} records")
         offset = end
         progress.sent = end
         progress.matched = durable

@@ -23,7 +23,7 @@ class Peer:
         self.is_connected = False
         # As its last FOLLOW named it.
         self.incarnation = ""
-        # Bytes of batches on this link.
+        # Bytes of batches on this link. Invariant: received_bytes <= sent_bytes.
         self.sent_bytes = 0
         self.received_bytes = 0
         # Contents of the next REPLICATE frame.
@@ -31,6 +31,7 @@ class Peer:
         self.batches: list[bytes] = []
         # The followers that wait for their turn to be fed.
         self.queue: deque[Progress] = deque()
+        # The reads under way for it, those of a former link included.
         self.reads = 0
 
     def restart(self, is_connected: bool) -> None:
@@ -56,14 +57,13 @@ class Peer:
 
 
 class Progress:
-    """The progress of one follower in one partition under one epoch. `matched` is never above
-    `sent`."""
+    """The progress of one follower in one partition under one epoch."""
 
     def __init__(self, peer: Peer, led: "LedPartition", now: float) -> None:
         self.peer = peer
         self.led = led
         self.state = IDLE
-        # The next offset to send.
+        # The next offset to send. Invariant: matched <= sent <= led.end; equal to led.end if LIVE.
         self.sent = 0
         # The follower's durable end, in a log that was compared with the leader's.
         self.matched = 0
@@ -84,6 +84,13 @@ class Progress:
         self.state = IDLE
         self.reading = 0
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        if self.state == IDLE:
+            return
+        assert 0 <= self.matched <= self.sent <= self.led.end, "matched <= sent <= end"
+        assert self.state != LIVE or self.sent == self.led.end, "a live follower was sent less"
+
 
 class LedPartition:
     """A partition that this node leads, under one epoch."""
@@ -94,6 +101,7 @@ class LedPartition:
         self.epoch_bytes = EPOCH.pack(info.epoch)
         self.info = info
         # The end of the log when this epoch began, and the end of the batches closed since.
+        # Invariant: start <= end.
         self.start = end
         self.end = end
         self.followers: dict[str, Progress] = {}
@@ -127,6 +135,7 @@ class LedPartition:
     def drop_oldest(self) -> int:
         """Drop the oldest batch in memory. Returns its size in bytes."""
         size = len(self._recent[self._dropped])
+        assert size, "a batch is dropped twice"
         self._recent[self._dropped] = b""
         self._dropped += 1
         if self._dropped * 2 >= len(self._recent):
@@ -139,6 +148,18 @@ class LedPartition:
         """The offset at which the oldest batch in memory ends."""
         following = self._dropped + 1
         return self._bases[following] if following < len(self._bases) else self.end
+
+    def recent_bytes(self) -> int:
+        """The size of the batches in memory."""
+        return sum(map(len, self._recent))
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        assert self.start <= self.end, "the epoch ends before it begins"
+        assert 1 <= self.alive <= len(self.counted) + 1, "more replicas live than are counted"
+        for progress in self.followers.values():
+            progress.check()
+            assert progress.is_counted == (progress in self.counted), "the counted followers"
 
     def recent(self, start: int, bytes_max: int) -> list[bytes]:
         """The batches in memory from `start` on; none if no batch there begins at `start`."""

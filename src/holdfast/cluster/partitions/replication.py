@@ -104,10 +104,24 @@ class Replication:
     def resume(self, partition: int, now: float) -> None:
         """End a suspension by `suspend`, or after Restarted (see
         ReplicationConfig.suspends_restarted)."""
-        if not self._is_fit:
+        if not self._is_fit or partition in self._state.broken:
             return
         self._following.resume(partition, now)
         self._finish()
+
+    def break_off(self, partition: int, error: AssertionError) -> None:
+        """Stop a partition whose invariant does not hold here. Another in-sync replica gets its
+        leadership."""
+        self._state.break_off(partition, error)
+        self._finish()
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        self._state.check()
+        self.leading.check()
+        self._following.check()
+        for partition, led in enumerate(self.leading.led):
+            assert led is None or not self.followed_epoch(partition), "led and followed"
 
     def lags(self) -> dict[int, dict[str, int]]:
         """By partition led here, the records that each follower does not have durably."""
@@ -123,7 +137,13 @@ class Replication:
             return
         self._state.metadata = metadata
         for partition in range(len(metadata.partitions)) if before is None else changed:
-            self._assign_role(partition, metadata.partitions[partition], now)
+            info = metadata.partitions[partition]
+            try:
+                known = 0 if before is None else before.partitions[partition].epoch
+                assert known <= info.epoch, f"epoch {info.epoch} follows {known}"
+                self._assign_role(partition, info, now)
+            except AssertionError as error:
+                self._state.break_off(partition, error)
         self.leading.reply_early(now)
         if before is not None and before.nodes is not metadata.nodes:
             self.leading.handle_nodes(now)
@@ -184,6 +204,9 @@ class Replication:
         for partition, epoch in self._unled.items():
             info = self._state.info(partition)
             assert info is not None
+            if partition in self._state.broken and len(info.in_sync) == 1:
+                # No other replica has everything, so the partition waits for a restart.
+                continue
             renewed = replace(info, epoch=epoch + 1)
             if partition in self._state.suspended:
                 renewed = self._handed_over(partition, renewed)
@@ -264,6 +287,7 @@ class Replication:
         offset, bytes). The driver calls this before any other handler, in the order of the
         batches."""
         self.leading.handle_taken(batches, now)
+        self._finish()
 
     def handle_durable(self, now: float) -> None:
         """React to a change of the log's `durable_offset`."""
@@ -293,5 +317,12 @@ class Replication:
         self._finish()
 
     def _finish(self) -> None:
+        for partition in self._state.broken:
+            led = self.leading.led[partition]
+            if led is not None:
+                self.leading.stop(partition)
+                self._unled[partition] = led.epoch
+                self._renew_at = 0.0
+            self._following.suspend(partition)
         self.leading.flush()
         self._following.flush()

@@ -2,7 +2,7 @@
 
 from holdfast.cluster.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import Committed, ReplicationEffect
+from holdfast.cluster.partitions.effects import Broken, Committed, ReplicationEffect
 from holdfast.cluster.partitions.log import ReplicaLog
 
 
@@ -21,6 +21,9 @@ class ReplicaState:
         # itself. The log's epoch keeps a node that restarted with old metadata from following a
         # deposed leader.
         self.epochs = [log.last_epoch(partition) for partition in range(partitions)]
+        # Partition -> the invariant that does not hold there. This node neither follows nor leads
+        # it until a restart reads the log again.
+        self.broken: dict[int, str] = {}
         # Partitions whose replicated state is incomplete here, because the records that define it
         # were deleted. This node neither follows nor leads them.
         self.suspended: set[int] = set()
@@ -36,8 +39,26 @@ class ReplicaState:
 
     def commit(self, partition: int, offset: int) -> bool:
         """Move the high watermark. Returns False if it is there already."""
-        if offset <= self.log.high_watermark[partition]:
+        log = self.log
+        if offset <= log.high_watermark[partition]:
             return False
-        self.log.advance(partition, offset)
+        assert offset <= log.durable_offset[partition], "the watermark passes what is durable"
+        log.advance(partition, offset)
         self.effects.append(Committed(partition, offset))
         return True
+
+    def break_off(self, partition: int, error: AssertionError) -> None:
+        """Suspend a partition whose state is wrong; the others go on. Its log stays as it is."""
+        if partition not in self.broken:
+            self.broken[partition] = str(error)
+            self.suspended.add(partition)
+            self.effects.append(Broken(partition, str(error)))
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant over all partitions that does not hold."""
+        log = self.log
+        for partition, epoch in enumerate(self.epochs):
+            assert log.start_offsets[partition] <= log.next_offset[partition]
+            assert log.high_watermark[partition] <= log.next_offset[partition]
+            assert log.durable_offset[partition] <= log.next_offset[partition]
+            assert log.last_epoch(partition) <= epoch, "the log has a later epoch than is known"

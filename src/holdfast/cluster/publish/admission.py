@@ -161,6 +161,7 @@ class Admission(Appender):
     def _append(self, origin: str, record: Record) -> None:
         partition = record.partition
         tail = self._tails[partition]
+        assert self._context.leading[partition], "records of a partition that is not led"
         outcome = self._decide(tail, record)
         if outcome == REFUSED:
             self.refused += 1
@@ -384,6 +385,14 @@ class Admission(Appender):
         epoch = self._context.leading[partition]
         answer = ForwardResult(partition, epoch, ticket, reason, text)
         self._results.setdefault(origin, []).append(answer)
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        for partition, epoch in enumerate(self._context.leading):
+            assert bool(epoch) == (partition in self._tails), "the partitions led here"
+            if epoch:
+                assert self._context.journal.epochs[partition] == epoch, "appends under another"
+                self._tails[partition].check(self._state.delivered[partition])
 
     def drop_results(self, node: str) -> None:
         """Drops the results for a node whose link has ended: see ClusterContext.drop_frames."""

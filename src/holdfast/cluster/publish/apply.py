@@ -4,9 +4,10 @@
 are committed, so that none is read back from the disk.
 
 Invariant: `delivered[p]` is the first offset of partition p that is not applied. It never passes
-the high watermark, and every record below it was applied once, in order. Counter-example: a record
-is applied before its commit, and truncated when the leader changes. A client has received a message
-that the log does not have.
+the high watermark, and every record below it was applied once, in order. Where that, or an
+invariant of the state itself, does not hold, the node applies nothing more of the partition.
+Counter-example: a record is applied before its commit, and truncated when the leader changes. A
+client has received a message that the log does not have.
 
 A commit may cover hundreds of thousands of records, because all of them waited for one replica. So
 a turn applies a bounded number of them, and the rest is `Work`. Meanwhile `delivered` is behind the
@@ -72,11 +73,13 @@ class ApplyingLog:
 
     def append_batch(self, batch: Batch) -> None:
         self._journal.append_batch(batch)
-        self.uncommitted[batch.partition].append(batch)
+        self.built(batch)
 
     def built(self, batch: Batch) -> None:
         """Adds a batch that this node has built as leader."""
-        self.uncommitted[batch.partition].append(batch)
+        batches = self.uncommitted[batch.partition]
+        assert not batches or batches[-1].end_offset <= batch.base_offset, "two batches overlap"
+        batches.append(batch)
 
     def truncate(self, partition: int, offset: int) -> None:
         self._journal.truncate(partition, offset)
@@ -131,7 +134,12 @@ class Applier(Work):
         self.starts: list[int] = [0] * len(state.delivered)
         # Called with the partition after a slice of committed records. PartEffects sets it.
         self.on_applied: Callable[[int], None] = lambda partition: None
-        # Partition -> its high watermark, while it is not applied up to there.
+        # Called with a partition whose state is wrong. PartEffects sets it.
+        self.on_broken: Callable[[int, AssertionError], None] = lambda partition, error: None
+        # The partitions of which nothing more is applied.
+        self._broken: set[int] = set()
+        # Partition -> its high watermark, while it is not applied up to there. Invariant:
+        # delivered <= high_watermark <= the end of the log.
         self._ends: dict[int, int] = {}
         self._left = RECORDS_PER_TURN
 
@@ -176,14 +184,39 @@ class Applier(Work):
         delivered = self._state.delivered
         batches = self._log.uncommitted[partition]
         left = count_max
-        while left > 0 and batches and batches[0].base_offset < end:
-            batch = batches[0]
-            limit = min(end, max(batch.base_offset, delivered[partition]) + left)
-            left -= self._apply(partition, batch, limit)
-            if batch.end_offset > limit:
-                break
-            batches.popleft()
+        if partition in self._broken:
+            batches.clear()
+        try:
+            assert end <= self._log.high_watermark[partition], "applied before the commit"
+            while left > 0 and batches and batches[0].base_offset < end:
+                batch = batches[0]
+                limit = min(end, max(batch.base_offset, delivered[partition]) + left)
+                left -= self._apply(partition, batch, limit)
+                if batch.end_offset > limit:
+                    break
+                batches.popleft()
+            assert delivered[partition] <= self._log.high_watermark[partition], "applied too much"
+        except AssertionError as error:
+            self._broken.add(partition)
+            batches.clear()
+            self.on_broken(partition, error)
         return count_max - left
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        log = self._log
+        for partition, batches in enumerate(log.uncommitted):
+            applied = self._state.delivered[partition]
+            assert applied <= log.high_watermark[partition], "delivered <= high_watermark"
+            end = batches[0].base_offset if batches else 0
+            for batch in batches:
+                assert batch.base_offset >= end, "two batches overlap"
+                end = batch.end_offset
+            if batches:
+                assert end <= log.next_offset[partition], "a batch beyond the end of the log"
+                assert applied < end, "a batch that is applied waits"
+        for partition, end in self._ends.items():
+            assert end <= log.next_offset[partition], "a commit beyond the end of the log"
 
     def _apply(self, partition: int, batch: Batch, limit: int) -> int:
         """Applies the records of a batch below the offset `limit`. Returns their number."""

@@ -74,6 +74,7 @@ class RecordForwarder:
         self.promises = PromiseQueues(state)
         self._ticket = 0
         self._number = 0
+        # Invariant: the queues, joined, are `pending`, and `pending_bytes` is the sum of its sizes.
         self.pending: dict[int, PendingRecord] = {}
         self.pending_bytes = 0
         # The pending records per partition, in append order, by ticket.
@@ -135,6 +136,7 @@ class RecordForwarder:
     def _enqueue(self, record: Record) -> PendingRecord:
         self._number += 1
         pending = PendingRecord(record, self._number, self._state.now)
+        assert record.ticket not in self.pending, "a ticket is given twice"
         self.pending[record.ticket] = pending
         self.pending_bytes += pending.size_bytes
         self._queues[record.partition][record.ticket] = pending
@@ -286,6 +288,8 @@ class RecordForwarder:
         if not queue:
             self._refused[pending.partition].clear()
         self.pending_bytes -= pending.size_bytes
+        assert self.pending_bytes >= 0, "fewer bytes are pending than none"
+        assert not pending.done, "a record is done twice"
         pending.done = True
         if pending.afterwards is not None:
             for do in pending.afterwards:
@@ -300,6 +304,23 @@ class RecordForwarder:
         """
         self._targets[partition] = ""
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        count = 0
+        for partition, queue in enumerate(self._queues):
+            number = 0
+            for ticket, pending in queue.items():
+                assert pending.partition == partition, "the queue of another partition"
+                assert self.pending.get(ticket) is pending, "a record that is not pending waits"
+                assert number < pending.number, "the append order"
+                assert not pending.done, "a record that is done waits"
+                number = pending.number
+            count += len(queue)
+        assert count == len(self.pending), "a pending record is in no queue"
+        sizes = [pending.size_bytes for pending in self.pending.values()]
+        assert sum(sizes) == self.pending_bytes, "the bytes of pending records"
+        self.promises.check()
+
     def target(self, partition: int) -> str:
         return self._targets[partition]
 
@@ -313,6 +334,7 @@ class RecordForwarder:
         Counter-example without the client id: the record of another node is taken for this node's,
         which is not sent again and is never done.
         """
+        assert epoch >= self._epochs[partition], "the epoch of the leader falls"
         self._targets[partition] = leader
         self._epochs[partition] = epoch
         self._open[partition] = None

@@ -50,6 +50,7 @@ class PromiseQueues:
         """Counts one condition of the promise as met, and resolves the promises of its connection
         that are due."""
         promise.waiting -= 1
+        assert promise.waiting >= 0, "a condition is met twice"
         if promise.waiting:
             return
         connection = promise.connection
@@ -64,10 +65,23 @@ class PromiseQueues:
         if not queue and self._queues.get(connection) is queue:
             del self._queues[connection]
 
+    def check(self) -> None:
+        """Raise `AssertionError` for a queue whose first promise waits for nothing."""
+        for connection, queue in self._queues.items():
+            assert queue, "an empty queue"
+            assert queue[0].waiting > 0, "the first promise waits for nothing"
+            refused = sum(promise.reason >= 0x80 for promise in queue)
+            assert refused <= connection.refusals_due, "refusals that are not counted"
+            assert all(promise.connection is connection for promise in queue), "another's promise"
+
     def _resolve(self, promise: Promise) -> None:
-        if promise.reason >= 0x80:
-            if promise.connection is not None:
-                promise.connection.refusals_due -= 1
-            promise.refuse(self._state, promise.reason, promise.text)
-        else:
-            promise.release(self._state)
+        try:
+            if promise.reason >= 0x80:
+                if promise.connection is not None:
+                    promise.connection.refusals_due -= 1
+                    assert promise.connection.refusals_due >= 0, "a refusal is sent twice"
+                promise.refuse(self._state, promise.reason, promise.text)
+            else:
+                promise.release(self._state)
+        except AssertionError as error:
+            self._state.stop_promise(promise, error)

@@ -38,7 +38,7 @@ class UncommittedState:
         self.changes: dict[bytes, int] = {}
         # Offset of a delayed message -> offset of the record that ends it.
         self.delayed: dict[int, int] = {}
-        # (offset, record kind or flag, key) in order.
+        # (offset, record kind or flag, key) in order. Invariant: each value above has its entry.
         self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
         # producer id -> (epoch, sequence) that was refused for lack of replicas or space. No later
         # sequence of the producer is stored before it.
@@ -52,6 +52,7 @@ class UncommittedState:
     def note(self, record: Record) -> None:
         """Adds what the appended record says."""
         offset = record.offset
+        assert not self._entries or self._entries[-1][0] < offset, "records come out of order"
         kind = record.kind
         flags = record.flags
         client_id = record.client_id
@@ -101,6 +102,19 @@ class UncommittedState:
     def _change_retained(self, size: int, count: int) -> None:
         self.retained_bytes += size
         self.retained_topics += count
+
+    def check(self, applied: int) -> None:
+        """Raise `AssertionError` for an invariant that does not hold. `applied`: the first offset
+        that the replicated state does not have."""
+        offsets = {offset for offset, _, _ in self._entries}
+        assert all(offset >= applied for offset in offsets), "an applied record is uncommitted"
+        known = {offset for _, offset in (*self.inbound.values(), *self.sessions.values())}
+        known.update(each[-1] for each in self.producers.values())
+        known.update(offset for _, offset in self.wills.values())
+        known.update(self.changes.values(), self.delayed.values())
+        assert known <= offsets, "a value without its entry"
+        ends = [end for end, _, _ in self.repeated]
+        assert ends == sorted(ends), "repetitions out of order"
 
     def forget_below(self, offset: int) -> None:
         """Removes the records below `offset`, which the replicated state has now."""

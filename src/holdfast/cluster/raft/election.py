@@ -81,6 +81,7 @@ def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: floa
         raft.become_follower(request.term, "", now)
     is_granted = request.term == raft.term and is_current and raft.vote in ("", sender)
     if is_granted:
+        assert raft.vote in ("", sender), "two votes in one term"
         raft.vote = sender
         raft.arm_election(now)
     _reply(raft, sender, VoteReply(raft.term, is_granted))

@@ -14,6 +14,7 @@ NEVER: Final = float("-inf")
 class Follower:
     """The progress of one follower. Entries up to `match` are in its log, durably."""
 
+    # Invariant: 0 <= match < next.
     next: int
     """The next entry to send. Those from there to `awaited` are under way."""
     contact: float
@@ -35,6 +36,7 @@ class Follower:
         if self.match >= self.awaited or now >= self.retry_at:
             self.awaited = 0
         self.next = max(self.next, self.match + 1)
+        assert 0 <= self.match < self.next, "match < next"
 
     def refused(self, index: int, agreeing: int, now: float) -> None:
         """Take a refusal. `index` is the `prev` that the follower does not have. The logs may agree

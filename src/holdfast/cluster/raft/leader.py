@@ -20,6 +20,7 @@ INSTALL_RETRY_S: Final = 1.0
 
 def become_leader(raft: Raft, now: float) -> None:
     """Lead the current term."""
+    assert raft.durable_term == raft.term, "the vote for itself is not durable"
     raft.role = LEADER
     raft.leader = raft.peer
     raft.granted = set()

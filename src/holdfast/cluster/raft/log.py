@@ -186,6 +186,7 @@ class RaftLog:
         """Append the entry; a membership is in force at once."""
         if entry.index != self.last_index + 1:
             raise ValueError(f"entry {entry.index} does not follow {self.last_index}")
+        assert entry.term >= self.last_term, "terms fall along the log"
         if entry.kind == EntryKind.MEMBERS:
             self._memberships.append((entry.index, Membership.decode(entry.data)))
         self._entries.append(entry)
@@ -215,6 +216,8 @@ class RaftLog:
 
     def compact(self, snapshot: RaftSnapshot, keep: int) -> None:
         """Drop the entries that the snapshot covers, except the last `keep` of them."""
+        assert snapshot.index <= self.last_index, "the snapshot covers more than the log"
+        assert self.snapshot is None or self.snapshot.index <= snapshot.index, "an older snapshot"
         self.snapshot = snapshot
         base = max(self.base_index, snapshot.index - keep)
         self._base_term = self.term_at(base)

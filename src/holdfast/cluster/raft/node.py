@@ -74,6 +74,10 @@ class RaftNode:
         if self._raft.log.membership.voters == (member,):
             self._raft.election_at = now
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        self._raft.check()
+
     # What it is
 
     @property

@@ -98,9 +98,11 @@ class Raft:
         self.leader = ""
         """The leader of this term, or "" while it is not known."""
         snapshot_index = state.snapshot.index if state.snapshot is not None else 0
+        # Invariant: handed <= commit <= log.last_index; neither falls.
         self.commit = max(snapshot_index, min(state.commit, self.log.last_index))
         self.handed = snapshot_index
         """The last entry that was handed out to be applied."""
+        # Invariant: durable_index <= written_index <= log.last_index.
         self.durable_index = self.log.last_index
         """The last entry of the log in memory that is on the disk."""
         self.durable_term = state.term
@@ -157,6 +159,7 @@ class Raft:
 
     def become_follower(self, term: int, leader: str, now: float) -> None:
         """Follow `leader`; if it is empty, the leader is not known yet."""
+        assert term >= self.term, "the term falls"
         if term > self.term:
             self.term = term
             self.vote = ""
@@ -193,6 +196,7 @@ class Raft:
         return sender in self.log.membership_at(self.commit).members
 
     def append(self, kind: int, data: bytes) -> LogEntry:
+        assert self.role == LEADER or not self.commit, "only a leader makes entries"
         entry = LogEntry(self.log.last_index + 1, self.term, kind, data)
         self.log.append(entry)
         return entry
@@ -232,6 +236,7 @@ class Raft:
 
     def restore(self, snapshot: RaftSnapshot) -> None:
         """Replace log and state by the leader's snapshot."""
+        assert snapshot.index > self.commit, "the snapshot ends before the commit index"
         self.log.restore(snapshot)
         self.commit = self.handed = snapshot.index
         self.durable_index = 0
@@ -268,8 +273,25 @@ class Raft:
     def take_committed(self) -> tuple[LogEntry, ...]:
         """The committed entries that were not handed out yet."""
         entries = tuple(self.log.entries(self.handed + 1, self.commit + 1))
+        assert len(entries) == self.commit - self.handed, "committed entries are missing"
         self.handed = self.commit
         return entries
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        log = self.log
+        assert self.handed <= self.commit <= log.last_index, "handed <= commit <= last"
+        assert self.durable_index <= self.written_index <= log.last_index, "durable <= written"
+        assert self.durable_term <= self.written_term <= self.term, "a term is durable too early"
+        assert log.base_index <= max(self.commit, 0), "uncommitted entries were dropped"
+        assert (self.role == LEADER) == (self.followers is not None), "the leader's followers"
+        terms = [log.term_at(index) for index in range(log.base_index, log.last_index + 1)]
+        assert terms == sorted(terms), "terms fall along the log"
+        if self.followers is not None:
+            assert self.vote == self.peer, "a leader has another vote"
+            assert self.durable_term == self.term, "a leader's vote is not durable"
+            for follower in self.followers.by_peer.values():
+                assert 0 <= follower.match < follower.next <= log.last_index + 1, "match < next"
 
     def note_written(self, write: Write) -> None:
         """Count a finished write as durable. Its last entry may have been replaced in memory
@@ -285,3 +307,4 @@ class Raft:
             return
         if self.log.term_at(index) == term:
             self.durable_index = max(self.durable_index, index)
+        assert self.durable_index <= self.log.last_index, "more is durable than the log has"

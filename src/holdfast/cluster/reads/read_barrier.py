@@ -65,6 +65,7 @@ class Barriers:
         self._question = ALIGNMENT
         self._sent_at = 0.0
         # The barriers that are not passed, oldest first.
+        # Their numbers and questions ascend.
         self._waiting: dict[int, Barrier] = {}
 
     def seed_ids_at(self, question: int) -> None:
@@ -122,6 +123,12 @@ class Barriers:
                 del self._waiting[barrier.number]
                 passed = True
         return passed
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the barriers are in the order in which they began."""
+        asked = [each.question for each in self._waiting.values() if each.question != NOTHING]
+        assert asked == sorted(asked), "a later barrier asked earlier"
+        assert list(self._waiting) == sorted(self._waiting), "the barriers are out of order"
 
     def _is_passed(self, barrier: Barrier) -> bool:
         if barrier.read == NOTHING or not self.reads.has_passed(barrier.read):

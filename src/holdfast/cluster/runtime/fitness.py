@@ -63,6 +63,8 @@ class Fitness:
             return "the disk of this node is an older copy"
         if self.is_damaged:
             return "the disk of this node is damaged"
+        if self._cluster_node.state.has_stopped_partition and self.has_other_replicas():
+            return "an invariant of a partition does not hold at this node"
         if self._disk.is_stalled:
             return "the disk of this node does not answer"
         if phase == NodePhase.DOWN and self._cluster_node.state.disk_full:

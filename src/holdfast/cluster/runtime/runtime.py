@@ -69,6 +69,7 @@ class ClusterRuntime(Runtime):
         # True if the news of a turn are looked at though there may be none.
         self._is_watched = True
         self._has_news = False
+        self._has_stopped_partition = False
         self._is_leaving = False
         self._begins_anew = False
         self._reviewed: ClusterMetadata | None = None
@@ -140,9 +141,11 @@ class ClusterRuntime(Runtime):
             or effects.outcomes
             or self._is_watched
             or self._has_news
+            or self.state.has_stopped_partition != self._has_stopped_partition
             or cluster_node.transfer.needs_save()
         ):
             self._has_news = False
+            self._has_stopped_partition = self.state.has_stopped_partition
             self._act_on_news()
         fitness = self.fitness
         if fitness.is_undecided or (effects.has_diverged and not fitness.is_damaged):

@@ -119,6 +119,7 @@ class Owners:
     def give(self, request: SessionRequest, epoch: int) -> None:
         """Makes the node of `request` the owner with this epoch."""
         client_id = request.client_id
+        assert epoch > self._given.get(client_id, 0), "an epoch of a session is given twice"
         self._given[client_id] = epoch
         self._given.move_to_end(client_id)
         self._owners[client_id] = Owner(

@@ -71,6 +71,13 @@ class NodeAssignments:
         self.limit = 0
         self.queued_at = -1.0
 
+    def check(self) -> None:
+        """Raise `AssertionError` for a record in two of the states."""
+        assert not self.assigned.keys() & self.finished.keys(), "a finished record is assigned"
+        assert not self.assigned.keys() & set(self.returned), "a returned record is assigned"
+        assert len(set(self.done)) == len(self.done), "a record is finished twice"
+        assert self.finished.keys() >= set(self.done), "a finished record is forgotten"
+
     def finish(self, place: Place) -> None:
         """Marks an assigned record as finished; the next report has it."""
         del self.assigned[place]

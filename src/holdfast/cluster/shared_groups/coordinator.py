@@ -267,6 +267,17 @@ class Coordinator:
                 self._dirty[coordination] = None
         self._reclaimer.reclaim(lost, node)
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        sizes = dict.fromkeys(self._loads, 0)
+        for home in self.homes.led.values():
+            for coordination in home.groups.values():
+                coordination.check()
+                for node, size_bytes in coordination.holders.assigned.values():
+                    sizes[node] += size_bytes
+        for node, load in self._loads.items():
+            assert load.size_bytes == sizes[node], "the bytes of the records at a node"
+
     def _reassign(self) -> None:
         """Assigns reclaimed records again where it is known now which ones sessions have kept."""
         now = self._state.now

@@ -37,6 +37,7 @@ class NodeWeight:
         self.load = load
         self.members = 0
         self.limit = 0
+        # The records that it holds: those of `RecordHolders.assigned`.
         self.count = 0
         # The credit of the weighted round robin. The node with the highest credit is next.
         self.credit = 0
@@ -116,6 +117,7 @@ class RecordHolders:
 
     def hold(self, node: NodeWeight, place: Place, size_bytes: int) -> None:
         """Makes the node the holder of a record without one."""
+        assert place not in self.assigned, "a record is assigned twice"
         node.count += 1
         node.load.size_bytes += size_bytes
         self.assigned[place] = (node.node, size_bytes)
@@ -168,3 +170,17 @@ class RecordHolders:
         if stake is not None:
             stake.count -= 1
             stake.load.size_bytes -= size_bytes
+            assert min(stake.count, stake.load.size_bytes) >= 0, "fewer records than none"
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        counts = dict.fromkeys(self._weights.nodes, 0)
+        for node, _ in self.assigned.values():
+            counts[node] += 1
+        for stake in self._weights.nodes.values():
+            assert stake.count == counts[stake.node], "the records that a node has"
+        for place, nodes in self.claims.items():
+            assert nodes, "a claim of no node"
+            assert place in self.assigned, "a claim of a record without a holder"
+            assert self.assigned[place][0] not in nodes, "a holder claims its record"
+        assert all(self.doubtful.values()), "a doubt about no node"

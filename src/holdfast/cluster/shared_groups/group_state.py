@@ -210,6 +210,7 @@ class Coordination:
         self._note_finished(place)
 
     def _note_finished(self, place: Place) -> None:
+        assert place not in self.finished_offsets, "a record is finished twice"
         self.finished.append(place)
         self.finished_offsets.add(place[0], place[1], place[1] + 1)
 
@@ -439,6 +440,22 @@ class Coordination:
             self._finish((message.partition, message.offset))
             self._pop()
         return None
+
+    def check(self) -> None:
+        """Raise `AssertionError` for a record in two of the states, or a finished one in any."""
+        holders = self.holders
+        holders.check()
+        returned = [(message.partition, message.offset) for message in self.cursor.returned]
+        waiting = [*returned, *self.to_assign, *self._fetch.places, *self.deferred, *self.uncertain]
+        known = set(waiting)
+        assert len(known) == len(waiting), "a record waits twice"
+        assert not known.intersection(holders.assigned), "an assigned record waits"
+        assert not known.intersection(holders.doubtful), "a doubtful record waits"
+        if self.is_open:
+            for place in (*waiting, *holders.assigned, *holders.doubtful):
+                assert place not in self.finished_offsets, "a finished record is not over"
+        assert len(self.deferred) <= ASIDE_MAX, "too many records aside"
+        assert len(self.uncertain) <= ASIDE_MAX, "too many uncertain records"
 
     def unheld(self) -> set[Place]:
         """Returns the records outside the cursor that are to be assigned."""

@@ -47,7 +47,9 @@ class ProgressLog:
         changed = changed_positions(coordination.logged, positions)
         done = [place for place in coordination.finished if place[1] >= positions[place[0]]]
         coordination.finished = []
+        logged = coordination.logged
         for partition, offset in enumerate(positions):
+            assert logged is None or logged[partition] <= offset, "a position of a group falls"
             coordination.finished_offsets.drop_below(partition, offset)
         coordination.logged = positions
         while changed or done:

@@ -116,6 +116,7 @@ class GroupPositions:
             return
         sessions = self._keepers.setdefault(entry.group_tag, {})
         left = sessions.get(session, 0) + count
+        assert left >= 0, "a packet id is free twice"
         if left:
             sessions[session] = left
         else:
@@ -139,6 +140,22 @@ class GroupPositions:
             for entry in session.inflight.values()
             if entry.qos == 2 and entry.group_tag == tag
         }
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        keepers: dict[int, dict[Session, int]] = {}
+        for session in self._state.sessions.values():
+            for entry in session.inflight.values():
+                if entry.qos == 2 and entry.group_tag:
+                    of_tag = keepers.setdefault(entry.group_tag, {})
+                    of_tag[session] = of_tag.get(session, 0) + 1
+        assert keepers == self._keepers, "the sessions that keep records of groups"
+        assert {key for keys in self._keys.values() for key in keys} == self.positions.keys()
+        for key, done in self.done.items():
+            positions = self.positions[key]
+            for partition, ranges in done.items():
+                ranges.check()
+                assert ranges.ranges()[0][0] >= positions[partition], "finished below the position"
 
     def keys_of(self, tag: int) -> set[str]:
         """Returns the groups with this tag that have positions in the log."""

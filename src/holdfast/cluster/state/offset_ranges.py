@@ -48,6 +48,7 @@ class OffsetRanges:
 
     def add_range(self, start: int, end: int) -> None:
         """Adds the offsets from `start` up to below `end`."""
+        assert start < end, "an empty range"
         starts, ends = self._starts, self._ends
         # The ranges that overlap the new one or touch it become one with it.
         first = bisect_left(ends, start)
@@ -57,6 +58,13 @@ class OffsetRanges:
             end = max(end, ends[last - 1])
         starts[first:last] = [start]
         ends[first:last] = [end]
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the ranges are in order and do not touch."""
+        before = -1
+        for start, end in self.ranges():
+            assert before < start < end, "two ranges touch"
+            before = end
 
     def drop_below(self, offset: int) -> None:
         """Removes the offsets below `offset`."""

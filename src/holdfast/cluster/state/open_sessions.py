@@ -34,6 +34,17 @@ class OpenSessions:
             if not homes:
                 del self._of[session.owner]
 
+    def check(self, open_now: set[Session]) -> None:
+        """Raise `AssertionError` unless each open session is in the bucket of its owner."""
+        count = 0
+        for owner, homes in self._of.items():
+            for sessions in homes.values():
+                count += len(sessions)
+                assert sessions, "an empty bucket"
+                assert sessions <= open_now, "a closed session is listed as open"
+                assert all(session.owner == owner for session in sessions), "another's session"
+        assert count == len(open_now), "an open session is in no bucket"
+
     def owners(self) -> list[str]:
         """Returns the nodes with open sessions."""
         return list(self._of)

@@ -301,6 +301,16 @@ class ReplicatedState(ReplicatedPacketIds):
         will = session.will
         return will is not None and self.has_fired(session.client_id, session.epoch, will.topic)
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two records."""
+        self.open_sessions.check(self.open)
+        self.groups.check()
+        for client_id, session in self.state.sessions.items():
+            assert self.born.get(client_id, 0) <= session.epoch, "a life begins after its epoch"
+            if client_id in self.state.queues:
+                continue
+            assert session.epoch <= self.newest_epochs[self.home(client_id)], "an unknown epoch"
+
     def note_epoch(self, home: int, epoch: int) -> None:
         if epoch > self.newest_epochs[home]:
             self.newest_epochs[home] = epoch

@@ -298,6 +298,13 @@ class FederationMember:
             self._tidy_at,
         )
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        self.custody.check()
+        self.receiving.check()
+        self.retained.store.check()
+        self.database.check()
+
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call, in the order to carry them out."""
         effects = self._effects[:]

@@ -334,13 +334,17 @@ class Federator:
         self._call(lambda member, now: member.link_busy(peer, is_busy))
 
     def link_frame(self, peer: bytes, data: bytes) -> None:
+        # Malformed frames are rejected by the member itself.
+        self._attempt(f"a frame of {peer.hex()}", lambda member, now: member.frame(peer, data, now))
+
+    def _attempt(self, what: str, input: Callable[[FederationMember, float], None]) -> None:
+        """Apply an input. After an error the state of the member may be wrong, so it ends and is
+        rebuilt from the store. The broker around it keeps running."""
         try:
-            self._call(lambda member, now: member.frame(peer, data, now))
+            self._call(input)
         except Exception as error:
-            # Malformed frames are rejected before this point, so the state of the member may be
-            # wrong. It must be rebuilt from the store. The broker around it keeps running.
-            logger.critical("federation_frame_failed node=%s", peer.hex(), exc_info=error)
-            self._fail(f"a frame of {peer.hex()} made this member fail: {error!r}")
+            logger.critical("federation_input_failed input=%r", what, exc_info=error)
+            self._fail(f"{what} made this member fail: {error!r}")
 
     def link_stirred(self, peer: bytes) -> None:
         if peer in self.member.links:
@@ -356,7 +360,7 @@ class Federator:
     # StoreOwner
 
     def on_stored(self, ids: list[MessageId]) -> None:
-        self._call(lambda member, now: member.all_stored(ids, now))
+        self._attempt("a store", lambda member, now: member.all_stored(ids, now))
         for id in ids:
             if not self._has_failed:
                 self._publications.confirm(id)
@@ -472,7 +476,7 @@ class Federator:
 
     def _ring(self) -> None:
         self._timer = None
-        self._call(lambda member, now: member.handle_timers(now))
+        self._attempt("a timer", lambda member, now: member.handle_timers(now))
         for reason, text in MADE_UP.items():
             count = self.member.counts[reason]
             if count > self._forged[reason]:

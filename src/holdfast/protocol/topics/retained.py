@@ -44,7 +44,7 @@ class RetainedTrie(Generic[T]):
     def __init__(self, size_of: Callable[[T], int] | None = None) -> None:
         """`size_of` returns the bytes of an entry, for `size_bytes`."""
         self._size_of = size_of
-        # The bytes of all entries.
+        # The bytes of all entries: the sum of their sizes.
         self.size_bytes = 0
         # topic -> entry; read only, for scans
         self.entries: dict[str, T] = {}
@@ -78,7 +78,16 @@ class RetainedTrie(Generic[T]):
             self._cut(topic)
             if self._size_of is not None:
                 self.size_bytes -= self._size_of(entry)
+                assert self.size_bytes >= 0, "fewer bytes are retained than none"
         return entry
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold."""
+        topics = [topic for chunk in self._chunks for topic in chunk]
+        assert topics == sorted(self.entries), "the chunks are not the topics in order"
+        assert self._lasts == [chunk[-1] for chunk in self._chunks], "the ends of the chunks"
+        if self._size_of is not None:
+            assert self.size_bytes == sum(map(self._size_of, self.entries.values()))
 
     def scan(self, filter: str, after: str = "") -> "RetainedScan[T]":
         """All entries whose topic a valid plain filter matches. With wildcards, only topics behind

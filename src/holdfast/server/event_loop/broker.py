@@ -261,7 +261,10 @@ class Broker:
 
     def contain(self, connection: Connection, error: Exception) -> None:
         """Log a failure in a client's packet. Only the client's own state may be incomplete."""
-        self.node.state.stats.internal_errors += 1
+        state = self.node.state
+        state.stats.internal_errors += 1
+        if isinstance(error, AssertionError) and connection.session is not None:
+            state.note_stopped(f"session {connection.client_id}", str(error))
         logger.error(
             "client_failed remote=%r client=%r error=%r",
             connection.remote,

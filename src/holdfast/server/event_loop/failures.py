@@ -1,15 +1,21 @@
 """The handling of unexpected exceptions.
 
 There are two ways. An exception is *contained* if everything that may be incomplete belongs to one
-connection. The connection is cut, and its session continues from the log. Every other exception
-*stops* the process. A turn that ended in the middle may have handed a record to one session and not
-to the next. Only recovery, which reads the log again, repairs that. No exception is logged and then
-ignored.
+part of the node. A connection is cut, and its session continues from the log. A partition of a
+cluster is neither led, followed nor applied here any more, and its clients go to other nodes. A
+federation member is built again from its store.
+
+Every other exception *stops* the process. A turn that ended in the middle may have handed a record
+to one session and not to the next. Only recovery, which reads the log again, repairs that. No
+exception is logged and then ignored.
 
 | where | handling |
 |---|---|
 | a packet of a client (`sockets.driver`, `broker`) | contained: the connection is cut |
 | protocols of the HTTP and TLS libraries | contained: the loop has cut the connection |
+| an invariant of a session (`broker.state`) | contained: the connection is cut |
+| an invariant of a partition (`cluster.partitions`) | contained: the partition is stopped |
+| an invariant of a federation member | contained: the member starts again |
 | snapshots, retention, the check of free space (`maintenance`) | contained: logged, repeated |
 | a turn, a commit, a timer, a result of a thread, a frame of a peer | stops the process |
 | a task that lives as long as the process | stops the process |

@@ -20,6 +20,7 @@ class EpochTable:
     def add(self, epoch: int, start: int) -> None:
         """Note that a batch of the epoch begins at `start`; entries at or behind it are void."""
         self.cut(start)
+        assert self.last_epoch() <= epoch, "epochs fall along the log"
         if self.last_epoch() != epoch:
             self._epochs.append(epoch)
             self._starts.append(start)

@@ -90,7 +90,8 @@ class Journal:
         self._history = PartitionEpochs(partitions, start_epochs)
         # Per partition the first offset that is still there, or would be without damage.
         self.start_offsets: list[int] = [0] * partitions
-        # Per partition the offset the next record gets.
+        # Per partition the offset the next record gets. Invariant, per partition:
+        # start_offsets <= next_offset, and written, durable_offset, high_watermark <= next_offset.
         self.next_offset: list[int] = [0] * partitions
         # Records appended so far.
         self.sequence = 0
@@ -106,7 +107,8 @@ class Journal:
         self.high_watermark: list[int] = list(self.next_offset)
         self.written: list[int] = list(self.next_offset)
         self.durable_offset: list[int] = list(self.next_offset)
-        # In a replica, every record before this sequence is durable.
+        # In a replica, every record before this sequence is durable. It never falls, and is never
+        # above `sequence`.
         self.committed_sequence = self.sequence
         # The bytes appended and not yet taken, without batch headers.
         self.pending_bytes = 0
@@ -194,6 +196,7 @@ class Journal:
             builder = self._begin_batch(partition)
         before = builder.body_bytes
         offset = builder.add(record)
+        assert offset == self.next_offset[partition], "a record leaves a hole"
         self.next_offset[partition] = offset + 1
         self.sequence += 1
         self.pending_bytes += builder.body_bytes - before + HEAD_BYTES
@@ -214,6 +217,7 @@ class Journal:
         ):
             builder = self._begin_batch(partition)
         offset = builder.extend(batch)
+        assert offset == self.next_offset[partition], "a batch leaves a hole"
         self.next_offset[partition] = offset + batch.count
         self.sequence += batch.count
         self.pending_bytes += batch.body_bytes + batch.count * HEAD_BYTES
@@ -300,12 +304,14 @@ class Journal:
 
     def wrote(self, group: WriteGroup) -> None:
         """Note that the group is in the file, so readers may have it."""
+        assert group.end_sequence >= self.committed_sequence, "an older group is written later"
         self.written[:] = group.end_offsets
         while self._in_flight and self._in_flight[0] is not group:
             self._in_flight.popleft()
 
     def commit(self, group: WriteGroup) -> None:
         """Note that the group is durable. Without other replicas it is therefore committed."""
+        assert group.end_sequence >= self.committed_sequence, "the committed sequence falls"
         self.durable_offset[:] = group.end_offsets
         if not self.replicated or self.is_alone:
             self.high_watermark[:] = group.end_offsets
@@ -401,6 +407,21 @@ class Journal:
         offset = min(offset, self.next_offset[partition])
         if offset > self.high_watermark[partition]:
             self.high_watermark[partition] = offset
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant over all partitions that does not hold."""
+        for partition, end in enumerate(self.next_offset):
+            assert self.start_offsets[partition] <= end, "the log begins behind its end"
+            assert self.high_watermark[partition] <= end, "high_watermark <= next_offset"
+            assert self.written[partition] <= end, "written <= next_offset"
+            assert self.durable_offset[partition] <= end, "durable_offset <= next_offset"
+            builder = self._open[partition]
+            assert builder is None or builder.base_offset + builder.count == end, "an open batch"
+        assert self.committed_sequence <= self.sequence, "more is committed than appended"
+        sizes = [item.size_bytes for item in self._pending if isinstance(item, Batch)]
+        assert sum(sizes) <= self.pending_bytes, "the pending bytes"
+        for older, newer in zip(self.segments, self.segments[1:], strict=False):
+            assert older.end_sequence() == newer.sequence, "a gap between segments"
 
     def checkpoint(self) -> Checkpoint:
         """The committed and durable offsets, for the file of watermarks. Without the second

@@ -62,6 +62,7 @@ class SegmentCache:
                 while self._index_bytes > INDEX_CACHE_BYTES and len(self._indexes) > 1:
                     oldest = self._indexes.popitem(last=False)[1]
                     self._index_bytes -= oldest.size_bytes()
+                assert self._index_bytes >= 0, "fewer bytes of indexes than none"
         return index
 
     def file(self, sequence: int) -> ReadFile:
@@ -106,6 +107,7 @@ class SegmentCache:
                 self._batch_bytes += batch.length
                 while self._batch_bytes > BATCH_CACHE_BYTES and len(self._batches) > 1:
                     self._batch_bytes -= self._batches.popitem(last=False)[1].length
+                assert self._batch_bytes >= 0, "fewer bytes of batches than none"
         return batch
 
     def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
@@ -116,6 +118,13 @@ class SegmentCache:
                 return
             self._damaged.add(place)
         self._store.note_damage(segment, position, length, reason)
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the counted bytes are the sums over the tables."""
+        with self._lock:
+            assert self._index_bytes == sum(each.size_bytes() for each in self._indexes.values())
+            assert self._batch_bytes == sum(each.length for each in self._batches.values())
+            assert len(self._files) <= OPEN_FILES_MAX, "too many open files"
 
     def forget_segment(self, sequence: int) -> None:
         """Forget a segment whose file was removed or rewritten. The positions of its old index

@@ -71,7 +71,7 @@ class Custody:
         # Entries with a group's share; the values are the same.
         self._granted: dict[MessageId, CustodyEntry] = {}
 
-        # Of all entries, each once.
+        # The sizes of all entries, each once.
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -361,6 +361,27 @@ class Custody:
         patience.launched(entry.id.epoch, place, now)
         return (node, place, stream.entries[0].places[node])
 
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        assert self.bytes == sum(entry.size for entry in self._entries.values())
+        queued = 0
+        for node, stream in self._streams.items():
+            stream.check([entry.places[node] for entry in stream.entries])
+            queued += len(stream.entries)
+            assert (node in self._flying) == (stream.sent > 0), "the streams in flight"
+            for entry in stream.entries:
+                assert self._entries.get(entry.id) is entry, "a queued message is not in custody"
+        assert queued == sum(len(entry.places) for entry in self._entries.values())
+        for id, entry in self._entries.items():
+            assert entry.id == id, "a message under another id"
+            assert entry.places, "a message without a destination"
+            assert entry.grants.keys() <= entry.places.keys(), "a grant without a place"
+            has_shares = any(shares for _, shares in entry.grants.values())
+            assert has_shares == (id in self._granted), "the entries with a group's share"
+        for id, entry in self._followers.items():
+            assert entry.follows == id, "a follower of another entry"
+            assert not entry.may_send, "a follower may go"
+
     def _stream(self, node: bytes) -> Stream:
         stream = self._streams.get(node)
         if stream is None:
@@ -395,6 +416,7 @@ class Custody:
         if stream.sent:
             stream.sent -= 1
             stream.sent_bytes -= entry.size
+        assert stream.bytes >= stream.sent_bytes >= 0, "fewer bytes are queued than are in flight"
         if not stream.sent:
             self._flying.discard(node)
             stream.retry_at = None
@@ -404,5 +426,6 @@ class Custody:
         if not entry.places:
             del self._entries[entry.id]
             self.bytes -= entry.size
+            assert self.bytes >= 0, "fewer bytes are in custody than none"
             self._release_next(entry.id)
             self._effects.append(Delete(entry.id))

@@ -20,11 +20,23 @@ class Stream:
     sent_bytes: int = 0
     bytes: int = 0
     next_place: int = 1
+    """Above the places of all entries of this epoch. It never falls."""
     retry_at: float | None = None
     launched: tuple[int, int] = (0, 0)
     """The last epoch and place that were put into flight since the start."""
     probing: int = 0
     """The most messages in flight after a loss; 0: the window."""
+
+    def check(self, places: list[int]) -> None:
+        """Raise `AssertionError` for an invariant that does not hold. `places`: of the entries."""
+        entries = list(self.entries)
+        assert 0 <= self.sent <= len(entries), "more is in flight than is queued"
+        assert self.bytes == sum(entry.size for entry in entries), "the bytes of the queue"
+        assert self.sent_bytes == sum(entry.size for entry in entries[: self.sent])
+        order = [(entry.id.epoch, place) for entry, place in zip(entries, places, strict=True)]
+        assert order == sorted(set(order)), "the places are out of order"
+        assert all(entry.may_send for entry in entries[: self.sent]), "sent before it is stored"
+        assert self.sent == 0 or self.launched >= order[self.sent - 1], "sent and not launched"
 
     def next(self, messages_max: int, bytes_max: int) -> CustodyEntry | None:
         """Return the next message to send if it fits into the window."""

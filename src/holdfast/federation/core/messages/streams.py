@@ -134,6 +134,7 @@ class IncomingStreams:
         for node in sorted(self._unconfirmed):
             source = self._sources[node]
             if source.ack_at is not None and source.ack_at <= now:
+                assert source.stored_up_to() >= source.confirmed, "a confirmation falls"
                 source.confirmed = source.stored_up_to()
                 source.ack_at = None
                 self._unconfirmed.discard(node)
@@ -143,6 +144,20 @@ class IncomingStreams:
     def timer(self) -> float:
         times = [self._sources[node].ack_at for node in self._unconfirmed]
         return min((at for at in times if at is not None), default=float("inf"))
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        for source in self._sources.values():
+            early = source.out_of_order
+            assert source.out_of_order_bytes == sum(map(_size, early.values())), "bytes ahead"
+            assert all(place >= source.next_place for place in early), "a delivered place waits"
+            places = list(source.unstored.values())
+            assert places == sorted(places), "unstored places out of order"
+            assert not places or places[-1] < source.next_place, "an undelivered place is unstored"
+            assert source.confirmed <= source.stored_up_to(), "confirmed before it is stored"
+            assert all(epoch < source.epoch for epoch in source.former), "a later epoch is former"
+            assert len(source.former) <= FORMER_MAX, "too many former epochs"
+        assert self._unconfirmed <= self._sources.keys(), "a confirmation for a stranger"
 
     def _forget_strangers(self) -> None:
         """Forget origins that have left the federation, to make room for members."""

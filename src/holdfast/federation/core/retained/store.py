@@ -109,6 +109,7 @@ class RetainedStore:
         if isinstance(held, RetainedEntry):
             self._unshare(topic, held)
             self._bytes -= held.message.size
+            assert self._bytes >= 0, "fewer bytes are retained than none"
             self._unwanted.pop(topic, None)
             self._effects.append(DeleteRetained(topic))
 
@@ -178,6 +179,21 @@ class RetainedStore:
         """Returns the messages that match the filter, with topics after `after`, in order of
         topics."""
         return (held.message for topic, held in self._matching(filter, after) if topic > after)
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        entries = self._trie.entries
+        assert self._bytes == sum(held.message.size for held in entries.values())
+        vectors: dict[bytes, dict[int, int]] = {}
+        for topic, held in entries.items():
+            assert held.message.topic == topic, "a version under another topic"
+            for peer in held.shared_with:
+                buckets = vectors.setdefault(peer, {})
+                buckets[held.bucket] = buckets.get(held.bucket, 0) ^ held.hash
+        for peer, buckets in vectors.items():
+            for bucket, value in buckets.items():
+                assert self._vectors.get(peer, {}).get(bucket, 0) == value, "a peer's vector"
+        assert self._unwanted.keys() <= entries.keys(), "an unwanted topic that is not here"
 
     def _bound_endings(self) -> None:
         """Removes the entries of replaced versions from the heap when they are the majority."""

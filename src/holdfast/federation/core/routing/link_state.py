@@ -137,6 +137,20 @@ class LinkStateDatabase:
         probability 2^-64."""
         return self._digest.to_bytes(8, "big")
 
+    def check(self) -> None:
+        """Raise `AssertionError` unless the counts and the digest are those of the entries."""
+        digest = 0
+        introduced: Counter[bytes] = Counter()
+        for entry in self.entries.values():
+            digest ^= _hash(entry)
+            introduced[entry.source] += 1
+        assert digest == self._digest, "the digest"
+        for source, count in self._introduced.items():
+            assert count == introduced[source], "the members that a peer has introduced"
+        assert self._filters == sum(len(entry.filters) for entry in self.entries.values())
+        assert self._part_filters == sum(each.size() for each in self._partials.values())
+        assert not self.entries.keys() & self.forgotten.keys(), "a known member is forgotten"
+
     def is_news(self, news: Announcement) -> bool:
         """True if the announcement is newer than the entry, and than the forgotten version."""
         key = (news.epoch, news.version)
@@ -263,6 +277,7 @@ class LinkStateDatabase:
         if before is None or before.links != links:
             self.graph_version += 1
         if before is not None:
+            assert before.key < (news.epoch, news.version), "the version of a member falls"
             self._digest ^= _hash(before)
         elif source:
             self._introduced[source] += 1

@@ -1,0 +1,29 @@
+"""The invariants of a node's parts, which cost too much for production: sums over their tables."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.sim.process import Process
+
+
+def check_invariants(process: "Process") -> None:
+    """Raise `AssertionError`, with the node's name, for one that does not hold after a turn."""
+    cluster_node = process.cluster_node
+    try:
+        cluster_node.meta._raft.check()
+        process.journal.check()
+        process.state.check()
+        if process.host.is_witness:
+            return
+        cluster_node.replication.check()
+        cluster_node.applier.check()
+        cluster_node.forwarding.check()
+        cluster_node.admission.check()
+        cluster_node.barriers.check()
+        cluster_node.replicated.state.check()
+        cluster_node.replicated.check()
+        cluster_node.groups.coordinator.check()
+        for assignments in cluster_node.groups.agent.assignments.values():
+            assignments.check()
+    except AssertionError as error:
+        raise AssertionError(f"{process.host.name}: {error}") from error
