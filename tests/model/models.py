@@ -46,6 +46,7 @@ MODELS: Final[dict[str, Model]] = {
     "moving-groups": Model("tests.model.test_federation_moving_groups:move_a_group"),
     "edges": Model("tests.model.test_federation_edges:cross_an_edge"),
     "healing": Model("tests.model.test_federation_healing:heal"),
+    "brokers": Model("tests.transcripts.seeds:compare_brokers"),
     "paper": Model("tests.support.paper_worlds:rough_world"),
 }
 """By the name that the command takes."""

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.seeds import block_of_seeds, run_seeds
 from tests.transcripts import scenes, stories
 from tests.transcripts.scenes import SCENES, differing, merged, read_scene, rendered
+from tests.transcripts.seeds import compare_brokers, differences
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "transcripts.md"
 BYTES_MAX = 300_000
 """Of all files: they are for readers."""
+SEEDS = 24
+"""How many scripts of chance are compared; `tests.model` compares more."""
+BLOCKS = 4
 WRITE = "python -m tests.transcripts --write"
 
 
@@ -62,6 +67,26 @@ def test_a_story_is_as_it_was(name: str) -> None:
 def test_readers_find_every_story() -> None:
     found = re.findall(r"stories/([a-z0-9-]+)\.txt", PAGE.read_text())
     assert sorted(found) == stories.story_names()
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_a_cluster_of_one_is_like_the_single_broker(block: int) -> None:
+    run_seeds(block_of_seeds(block, BLOCKS, SEEDS), compare_brokers)
+
+
+def test_a_broker_that_differs_is_found() -> None:
+    first = {"a": ['0.1 < PUBLISH 1 q1 t "1"', '0.2 < PUBLISH 2 q1 t "2"', "0.3 < PUBACK 1 16"]}
+    same = {"a": ['0.9 < PUBLISH 7 dup q1 t "1"', '1.2 < PUBLISH 8 q1 t "2"', "2.3 < PUBACK 1"]}
+    assert not differences(first, same)
+    for other in (
+        {"a": first["a"][1:]},
+        {"a": [first["a"][1], first["a"][0], first["a"][2]]},
+        {"a": first["a"][:2]},
+        {"a": [*first["a"], "0.4 < (closes)"]},
+        {**first, "b": ["0.1 < CONNACK 0"]},
+    ):
+        assert differences(first, other)
+        assert differences(other, first)
 
 
 def test_the_files_stay_small() -> None:

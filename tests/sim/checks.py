@@ -390,12 +390,16 @@ class Checks:
             if newest and found != newest:
                 self.fail(f"retained on {topic} is {found}, the last one is {newest}")
 
-    def same_sessions(self) -> None:
-        """What the log says of a session is what the node believes that has its connection."""
+    def same_sessions(self, *, without_short_ones: bool = False) -> None:
+        """What the log says of a session is what the node believes that has its connection.
+        `without_short_ones`: of a session that ends with its connection, and is in the log for its
+        will, the subscriptions are not in the log."""
         for host in self._world.hosts.values():
             assert host.process is not None
             for session in host.process.state.sessions.values():
                 if session.connection is None or not session.recorded:
+                    continue
+                if without_short_ones and not session.expiry_s:
                     continue
                 image = host.process.images.state.sessions.get(session.client_id)
                 believed = (host.name, session.epoch, sorted(session.subscriptions))

@@ -65,7 +65,8 @@ class Mirror:
         self.clear()
         on_damage, storage.opened.store.on_damage = storage.opened.store.on_damage, None
         journal = storage.journal
-        for partition, end in enumerate(journal.next_offset):
+        # A single broker has appended records by now.
+        for partition, end in enumerate(journal.written):
             start = journal.start_offsets[partition]
             while start < end:
                 found = storage.reader.read_batches(partition, start, end, READ_BYTES)

@@ -60,6 +60,7 @@ class RecordLines:
         words = [KIND_NAMES[record.kind].upper()]
         if _has_number(record):
             words.insert(0, f"{self._number(record.partition, record.offset)}")
+        if record.kind in (r.MESSAGE, r.RETAINED):
             words += self._message(record)
         else:
             state = self._state(record)
@@ -192,7 +193,7 @@ class RecordLines:
 
 
 def _has_number(record: Record) -> bool:
-    return record.kind in (r.MESSAGE, r.RETAINED)
+    return record.kind == r.MESSAGE
 
 
 def _epochs(record: Record) -> Iterable[tuple[str, int]]:

@@ -176,13 +176,16 @@ def _records(group: WriteGroup) -> list[Record]:
 
 
 def _together(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The same frame to two nodes, one after the other, is one line."""
+    """The same frame to several nodes, one after the other, is one line. Their order is that of a
+    set, and another one in each process."""
     found: list[tuple[str, str]] = []
     for who, text in lines:
         before, told = found[-1] if found else ("", "")
-        sender, _, receiver = before.partition(" > ")
-        if told == text and receiver and who.startswith(f"{sender} > "):
-            found[-1] = (f"{before},{who.removeprefix(f'{sender} > ')}", text)
+        sender, _, receivers = before.partition(" > ")
+        receiver = who.removeprefix(f"{sender} > ")
+        if told == text and receivers and receiver != who:
+            all_of_them = ",".join(sorted([*receivers.split(","), receiver]))
+            found[-1] = (f"{sender} > {all_of_them}", text)
         else:
             found.append((who, text))
     return found

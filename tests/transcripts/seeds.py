@@ -1,0 +1,220 @@
+"""Scripts of chance: a seed is a scene that nobody has thought of.
+
+Some have files, as scenes. Of all others `compare_brokers` compares the single broker and a cluster
+of one, and leaves out what differs for a reason of docs/internals/transcripts.md:
+`python -m tests.model --models brokers`.
+"""
+
+import random
+import re
+from typing import Final
+
+from tests.transcripts.scenes import Scene, Sections, play
+from tests.transcripts.stage import ONE, SINGLE
+
+COMMANDS: Final = 45
+TOPICS: Final = ("t/a", "t/b", "u", "v/x")
+FILTERS: Final = ("t/#", "t/+", "t/a", "u", "v/x", "#", "+/x")
+SHARED: Final = ("$share/g/t/#", "$share/h/u", "$queue/v/x")
+REPLAYS: Final = ("$stream/@earliest/t/a", "$stream/@last:2/t/#", "$stream/@offsets:1:0/u")
+
+
+class Client:
+    def __init__(self, name: str, chance: random.Random) -> None:
+        self.name = name
+        self.version = chance.choice(("v3.1", "v3.1.1", "v5", "v5", "v5"))
+        self.is_durable = chance.random() < 0.6
+        self.expiry_s = chance.choice((1, 1000, 1000))
+        self.receive_maximum = chance.choice((0, 0, 1, 2))
+        self.is_connected = False
+        self.holds = False
+
+    def connect(self, chance: random.Random) -> str:
+        words = ["connect", self.name, self.version]
+        is_clean = not self.is_durable or chance.random() < 0.1
+        words += ["clean"] * is_clean
+        if self.version == "v5":
+            words += [f"session-expiry-interval={self.expiry_s}"] * self.is_durable
+            words += [f"receive-maximum={self.receive_maximum}"] * (self.receive_maximum > 0)
+        if chance.random() < 0.3:
+            words.append(f"will=t/will-{self.name}:will-of-{self.name}:{chance.randint(0, 2)}")
+            words += [f"will-delay={chance.choice((1, 2, 100))}"] * (self.version == "v5")
+        self.is_connected = True
+        self.holds = False
+        return " ".join(words)
+
+
+class Author:
+    def __init__(self, seed: int, *, may_have_groups: bool) -> None:
+        self._chance = random.Random(f"transcript/{seed}")
+        count = self._chance.randint(3, 5)
+        self.clients = [Client(name, self._chance) for name in "abcde"[:count]]
+        self._number = 0
+        self.has_groups = self._chance.random() < 0.4 and may_have_groups
+        self.is_killed = self._chance.random() < 0.3
+
+    def script(self) -> list[str]:
+        lines = [each.connect(self._chance) for each in self.clients]
+        for _ in range(COMMANDS):
+            lines += self._commands()
+        # All that is still to come.
+        for client in self.clients:
+            if client.holds:
+                lines.append(f"ack {client.name}")
+            if not client.is_connected:
+                lines.append(client.connect(self._chance))
+        lines.append("wait 4")
+        # What falls due in whole seconds never meets another command.
+        lines = [each for line in lines for each in (line, *["wait 0.03"] * _is_timed(line))]
+        # Only a publish may follow at once: what overtakes what is else a matter of turns.
+        return [
+            line if following.startswith("publish") else line.removesuffix(" &")
+            for line, following in zip(lines, [*lines[1:], ""], strict=True)
+        ]
+
+    def _commands(self) -> list[str]:
+        chance = self._chance
+        if self.is_killed and chance.random() < 0.03:
+            for client in self.clients:
+                client.is_connected = False
+            again = [client.connect(chance) for client in self.clients]
+            return ["kill n1", "wait 1", "start n1", "wait 2", *again]
+        client = chance.choice(self.clients)
+        if not client.is_connected:
+            return [client.connect(chance)] if chance.random() < 0.6 else []
+        roll = chance.random()
+        for share, command in (
+            (0.5, self._publish),
+            (0.7, self._subscribe),
+            (0.75, self._unsubscribe),
+            (0.83, self._hold),
+            (0.92, self._leave),
+            (0.95, self._take_over),
+        ):
+            if roll < share:
+                return [command(client)]
+        return [f"wait {chance.choice((0.5, 1, 2))}"]
+
+    def _publish(self, client: Client) -> str:
+        chance = self._chance
+        self._number += 1
+        topic = chance.choice(TOPICS)
+        if chance.random() < 0.05:
+            topic = f"$delayed/{chance.randint(1, 2)}/{topic}"
+        words = ["publish", client.name, topic, str(self._number)]
+        if chance.random() < 0.05:
+            words[-1] = '""'
+        words += chance.choice(([], ["q1"], ["q1"], ["q2"]))
+        words += ["retain"] * (chance.random() < 0.2)
+        if client.version == "v5" and chance.random() < 0.15:
+            words.append(f"message-expiry-interval={chance.choice((1, 2, 100))}")
+        return " ".join(words) + " &" * (chance.random() < 0.25)
+
+    def _subscribe(self, client: Client) -> str:
+        chance = self._chance
+        filters = FILTERS + SHARED if self.has_groups else FILTERS
+        if chance.random() < 0.15:
+            filters = REPLAYS
+        chosen = chance.sample(filters, chance.choice((1, 1, 2)))
+        words = ["subscribe", client.name, *(f"{each}@{chance.randint(0, 2)}" for each in chosen)]
+        is_shared = any(each in SHARED for each in chosen)
+        if client.version == "v5":
+            words += ["no-local"] * (chance.random() < 0.1 and not is_shared)
+            words += ["rap"] * (chance.random() < 0.2)
+            words += [f"rh={chance.randint(1, 2)}"] * (chance.random() < 0.2)
+            words += ["subscription-identifier=7"] * (chance.random() < 0.1)
+        return " ".join(words)
+
+    def _unsubscribe(self, client: Client) -> str:
+        return f"unsubscribe {client.name} {self._chance.choice(FILTERS + SHARED)}"
+
+    def _hold(self, client: Client) -> str:
+        client.holds = not client.holds
+        return f"{'hold' if client.holds else 'ack'} {client.name}"
+
+    def _leave(self, client: Client) -> str:
+        client.is_connected = False
+        client.holds = False
+        if self._chance.random() < 0.5:
+            return f"drop {client.name}"
+        reason = self._chance.choice(("", "", " reason=4")) * (client.version == "v5")
+        return f"disconnect {client.name}{reason}"
+
+    def _take_over(self, client: Client) -> str:
+        return client.connect(self._chance)
+
+
+def _is_timed(line: str) -> bool:
+    return (
+        line.startswith(("drop", "disconnect", "connect"))
+        or "$delayed" in line
+        or ("message-expiry" in line)
+    )
+
+
+def scene_of(seed: int, *, may_have_groups: bool = True) -> Scene:
+    author = Author(seed, may_have_groups=may_have_groups)
+    return Scene(f"seed-{seed}", [f"# A script of chance: seed {seed}.", *author.script()])
+
+
+# Fresh seeds
+
+RETAINED: Final = ", retained"
+_PUBLISH: Final = re.compile(r"(< PUBLISH )(\d+ )?(dup )?(q\d) (retain )?(\S+) (.*)")
+_ACKNOWLEDGED: Final = re.compile(r"(< PUB(?:ACK|REC) \d+)( 16)?$")
+_IDENTIFIER: Final = re.compile(r" \[subscription-identifier \d+\]")
+_OWN: Final = re.compile(r"[<>] (?:PUBREL|PUBCOMP)|> PUB(?:ACK|REC)")
+
+
+def compare_brokers(seed: int) -> None:
+    """Play a seed, without shared groups, with the single broker and a cluster of one. Raises
+    AssertionError with what differs for no known reason."""
+    scene = scene_of(seed, may_have_groups=False)
+    found = differences(play(scene, SINGLE), play(scene, ONE))
+    if found:
+        raise AssertionError("\n".join((*found, *scene.script)))
+
+
+def differences(first: Sections, second: Sections) -> list[str]:
+    """What the clients of two forms see and what no reason explains.
+
+    Compared per connection: the acknowledgements of its publishes, its other packets, and the
+    messages of each topic and QoS, each in their order.
+
+    Left out: packet ids of messages with their acknowledgements (`packet-ids`), DUP (`maybe-sent`),
+    whether anybody was subscribed (`no-subscribers`), and the order between topics (`topic-order`).
+    After a reconnect also retained messages (`retained-pending`) and subscription identifiers
+    (`resent-identifiers`).
+    """
+    found = []
+    for name in dict.fromkeys([*first, *second]):
+        if name.startswith("log"):
+            continue
+        is_back = "#" in name
+        one, two = (_plain(each.get(name, []), is_back) for each in (first, second))
+        for key in dict.fromkeys([*one, *two]):
+            here, there = one.get(key, []), two.get(key, [])
+            if here != there and not (key.endswith(RETAINED) and is_back):
+                found.append(f"{name}, {key}: {here} and {there}")
+    return found
+
+
+def _plain(lines: list[str], is_back: bool) -> dict[str, list[str]]:
+    """`is_back`: the connection is not the client's first one."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        if _OWN.search(line):
+            continue
+        # Without the time, which is that of a turn.
+        text = line.split(maxsplit=1)[1]
+        message = _PUBLISH.search(text)
+        if message is not None:
+            qos, retain, topic, rest = message.group(4, 5, 6, 7)
+            # Those for a new subscription come beside the others, and two subscriptions may give
+            # two copies.
+            key = f"{topic} {qos}{RETAINED * bool(retain)}"
+            found.setdefault(key, []).append(_IDENTIFIER.sub("", rest) if is_back else rest)
+            continue
+        kind = "acknowledgements" if _ACKNOWLEDGED.search(text) else "other packets"
+        found.setdefault(kind, []).append(_ACKNOWLEDGED.sub(r"\1", text))
+    return found
