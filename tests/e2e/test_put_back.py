@@ -57,6 +57,7 @@ NUMBERS: Final = {
     "offset: place of a federation's message": "test_a_member_of_a_federation",
     "offset: log of a cluster": "test_a_cluster",
     "packet id of a publisher": f"{PACKET_IDS}:test_a_packet_id_of_a_publisher",
+    "packet id towards a subscriber": f"{PACKET_IDS}:test_a_packet_id_towards_a_subscriber",
     "sequence of a publish queue": "test_a_sequence_of_a_producer",
     "position of a disk, term and vote": f"{OLDER}:test_a_machine_put_back_while_the_others_run",
     "epoch of a federation": "tests.unit.test_federation_put_back:test_what_is_done_arrives",

@@ -209,3 +209,64 @@ def test_a_packet_id_of_a_publisher(site: Site) -> None:
         if wanted != known
     }
     assert not wrong, "\n".join(f"{each} {wrong[each]}" for each in wrong)
+
+
+class Receiver:
+    """A subscriber that keeps the ids of QoS 2 messages until their PUBREL, as MQTT wants it."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.received: list[str] = []
+
+    def connect(self, site: Site) -> Wire:
+        wire = Wire(site.port)
+        wire.connect("receiver", clean=False, expiry_s=3600)
+        return wire
+
+    def take(self, wire: Wire, text: str, completes: bool = True) -> None:
+        """Receive until this message is there, and if `completes`, answer its PUBREL."""
+        while text not in self.received or (completes and self.held):
+            frame = wire.receive()
+            packet_id = frame.packet_id
+            if frame.kind == packets.PUBLISH:
+                message = packets.read_publish(frame, 5)
+                packet_id = message.packet_id
+                if packet_id not in self.held:
+                    self.held.add(packet_id)
+                    self.received.append(message.payload.decode())
+                wire.send(packets.ack(packets.PUBREC, packet_id))
+            elif frame.kind == packets.PUBREL:
+                reason = 0 if packet_id in self.held else 0x92
+                self.held.discard(packet_id)
+                wire.send(packets.ack(packets.PUBCOMP, packet_id, reason))
+
+
+def publish(site: Site, text: str) -> None:
+    with Wire(site.port) as wire:
+        wire.connect("publisher")
+        assert wire.publish("r/a", text.encode(), 2) == 0
+
+
+def test_a_packet_id_towards_a_subscriber(site: Site) -> None:
+    """It has id 1 of a message that the log has lost, and no PUBREL for it comes any more. The next
+    message gets id 1, too."""
+    receiver = Receiver()
+    with receiver.connect(site) as wire:
+        wire.subscribe(("r/#", 2))
+    make_backup(site.data, site.directory / "backup")
+    with receiver.connect(site) as wire:
+        publish(site, "lost")
+        receiver.take(wire, "lost", completes=False)
+    assert receiver.held
+    site.put_back()
+    sent = [f"after {number}" for number in range(5)]
+    with receiver.connect(site) as wire:
+        for text in sent:
+            publish(site, text)
+            receiver.take(wire, text)
+    site.stop()
+    site.start()
+    with receiver.connect(site) as wire:
+        publish(site, "last")
+        receiver.take(wire, "last")
+    assert receiver.received == ["lost", *sent, "last"]

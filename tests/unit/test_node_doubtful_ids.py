@@ -84,3 +84,28 @@ def test_a_release_is_known_and_does_not_count() -> None:
     assert site.reason(m.Ack(m.PUBREL, 1)) == reasons.SUCCESS
     assert (site.released(), site.unacknowledged) == (1, 0)
     assert site.reason(m.Ack(m.PUBREL, 1)) == reasons.PACKET_IDENTIFIER_NOT_FOUND
+
+
+def test_an_id_towards_a_client_is_freed_before_its_first_use() -> None:
+    """The PUBCOMP to that comes before the PUBREC of the message, and finishes nothing."""
+    bench = NodeBench()
+    bench.node.state.was_put_back = True
+    peer = bench.connect("q", expiry_s=1000)
+    peer.send(m.Subscribe(1, [m.SubscriptionRequest("t/#", 2)]))
+    peer.take()
+    session = bench.node.state.sessions["q"]
+    other = bench.connect("other")
+    for number in range(2):
+        session.next_packet_id = 1
+        other.send(publish(HERE, 1 + number, False))
+        *freed, sent = peer.take()
+        assert [type(each) for each in (*freed, sent)] == [m.Ack, m.Publish][number:]
+        assert isinstance(sent, m.Publish)
+        assert sent.packet_id == 1
+        if not number:
+            peer.send(m.Ack(m.PUBCOMP, 1, reasons.PACKET_IDENTIFIER_NOT_FOUND))
+            assert list(session.inflight) == [1]
+        peer.send(m.Ack(m.PUBREC, 1))
+        peer.send(m.Ack(m.PUBCOMP, 1))
+        assert not session.inflight
+        peer.take()

@@ -90,6 +90,8 @@ class RecordedState:
         self.bans = BanTable()
         # Per partition, the first offset not yet handed to the tailing readers.
         self.delivered: list[int] = list(journal.high_watermark)
+        # Whether the log was put back to an earlier copy since its creation.
+        self.was_put_back = False
 
         self.effects: list[Effect] = []
         self.timers: list[Timer] = []

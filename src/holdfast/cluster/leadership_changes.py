@@ -58,6 +58,7 @@ class LeadershipChanges:
         changed too."""
         before = self._context.metadata
         self._context.metadata = metadata
+        self._state.was_put_back = metadata.generation is not None
         if before is not None:
             self._history.add_change(before, metadata, changed, self._state.wall_us)
         moved = self._moved(before, metadata, changed)

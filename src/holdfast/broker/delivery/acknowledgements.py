@@ -15,7 +15,7 @@ from holdfast.broker.delivery.outbox import pump
 from holdfast.broker.delivery.retained import continue_scans
 from holdfast.broker.delivery.transmission import can_send, finish_inflight
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.session import SENT, Inflight, Session
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
@@ -54,9 +54,10 @@ def handle_pubrec(
 
 
 def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
-    """Finish a QoS 2 message of the broker's."""
+    """Finish a QoS 2 message of the broker's. Before its PUBREC, the PUBCOMP replies to the PUBREL
+    of an earlier message with the id: see `send_inflight`."""
     entry = session.inflight.get(packet_id)
-    if entry is None or entry.qos != 2:
+    if entry is None or entry.qos != 2 or entry.state == SENT:
         return
     _finish(state, session, packet_id, entry)
 

@@ -10,8 +10,12 @@ from holdfast.broker.rights import may_read
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
+from holdfast.broker.session.rarities import frees_first
 from holdfast.broker.session.session import FREED, Group, Inflight, Session, Subscription
 from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import PUBREL
+from holdfast.protocol.mqtt.reasons import SUCCESS
 
 READ_BYTES_MAX: Final = 1 << 20
 """The most bytes of one read of the log, or of one fetch. A single record may exceed it."""
@@ -266,6 +270,10 @@ def send_inflight(
         # Otherwise the group's position stays below the record until it is finished. After a crash
         # the group assigns the record again.
         if qos == 2:
+            if state.was_put_back and frees_first(session, packet_id):
+                # The client may have the id of a message that the log has lost, and wait for its
+                # PUBREL. It would take this message for a repetition. [MQTT-4.3.3-10]
+                frame = encode_ack(PUBREL, packet_id, SUCCESS, connection.version) + frame
             promise = SendPromise(connection, session, frame, message.topic, packet_id)
             log_changes(state, session, promise)
             return True

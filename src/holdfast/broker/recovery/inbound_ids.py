@@ -43,6 +43,7 @@ class SenderPacketIds:
         """Note where the log ended when it was put back, before any record and after the entries
         of a snapshot with these offsets. A snapshot of later names the doubtful ids itself."""
         self._put_back_at = ends
+        self.state.was_put_back = True
         if snapshot is not None and all(map(int.__le__, snapshot, ends)):
             for session in self.state.sessions.values():
                 if session.inbound:

@@ -1,6 +1,11 @@
 """The state that few sessions have. An idle client pays 8 bytes for it."""
 
+from typing import Final
+
 from holdfast.broker.session.cursor import Cursor
+
+FREED_BYTES: Final = 8192
+"""A bit for each packet id, in sessions of a log that was put back, with QoS 2 to the client."""
 
 
 class OwedRetained:
@@ -29,6 +34,7 @@ class Rarities:
         self.maybe_sent: list[int] | None = None
         self.lost = 0
         self.doubtful: set[int] | None = None
+        self.freed: bytearray | None = None
         self.owed: dict[str, OwedRetained] | None = None
         self.owed_changes: dict[str, OwedRetained] | None = None
         self.owed_inflight: set[tuple[int, int]] | None = None
@@ -164,3 +170,16 @@ class RareState(Cursor):
         if rarities is None:
             rarities = self._rarities = Rarities()
         return rarities
+
+
+def frees_first(session: RareState, packet_id: int) -> bool:
+    """Whether this is the first QoS 2 message to the client with this packet id. It becomes False
+    for the id. FREED_BYTES are kept for the session."""
+    rarities = session._rare()
+    if rarities.freed is None:
+        rarities.freed = bytearray(FREED_BYTES)
+    at, bit = packet_id >> 3, 1 << (packet_id & 7)
+    if rarities.freed[at] & bit:
+        return False
+    rarities.freed[at] |= bit
+    return True
