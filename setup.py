@@ -204,6 +204,7 @@ HOT = [
     "cluster/shared_groups/progress.py",
     "cluster/shared_groups/record_fetch.py",
     "cluster/shared_groups/reclaim.py",
+    "cluster/state/client_epochs.py",
     "cluster/state/offset_ranges.py",
     "cluster/state/transfer.py",
     "cluster/partitions/catch_up.py",

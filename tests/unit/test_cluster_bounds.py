@@ -16,7 +16,7 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session
-from holdfast.cluster.state import replicated as replicated_module
+from holdfast.cluster.state.client_epochs import ClientEpochs
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.storage import record as log_record
@@ -85,7 +85,7 @@ FIELDS: Final[dict[str, Callable[[Busy], None]]] = {
 }
 
 
-def new_state(chance: random.Random) -> ReplicatedState:
+def new_state(chance: random.Random, fired_max: int = 6) -> ReplicatedState:
     config = NodeConfig(
         node_id="n",
         partitions=PARTITIONS,
@@ -97,7 +97,10 @@ def new_state(chance: random.Random) -> ReplicatedState:
     state = RecordedState(config, Journal(PARTITIONS, replicated=True))
     state.now = 1000.0
     state.wall_us = 1_700_000_000_000_000 + chance.randrange(30) * DAY_US
-    return ReplicatedState(state)
+    replicated = ReplicatedState(state)
+    replicated.ended = [ClientEpochs(6) for _ in range(PARTITIONS)]
+    replicated.fired_max = fired_max
+    return replicated
 
 
 def own_order(chance: random.Random, records: list[Record]) -> Iterator[Record]:
@@ -113,10 +116,10 @@ def own_order(chance: random.Random, records: list[Record]) -> Iterator[Record]:
             yield queue.popleft()
 
 
-def recovered(chance: random.Random, records: list[Record]) -> ReplicatedState:
+def recovered(chance: random.Random, records: list[Record], fired_max: int) -> ReplicatedState:
     """A node that begins with a snapshot, during which records were applied, and its log from the
     offsets at which the snapshot began."""
-    before = new_state(chance)
+    before = new_state(chance, fired_max)
     order = list(own_order(chance, records))
     count = chance.randrange(len(order))
     for record in order[:count]:
@@ -125,7 +128,7 @@ def recovered(chance: random.Random, records: list[Record]) -> ReplicatedState:
     for record in order[:count]:
         offsets[record.partition] = record.offset + 1
     rest = iter(order[count:])
-    after = new_state(chance)
+    after = new_state(chance, fired_max)
     for kind, data in before.snapshot():
         after.apply_snapshot_entry(kind, data)
         for _ in range(chance.choice([0, 0, 1, 5])):
@@ -139,27 +142,23 @@ def recovered(chance: random.Random, records: list[Record]) -> ReplicatedState:
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("seed", range(12))
-def test_the_state_is_a_function_of_the_records(
-    field: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replicated_module, "ENDED_MAX", 6)
+def test_the_state_is_a_function_of_the_records(field: str, seed: int) -> None:
     # Sessions have no will once it is published. A node that applies the record of the will long
     # before that of the session knows it from this table. So it is compared with room for all.
     fired_max = 6 if field == "wills" else 5000
-    monkeypatch.setattr(replicated_module, "FIRED_MAX", fired_max)
     log = Busy(seed)
     for _ in range(600):
         FIELDS[field](log)
     chance = random.Random(seed)
-    first = new_state(chance)
+    first = new_state(chance, fired_max)
     for record in log.order:
         first.apply(record)
     expected = kept(first, with_wills=fired_max > 6)
     for _ in range(2):
-        other = new_state(chance)
+        other = new_state(chance, fired_max)
         for record in own_order(chance, log.order):
             other.apply(record)
-        for each in (other, recovered(chance, log.order)):
+        for each in (other, recovered(chance, log.order, fired_max)):
             found = kept(each, with_wills=fired_max > 6)
             for name, value in expected.items():
                 assert found[name] == value, name

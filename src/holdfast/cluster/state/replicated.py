@@ -117,6 +117,7 @@ class ReplicatedState(ReplicatedPacketIds):
         # Per partition of the record: the newest session epochs with a published will. The record
         # is in the partition of the will's topic, or in the client's home.
         self.fired: dict[int, ClientEpochs] = {}
+        self.fired_max = FIRED_MAX
         # Per home partition: the epochs of the newest ended sessions.
         self.ended = [ClientEpochs(ENDED_MAX) for _ in range(state.config.partitions)]
         # Per home partition: the newest epoch of its sessions so far, or the newest reserved one if
@@ -232,7 +233,7 @@ class ReplicatedState(ReplicatedPacketIds):
         )
 
     def _fired_in(self, partition: int) -> ClientEpochs:
-        return self.fired.setdefault(partition, ClientEpochs(FIRED_MAX))
+        return self.fired.setdefault(partition, ClientEpochs(self.fired_max))
 
     def has_fired(self, client_id: str, epoch: int, topic: bytes) -> bool:
         """True if the will of the client's session with this epoch, or a later one, was published
