@@ -4,7 +4,7 @@
     acl LINE                         of the ACL file; before the first command
     nodes N, partitions N            other numbers than the form has; before the first command
     connect NAME [v3.1|v3.1.1|v5] [clean] [at=NODE] [id=ID] [as=USER] [keep=S] [PROPERTY=VALUE ...]
-            [will=TOPIC:PAYLOAD[:QOS[:retain]]] [will-delay=S] [will-expiry=S]
+            [will=TOPIC:PAYLOAD[:QOS[:retain]]] [will-delay=S] [will-expiry=S] [hold]
     open NAME [v...] [at=NODE]       connects without CONNECT
     subscribe NAME FILTER[@QOS] ... [no-local] [rap] [rh=N] [PROPERTY=VALUE ...]
     unsubscribe NAME FILTER ...
@@ -157,6 +157,7 @@ class Director:
         version = next((v for name, v in VERSIONS.items() if words.flag(name)), 5)
         node = self._node(words, actor)
         user = words.value("as")
+        holds = words.flag("hold")
         will = _will(words)
         packet = m.Connect(
             version,
@@ -167,6 +168,8 @@ class Director:
             properties=words.properties(),
         )
         actor.connect(node, version, user, packet)
+        if holds:
+            actor.peer.hold()
 
     def _do_subscribe(self, words: Words) -> None:
         actor = self._actor(words)
