@@ -229,7 +229,7 @@ class ReserveRecord(Struct, tag_field="op", tag="reserve"):
     epoch: int
 
 
-class QueueRecord(Struct, tag_field="op", tag="queue"):
+class QueueRecord(Struct, tag_field="op", tag="queue", omit_defaults=True):
     """A queue begins at the offsets `start`, unless there is one with this key. `client` is the
     key, `creator` the client that asked for it, `owner` its user. Older versions ignore the record.
     """
