@@ -43,6 +43,7 @@ from tests.e2e.wire import Wire
 from tests.support.ports import free_port
 
 PACKET_IDS: Final = "tests.e2e.test_put_back_packet_ids"
+MODEL: Final = "tests.model.test_cluster_put_back"
 OLDER: Final = "tests.e2e.test_cluster_older_copy"
 NUMBERS: Final = {
     "offset: position of the log client": "test_a_position",
@@ -60,6 +61,8 @@ NUMBERS: Final = {
     "packet id towards a subscriber": f"{PACKET_IDS}:test_a_packet_id_towards_a_subscriber",
     "sequence of a publish queue": "test_a_sequence_of_a_producer",
     "position of a disk, term and vote": f"{OLDER}:test_a_machine_put_back_while_the_others_run",
+    "ticket": f"{MODEL}:test_tickets_of_a_disk_that_was_put_back_are_others",
+    "term, vote, epoch of a partition": f"{MODEL}:test_a_copy_begins_anew_when_a_whole_one_is_back",
     "epoch of a federation": "tests.unit.test_federation_put_back:test_what_is_done_arrives",
 }
 """Number -> the test, in this module or in another one."""

@@ -122,6 +122,25 @@ def test_two_copies_both_wait_for_the_one_that_runs(
         story.check()
 
 
+def test_tickets_of_a_disk_that_was_put_back_are_others() -> None:
+    """The log of the others has records of this node that its copy lacks. If its tickets began at
+    the same number, such a record would settle a later one of the same client."""
+    story = Story(4, ("n3",))
+
+    def newest() -> int:
+        process = story.host("n3").process
+        assert process is not None
+        return process.cluster_node.forwarding._ticket
+
+    before = newest()
+    story.stop("n3")
+    story.come("n3")
+    begun = newest()
+    story.run(LATER_S)
+    story.check()
+    assert abs(begun - before) > 100_000
+
+
 def test_restored_nodes_lead_nothing_before_the_generation_is_agreed() -> None:
     """They lead under later epochs than those of their start, so who follows them knows it."""
     story = Story(3)
