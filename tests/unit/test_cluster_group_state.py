@@ -17,6 +17,7 @@ from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session, Subscription, tag_of
 from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.broker.state import NodeState
+from holdfast.cluster.shared_groups.group_nodes import NodeLoad
 from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
@@ -160,3 +161,35 @@ def test_a_coordinator_that_lags_hands_out_nothing_that_the_log_has_as_finished(
         assert coordination.positions() == [7]
     assert coordination.cursor.outbox is not None
     assert [each.message.offset for each in coordination.cursor.outbox] == [7, 8]
+
+
+def test_a_doubtful_record_that_a_session_has_finished_is_not_assigned_again() -> None:
+    """The group is opened while a node that was lost may have it, and the log shows that a session
+    keeps it. The session finishes it before the doubt ends."""
+    journal = Journal(1, replicated=True)
+    images = ReplicatedState(RecordedState(NodeConfig(partitions=1), journal))
+    state = NodeState(NodeConfig(partitions=1), journal)
+    state.delivered[0] = 9
+    key = "$share/g/t"
+    place = (0, 7)
+    coordination = Coordination(key, 0, 2, state)
+    stake = coordination.weights.of("n2", NodeLoad())
+    coordination.holders.hold(stake, place, 0)
+    coordination.mark_doubtful([place], 3, "n2")
+    for epoch, change in ((1, Inflight(0, 7, 2, False)), (2, None)):
+        if change is not None:
+            opened = encode_session(OpenRecord("c", epoch, 9, False, None, owner="n2"))
+            images.apply(Record(0, SESSION, client_id=b"c", sequence=epoch, payload=opened))
+            change.group_tag = tag_of(key)
+        payload = encode_cursor([], {1: change}, [])
+        images.apply(Record(0, CURSOR, client_id=b"c", sequence=1, payload=payload))
+        if change is not None:
+            payload = encode_cursor([(0, 5)], {}, [])
+            images.apply(Record(0, CURSOR, client_id=key.encode(), sequence=1, payload=payload))
+            coordination.open(list(images.group_positions[key]), images.groups)
+            coordination.check()
+    kept = images.groups.kept_by_sessions(key)
+    assert kept == set()
+    coordination.resolve_doubtful({(3, "n2")}, kept)
+    assert place not in coordination.to_assign
+    coordination.check()

@@ -210,7 +210,6 @@ class Coordination:
         self._note_finished(place)
 
     def _note_finished(self, place: Place) -> None:
-        assert place not in self.finished_offsets, "a record is finished twice"
         self.finished.append(place)
         self.finished_offsets.add(place[0], place[1], place[1] + 1)
 
@@ -298,9 +297,14 @@ class Coordination:
             cursor.positions = begin
 
     def _finish_kept(self, logged: GroupPositions) -> None:
+        """Finishes the records that sessions keep. Those in doubt are in doubt no more.
+        Counter-example: a lost node may have record 7, and a session keeps it. The session finishes
+        the record before the doubt ends. Then no session keeps it, and it is assigned again."""
         for place in logged.kept_by_sessions(self.key):
             if place not in self.holders.assigned and place not in self.finished_offsets:
-                self._note_finished(place)
+                self.to_assign.pop(place, None)
+                self.deferred.pop(place, None)
+                self._finish_held(place)
 
     def make_certain(self, logged: GroupPositions) -> None:
         """Assigns the uncertain records, except those that sessions have kept.

@@ -1,5 +1,6 @@
 """The progress of shared groups in the log, as CURSOR records of their coordinator."""
 
+from operator import le
 from typing import Final
 
 from holdfast.broker.recovery.state_records import append_state, changed_positions
@@ -37,19 +38,23 @@ class ProgressLog:
         self._due = {}
         for coordination in due:
             if coordination.is_open:
-                self._log(coordination)
+                try:
+                    self._log(coordination)
+                except AssertionError as error:
+                    # The log keeps the positions before. Nodes report what they have finished.
+                    self._state.note_stopped(f"progress of {coordination.key}", str(error))
 
     def timer(self) -> float | None:
         return self._due_at if self._due else None
 
     def _log(self, coordination: Coordination) -> None:
         positions = coordination.positions()
+        logged = coordination.logged
+        assert logged is None or all(map(le, logged, positions)), "a position of a group falls"
         changed = changed_positions(coordination.logged, positions)
         done = [place for place in coordination.finished if place[1] >= positions[place[0]]]
         coordination.finished = []
-        logged = coordination.logged
         for partition, offset in enumerate(positions):
-            assert logged is None or logged[partition] <= offset, "a position of a group falls"
             coordination.finished_offsets.drop_below(partition, offset)
         coordination.logged = positions
         while changed or done:
