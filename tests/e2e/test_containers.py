@@ -32,10 +32,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    # The path of a Unix socket is short.
-    directory = Path(tmp_path_factory.mktemp("e"), "p")
-    with Engine(directory, package("holdfast-*-image.tar")) as started:
+def engine() -> Iterator[Engine]:
+    with Engine(package("holdfast-*-image.tar")) as started:
         yield started
 
 

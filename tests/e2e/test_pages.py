@@ -21,7 +21,8 @@ import pytest
 from tests.e2e.brokers import SOURCE
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 100
+TIMEOUT_S = 200
+"""For one page on a busy machine."""
 UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 """The machines of the examples."""

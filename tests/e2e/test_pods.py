@@ -29,8 +29,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("e") / "p", package("holdfast-*-image.tar")) as started:
+def engine() -> Iterator[Engine]:
+    with Engine(package("holdfast-*-image.tar")) as started:
         yield started
 
 

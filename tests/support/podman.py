@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -31,18 +32,18 @@ def is_installed() -> bool:
 
 
 class Engine:
-    """`with Engine(directory, image) as engine:` has the image loaded and listens for
-    docker-compose. Leaving it removes every container, volume and network of it."""
+    """`with Engine(image) as engine:` has the image loaded and listens for docker-compose. Leaving
+    it removes every container, volume and network of it."""
 
-    def __init__(self, directory: Path, image: Path) -> None:
-        self.directory = directory
+    def __init__(self, image: Path) -> None:
+        # Podman's run directory has at most 50 characters, which those of pytest may exceed.
+        self.directory = directory = Path(tempfile.mkdtemp(prefix="podman-", dir="/tmp"))
         self._image = image
         self._settings = directory / "containers.conf"
         self._socket = directory / "podman.sock"
         self._service: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Engine":
-        self.directory.mkdir(parents=True)
         self._settings.write_text(SETTINGS.format(networks=self.directory / "networks"))
         self.run("load", "-q", "-i", str(self._image))
         self._service = subprocess.Popen(
@@ -76,6 +77,7 @@ class Engine:
         store = self.directory / "images" / "overlay"
         if store.is_mount():
             subprocess.run(["umount", str(store)], check=True)
+        shutil.rmtree(self.directory)
 
     def _podman(self) -> list[str]:
         root, run = self.directory / "images", self.directory / "run"
