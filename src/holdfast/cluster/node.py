@@ -294,17 +294,20 @@ class ClusterNode(Parts):
             self.effects.has_applied = False
             self.acquisition.applied()
             self.acquisition.take_local()
-        for partition, leader, epoch in self.alignment.take_aligned():
-            self.forwarding.aligned(partition, leader, epoch, self.applier.tickets(partition))
-        self.alignment.ask(now)
+        is_alone = self.context.is_alone
+        if not is_alone:
+            for partition, leader, epoch in self.alignment.take_aligned():
+                self.forwarding.aligned(partition, leader, epoch, self.applier.tickets(partition))
+            self.alignment.ask(now)
         self.proposer.step(now)
         self.groups.flush()
         self.metadata_reads.advance(now)
         if self.ownership.advance():
             self.acquisition.confirm_ownership()
         self.interest.flush()
-        self.forwarding.flush()
-        self.admission.flush()
+        if not is_alone:
+            self.forwarding.flush()
+            self.admission.flush()
         self.effects.run()
         self.applier.end_turn()
         self.alone.review()
@@ -313,7 +316,8 @@ class ClusterNode(Parts):
 
     def timer(self) -> float:
         """Returns the time at which to call `handle_timers` next."""
-        if self.context.is_alone:
+        is_alone = self.context.is_alone
+        if is_alone:
             due = self._tidy_at if self._is_untidy() else float("inf")
         else:
             due = min(self.meta.timer(), self._tidy_at, self.detector.timer())
@@ -325,16 +329,22 @@ class ClusterNode(Parts):
             due = images[0].when
         for when in (
             self.replication.timer(),
-            self.proposer.timer(),
             self.session_coordinator.timer(),
             self.acquisition.timer(),
-            self.interest.timer(),
-            self.alignment.timer(),
             self.groups.timer(),
             self.barriers.timer(),
+            self.ownership.timer(),
+        ):
+            if when is not None and when < due:
+                due = when
+        if is_alone:
+            return due
+        for when in (
+            self.proposer.timer(),
+            self.interest.timer(),
+            self.alignment.timer(),
             self.metadata_reads.timer(),
             self.transfer.timer(),
-            self.ownership.timer(),
         ):
             if when is not None and when < due:
                 due = when

@@ -41,7 +41,12 @@ from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.releases import Releases
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.reports import SessionReports
-from holdfast.cluster.sessions.requests import OpenedPromise, SessionRequest, SessionRequests
+from holdfast.cluster.sessions.requests import (
+    NEVER,
+    OpenedPromise,
+    SessionRequest,
+    SessionRequests,
+)
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -397,5 +402,8 @@ class SessionCoordinator:
         self.reports.handle_timers()
 
     def timer(self) -> float | None:
-        due = min(self.reports.timer(), self.owners.epochs.timer(), self._requests.timer())
-        return due if due < float("inf") else None
+        due = self.reports.timer()
+        for when in (self.owners.epochs.timer(), self._requests.timer()):
+            if when < due:
+                due = when
+        return due if due < NEVER else None

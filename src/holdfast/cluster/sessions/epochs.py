@@ -224,6 +224,8 @@ class EpochReservations:
     def timer(self) -> float:
         """Returns the time at which the first client has waited for too long."""
         due = NEVER
+        if not self._pending:
+            return due
         for each in self._pending.values():
             if each.clients and each.due_at < due:
                 due = each.due_at

@@ -107,6 +107,8 @@ class SessionRequests:
     def timer(self) -> float:
         """Returns the earliest deadline of these requests that wait for an owner."""
         due = NEVER
+        if not self._queues:
+            return due
         for queue in self._queues.values():
             first = queue[0]
             if first.waits_for and first.deadline < due:

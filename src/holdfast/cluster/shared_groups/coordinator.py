@@ -95,11 +95,13 @@ class Coordinator:
         begins_at = self._context.journal.next_offset[partition]
         home = Home(partition, epoch, self._state.now, self._barriers.begin(), begins_at)
         self.homes.led[partition] = home
+        self.homes.count_again()
         self.homes.opening[home] = None
 
     def stop_leading(self, partition: int) -> None:
         """Drops the groups of a home partition. The log and the nodes' reports have their state."""
         home = self.homes.led.pop(partition, None)
+        self.homes.count_again()
         if home is None:
             return
         self.homes.opening.pop(home, None)
@@ -281,8 +283,9 @@ class Coordinator:
     def _reassign(self) -> None:
         """Assigns reclaimed records again where it is known now which ones sessions have kept."""
         now = self._state.now
-        for coordination in self._reclaimer.review(now):
-            self._note_change(coordination)
+        if self._reclaimer.is_waiting():
+            for coordination in self._reclaimer.review(now):
+                self._note_change(coordination)
         if self._unopened and self._open_at <= now:
             self._open_at = now + LOOK_AGAIN_S
             for coordination in list(self._unopened):
@@ -356,15 +359,17 @@ class Coordinator:
 
     def flush(self) -> None:
         """Opens groups, assigns records and logs progress, at the end of a turn."""
-        for key in self._replicated.groups.pop_applied_ends():
+        for key in self._replicated.groups.pop_applied_ends() or ():
             led = self.homes.led.get(self.homes.home_of(key))
             if led is not None:
                 led.ended.discard(key)
-        for home in self.homes.pop_ready(self._barriers):
-            self._open(home)
+        if self.homes.opening:
+            for home in self.homes.pop_ready(self._barriers):
+                self._open(home)
         self._reassign()
         dirty = self._dirty
-        self._dirty = {}
+        if dirty:
+            self._dirty = {}
         for coordination in dirty:
             if not coordination.is_open or coordination.home not in self.homes.led:
                 continue
@@ -389,7 +394,7 @@ class Coordinator:
             return False
         if not self.homes.all_reported(home) or self._may_have_older_members(home, coordination):
             return False
-        del home.groups[key]
+        self.homes.remove(home, key)
         self._forget(coordination)
         if coordination.logged is not None:
             home.ended.add(key)
@@ -435,7 +440,7 @@ class Coordinator:
 
     def has_groups(self) -> bool:
         """Whether a home that this node leads has groups."""
-        return any(home.groups for home in self.homes.led.values())
+        return self.homes.group_count > 0
 
     def timer(self) -> float | None:
         if self._dirty:

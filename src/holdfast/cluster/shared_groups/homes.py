@@ -59,6 +59,7 @@ class LedHomes:
         self._state = state
         self._context = context
         self.led: dict[int, Home] = {}
+        self.group_count = 0
         # Those that are not open yet.
         self.opening: dict[Home, None] = {}
 
@@ -67,10 +68,20 @@ class LedHomes:
         if coordination is None:
             coordination = Coordination(key, home.partition, home.epoch, self._state)
             home.groups[key] = coordination
+            self.group_count += 1
             cursor = coordination.cursor
             self._state.subscriptions.add(cursor.filter, cursor, cursor)
             self._state.change_routes()
         return coordination
+
+    def remove(self, home: Home, key: str) -> None:
+        """Removes a group that is over."""
+        del home.groups[key]
+        self.group_count -= 1
+
+    def count_again(self) -> None:
+        """Counts the groups after a home has changed its leader."""
+        self.group_count = sum([len(home.groups) for home in self.led.values()])
 
     def coordination_of(self, cursor: Group) -> Coordination | None:
         home = self.led.get(self.home_of(cursor.key))

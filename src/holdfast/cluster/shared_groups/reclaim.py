@@ -68,6 +68,10 @@ class Reclaimer:
         is_owner = self._replicated.is_owned_at(coordination.key, node)
         return is_owner and not self._has_reported(coordination, node)
 
+    def is_waiting(self) -> bool:
+        """Whether there are doubtful records, or barriers that have to pass for some."""
+        return bool(self._pending) or bool(self._doubtful)
+
     def review(self, now: float) -> list[Coordination]:
         """Resolves doubtful records where possible. Returns the groups that have changed."""
         passed = {each for each in self._pending if self._barriers.has_passed(each)}

@@ -92,9 +92,12 @@ class GroupPositions:
         self._dropped = set()
         return dropped
 
-    def pop_applied_ends(self) -> set[str]:
-        """Returns the groups with an applied record of their end since the last call."""
+    def pop_applied_ends(self) -> set[str] | None:
+        """Returns the groups with an applied record of their end since the last call, None if there
+        is none."""
         ends = self._applied_ends
+        if not ends:
+            return None
         self._applied_ends = set()
         return ends
 
