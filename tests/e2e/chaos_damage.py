@@ -49,6 +49,7 @@ SAID: Final = (
     "manifest.json",
 )
 """The words of which one is in the log of a node that has found damage."""
+NO_PARTITION: Final = 400
 READ_BYTES: Final = 64 << 20
 
 
@@ -113,11 +114,12 @@ class _Chunk:
         return f"{length} former bytes of {self.path.name} put back at {self.position}"
 
 
-def _choose(scene: Scene, node: ClusterNode, kinds: tuple[str, ...]) -> Path:
+def _choose(scene: Scene, node: ClusterNode, kinds: tuple[str, ...]) -> Path | None:
+    """A file of one of these kinds, each kind as often as the others; None while there is none."""
     found = {kind: sorted(node.data.glob(FILES[kind])) for kind in kinds}
-    kind = scene.rng.choice([kind for kind, files in found.items() if files] or ["manifest"])
-    files = [path for path in found.get(kind, []) if path.suffix != ".tmp"]
-    return scene.rng.choice(files or [node.data / FILES["manifest"]])
+    chosen = [[path for path in files if path.suffix != ".tmp"] for files in found.values()]
+    chosen = [files for files in chosen if files]
+    return scene.rng.choice(scene.rng.choice(chosen)) if chosen else None
 
 
 def _minority(scene: Scene) -> list[str]:
@@ -139,7 +141,7 @@ Hurt = Callable[[random.Random, Path], str]
 def _hurt(scene: Scene, damaged: list[str], hurt: Hurt, kinds: tuple[str, ...]) -> None:
     for name in damaged:
         path = _choose(scene, scene.hit(name), kinds)
-        scene.notes.append(f"{name}: {hurt(scene.rng, path)}")
+        scene.notes.append(f"{name}: {hurt(scene.rng, path) if path else 'no such file yet'}")
 
 
 def _damage(hurt: Hurt, kinds: tuple[str, ...]) -> Fault:
@@ -166,9 +168,10 @@ def put_back_chunk(scene: Scene) -> Iterator[float]:
     before = log_ends(scene)
     kinds = tuple(kind for kind in FILES if kind != "manifest")
     chunks = [
-        (name, _Chunk.of(scene.rng, _choose(scene, scene.hit(name), kinds)))
+        (name, _Chunk.of(scene.rng, path))
         for name in damaged
-        for _ in range(3)
+        for path in (_choose(scene, scene.hit(name), kinds) for _ in range(3))
+        if path is not None
     ]
     yield scene.hold_s()
     killed = _kill_some(scene, damaged)
@@ -268,6 +271,8 @@ def _read_all(node: ClusterNode, partitions: int, statuses: set[int]) -> Iterato
         try:
             for partition in range(partitions):
                 status, body = _read(connection, node, partition)
+                if status == NO_PARTITION:
+                    break
                 statuses.add(status)
                 if status == 200:
                     wrong.extend(f"{node.node_id}: {text}" for text in _wrong(body))

@@ -33,7 +33,7 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "security": {"allow_anonymous": True},
 }
 SMALL_SEGMENTS: Final = SETTINGS | {
-    "log": {"reserve_bytes": 8 << 20, "segment_bytes": 1 << 20, "snapshot_bytes": 1 << 20},
+    "log": {"reserve_bytes": 8 << 20, "segment_bytes": 1 << 18, "snapshot_bytes": 1 << 18},
 }
 """For faults of files: there are several of each kind after some seconds of load."""
 

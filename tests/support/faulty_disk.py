@@ -52,13 +52,20 @@ class FaultyDisk:
         _run("mount", "-o", options, str(self._image), str(self.directory))
 
     def lose_power(self) -> None:
-        """Drops what was not synced. Whoever had files open there must have ended."""
+        """Drops what was not synced. Whoever had files open there must have ended.
+
+        The disk goes on as a copy of its image: a mount that another namespace of the machine has
+        taken over would keep the file system that was shut down.
+        """
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
         finally:
             os.close(descriptor)
-        _run("umount", str(self.directory))
+        _run("umount", "--lazy", str(self.directory))
+        copy = self._image.with_name(f"{self._image.name}.copy")
+        _run("cp", "--sparse=always", str(self._image), str(copy))
+        copy.replace(self._image)
         self.mount()
 
     def hang(self) -> None:
