@@ -101,6 +101,9 @@ class Cores:
             self.state.now,
             lacking=self.storage.lacking(),
         )
+        if settings.slice_steps:
+            self.state.steps_per_turn = self.state.steps_at_once = settings.slice_steps
+            self.cluster_node.applier.records_per_turn = settings.slice_steps
         self._load_uncommitted()
 
     def _load_uncommitted(self) -> None:

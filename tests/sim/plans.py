@@ -47,6 +47,8 @@ LEAVING: Final = ((SEVER, KILL), (LAG, KILL), (LAG, RESET, KILL), (SEVER, LAG), 
 """The faults of the seeds with LEAVERS, which are a tenth of all, instead of the others."""
 DEVICES_PLAY: Final = 0.4
 """In so many of the seeds, beside the others."""
+SLICED: Final = 0.2
+"""In so many of the seeds each slice of a large job has 1 to 3 steps."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -96,7 +98,10 @@ def settings_for(
         # One of two is left.
         min_insync = 1
         loses_one = not is_wiped
+    slices = random.Random(f"slices/{seed}")
+    slice_steps = slices.randint(1, 3) if slices.random() < SLICED else 0
     return Settings(
+        slice_steps=slice_steps,
         nodes=count,
         replication_factor=3,
         min_insync=2 if is_wiped else min_insync,

@@ -39,7 +39,7 @@ from holdfast.broker.relocation.client_relocation import ClientRelocation
 from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
-from holdfast.broker.state import STEPS_PER_TURN, NodeState
+from holdfast.broker.state import NodeState
 from holdfast.broker.sys_topics import SysTopics
 from holdfast.broker.topic_rights.questions import forget_decisions, is_waiting
 from holdfast.protocol.mqtt import reasons
@@ -94,7 +94,7 @@ class Node:
         """Set the monotonic clock (seconds) and the wall clock (microseconds), and begin a turn."""
         self.state.now = now
         self.state.wall_us = wall_us
-        self.state.steps_left = STEPS_PER_TURN
+        self.state.steps_left = self.state.steps_per_turn
 
     def start(self) -> None:
         """Start the timers. Called once, after recovery, with the clock set."""

@@ -92,6 +92,9 @@ class NodeState(RecordedState):
 
     replay_pace: "ReplayPace | None" = None
     """The rate of replays; None: it was never limited."""
+    steps_per_turn: int = STEPS_PER_TURN
+    steps_at_once: int = STEPS_AT_ONCE
+    """The limits of this node. The simulator makes slices of single steps."""
     has_stopped_partition: bool = False
     """True once a partition is in `stopped`. The state may then have a part of a record. A restart
     rebuilds it from the log."""
@@ -145,7 +148,7 @@ class NodeState(RecordedState):
         # Ended sessions that are out of `sessions` and still have subscriptions in the routing.
         self.ended: dict[Session, None] = {}
         # Steps left in this turn; further ones become Work.
-        self.steps_left = STEPS_PER_TURN
+        self.steps_left = self.steps_per_turn
         self.sessions_in_progress: deque[Session] = deque()
         self.groups_in_progress: deque[Group] = deque()
         self.progress_armed = False
@@ -229,12 +232,12 @@ class NodeState(RecordedState):
 
     def run_work(self) -> None:
         """Run one slice of the jobs. The rest follows in the next turn of the event loop."""
-        left = STEPS_PER_TURN
+        left = self.steps_per_turn
         work = self.work
         while work and left > 0:
             each = work.popleft()
             each.is_queued = False
-            left -= max(1, each.step(self, min(left, STEPS_AT_ONCE)))
+            left -= max(1, each.step(self, min(left, self.steps_at_once)))
             if each.has_more and not each.is_queued:
                 each.is_queued = True
                 work.append(each)

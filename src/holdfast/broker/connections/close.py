@@ -32,7 +32,7 @@ from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, enc
 from holdfast.broker.recovery.state_records import append_state, log_progress, note_progress
 from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
-from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
+from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
@@ -275,7 +275,7 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
             state.note_ended(session)
     state.pop_session(session)
     work = EndedSession(session)
-    steps = min(max(0, state.steps_left), STEPS_AT_ONCE)
+    steps = min(max(0, state.steps_left), state.steps_at_once)
     state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))
     if work.has_more:
         state.ended[session] = None

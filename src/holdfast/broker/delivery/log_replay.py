@@ -20,7 +20,7 @@ from holdfast.broker.session.audience import Audience, decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message, stored_message
 from holdfast.broker.session.session import RECEIVED, Group, GroupMember, Inflight, Session
-from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
+from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import PUBREL
@@ -118,7 +118,7 @@ def open_groups(state: NodeState, session: Session, connection: Connection) -> N
     if session.groups is None:
         return
     work = GroupsResumption(session, connection)
-    state.steps_left -= work.step(state, min(max(1, state.steps_left), STEPS_AT_ONCE))
+    state.steps_left -= work.step(state, min(max(1, state.steps_left), state.steps_at_once))
     if work.has_more:
         state.start_work(work)
 

@@ -22,7 +22,7 @@ from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.rarities import OwedRetained
 from holdfast.broker.session.session import FEDERATION, Session, Subscription
-from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
+from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.topics.names import has_wildcard
 from holdfast.protocol.topics.retained import RetainedScan
 
@@ -210,7 +210,7 @@ def continue_scans(state: NodeState, session: Session) -> None:
     if scans is None:
         return
     assert isinstance(scans, SessionScans)
-    state.steps_left -= scans.step(state, min(max(0, state.steps_left), STEPS_AT_ONCE))
+    state.steps_left -= scans.step(state, min(max(0, state.steps_left), state.steps_at_once))
     if scans.has_more:
         state.start_work(scans)
 

@@ -141,11 +141,12 @@ class Applier(Work):
         # Partition -> its high watermark, while it is not applied up to there. Invariant:
         # delivered <= high_watermark <= the end of the log.
         self._ends: dict[int, int] = {}
+        self.records_per_turn = RECORDS_PER_TURN
         self._left = RECORDS_PER_TURN
 
     def end_turn(self) -> None:
         """Allows the next turn its number of records."""
-        self._left = RECORDS_PER_TURN
+        self._left = self.records_per_turn
 
     def apply_to(self, partition: int, high_watermark: int) -> None:
         """Applies the batches of a partition up to its high watermark, or begins to."""
