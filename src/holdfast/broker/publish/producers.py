@@ -428,9 +428,10 @@ class ProducerTable:
 
     def check(self) -> None:
         """Raise `AssertionError` unless the counts are the sums over the producers."""
-        total = sum(len(producer.positions()) for producer in self.by_id.values())
+        places = [place for each in self.by_id.values() for place in each.positions()]
+        total = len(places)
         assert self.position_count == total, "the positions of all producers"
-        assert total <= self.positions_max or len(self.by_id) == 1, "too many positions"
+        assert self.leaving_count == sum(place.is_leaving for place in places), "those that leave"
         owned = 0
         for holder in self.holders.values():
             positions = [len(self.by_id[each].positions()) for each in holder.producers]
