@@ -204,7 +204,10 @@ WRITE_WAYS: Final = {
 COPIES: Final = {
     # Records between nodes or in snapshots, of messages that were asked for before.
     "broker/recovery/recovery.py:Recovery._apply",
+    "broker/recovery/recovery.py:Recovery._set_retained",
     "broker/recovery/state_records.py:retained_entry",
+    # It clears what a message did that was asked for before.
+    "broker/publish/completion.py:removal",
     # They read the kind.
     "broker/publish/delayed_table.py:",
     "cluster/qos0_routing.py:Qos0Routing._send",
