@@ -73,7 +73,7 @@ class Port(ClusterPort):
     def promise(self, promise: Promise) -> None:
         self._forwarding.promises.add(promise)
 
-    def spread(self, message: object, topic: str) -> None:
+    def spread(self, message: object, topic: str, behind: int) -> None:
         pass
 
 

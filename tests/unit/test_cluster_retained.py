@@ -128,6 +128,49 @@ def test_updates_are_bounded_in_number_and_time() -> None:
     assert len(found) == 0
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("retain", [False, True])
+def test_qos_0_follows_qos_1_to_subscribers_of_all_nodes(
+    stage: Stage, *, awaited: bool, retain: bool
+) -> None:
+    """[MQTT-4.6.0-6] Two messages of QoS 0 follow each one of QoS 1: before its commit, or right
+    after its PUBACK, when other nodes may not have applied it. Before the commit, the order holds
+    for the clients of the publisher's node."""
+    publisher = stage.login("a", "alice")
+    readers = [
+        stage.subscribe(stage.login(node, "bob", f"{node}-{qos}"), "public/t", qos)
+        for node in "abc"
+        for qos in (0, 1)
+    ]
+    expected = []
+    for number in range(1, 30):
+        texts = [f"#{number}", f"#{number}-0", f"#{number}-00"]
+        expected += texts
+        for text, qos in zip(texts, (1, 0, 0), strict=True):
+            message = SimMessage(text, publisher.client_id, "public/t", number, qos)
+            message.times_sent = 1
+            stage.world.checks.published(message)
+            packet_id = number if qos else 0
+            keeps = retain and text.endswith("-0")
+            publisher.send(
+                m.Publish(b"public/t", text.encode(), qos, keeps, False, packet_id, b"", 0, -1)
+            )
+            if qos and awaited:
+                publisher.answer(m.Ack)
+        stage.run(0.002 * (number % 4))
+    stage.until(lambda: all(len(each.payloads) == len(expected) for each in readers))
+    stage.run(0.5)
+    for each in readers if awaited else readers[:2]:
+        assert each.payloads == expected
+    for host in stage.world.hosts.values():
+        assert host.process is not None
+        assert not host.process.cluster_node.interest.followers
+        assert len(host.process.cluster_node.retained_updates) == 0
+        assert host.process.state.promise_bytes == 0
+    newcomer = stage.subscribe(stage.login("c", "bob", "new"), "public/t", 0)
+    assert newcomer.payloads == (["#29-0"] if retain else [])
+
+
 KEPT = [f"public/kept/{number:02}" for number in range(30)]
 
 

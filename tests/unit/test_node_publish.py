@@ -335,3 +335,49 @@ def test_client_that_does_not_read_its_answers_is_not_read() -> None:
         bench.run()
         answered += len(peer.take(m.Pingresp))
     assert answered == 1000
+
+
+@pytest.mark.parametrize("granted", [0, 1])
+@pytest.mark.parametrize("logged", [False, True])
+def test_qos_0_does_not_overtake_an_earlier_message_of_its_topic(
+    granted: int, *, logged: bool
+) -> None:
+    """[MQTT-4.6.0-6]"""
+    config = NodeConfig(partitions=4, sys_interval_s=0, qos0_logged=["#"] if logged else [])
+    bench = NodeBench(config, auto_commit=False)
+    subscriber = bench.connect("sub")
+    subscriber.send(subscribe("t", granted), subscribe("other", 0, 2))
+    publisher = bench.connect("pub")
+    publisher.send(
+        publish("t", b"1", 1, 1, retain=True),
+        publish("t", b"2", retain=True),
+        publish("other", b"-"),
+        publish("t", b"3", 1, 2, retain=True),
+        publish("t", b"4", retain=True),
+        publish("t", b"5"),
+    )
+    assert subscriber.payloads() == [b"-"]
+    bench.settle()
+    assert subscriber.payloads() == [b"1", b"2", b"3", b"4", b"5"]
+    late = bench.connect("late")
+    late.send(subscribe("t", 1))
+    assert late.payloads() == [b"4"]
+    assert bench.node.state.promise_bytes == 0
+    publisher.send(publish("t", b"6"))
+    assert subscriber.payloads() == [b"6"]
+
+
+def test_a_publisher_whose_qos_0_waits_is_not_read_while_too_much_is_pending() -> None:
+    bench = NodeBench(
+        NodeConfig(partitions=4, sys_interval_s=0, pending_bytes_max=100_000), auto_commit=False
+    )
+    subscriber = bench.connect("sub")
+    subscriber.send(subscribe("t"))
+    publisher = bench.connect("pub")
+    publisher.send(publish("t", b"first", 1, 1))
+    for _ in range(50):
+        publisher.send(publish("t", bytes(10_000)))
+    assert publisher.connection.input_paused
+    assert bench.node.state.promise_bytes < 120_000
+    bench.settle()
+    assert len(subscriber.payloads()) == 51

@@ -104,12 +104,14 @@ READ_WAYS: Final = {
     "broker/delivery/live_lane.py:deliver_qos0": LIVE_QOS0,
     "broker/delivery/transmission.py:send_log_qos0": LIVE_QOS0,
     "broker/publish/completion.py:PublishPromise._complete": LIVE,
+    "broker/publish/completion.py:hand_out_qos0": LIVE,
     "broker/publish/inbound.py:_publish_qos0": LIVE,
     "broker/sys_topics.py:publish_own": LIVE,
     "broker/connections/wills.py:_publish_qos0": LIVE,
     "broker/publish/delayed.py:_publish_qos0": LIVE,
     "broker/federation_session.py:publish": LIVE,
     "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
+    "cluster/qos0_routing.py:Qos0Routing._deliver": PLAIN_CLUSTER,
     "cluster/qos0_routing.py:Qos0Routing.handle_qos0": PLAIN_CLUSTER,
     # Asked one by one.
     "broker/publish/control.py:_respond": COMMANDS,
@@ -129,6 +131,7 @@ READ_WAYS: Final = {
     "broker/delivery/delivery.py:send_deferred": ASIDE,
     "cluster/qos0_routing.py:Qos0Routing.spread": NODES,
     "cluster/qos0_routing.py:Qos0Routing._deliver_to_groups": NODES,
+    "cluster/qos0_routing.py:Qos0Routing.release_followers": NODES,
 }
 WAITS: Final = "test_what_waits_is_asked_for_again_when_the_rules_change"
 SLICES: Final = "test_frames_of_a_read_wait_between_two_slices"
@@ -155,6 +158,9 @@ WAITING: Final = {
     "broker/delivery/transmission.py:SendPromise.frame": DISK,
     # The receivers are found when they are released.
     "broker/publish/completion.py:PublishPromise.record": LIVE,
+    "broker/publish/completion.py:PrecedingPromise.followers": LIVE,
+    "broker/publish/completion.py:Qos0Promise.message": LIVE,
+    "broker/publish/completion.py:Qos0Promise.record": LIVE,
     "broker/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
 }
 """The places where messages wait for a client, and the test in which its rights change."""
@@ -195,6 +201,8 @@ WRITE_WAYS: Final = {
     "broker/publish/acceptance.py:refuse_for_now": WRITE,
     "broker/publish/inbound.py:handle_publish": WRITE,
     "broker/publish/inbound.py:log_qos0": WRITE,
+    "broker/publish/completion.py:record_of_qos0": WRITE,
+    "broker/publish/completion.py:Qos0Promise.release": WRITE,
     "broker/connections/wills.py:publish_will": WILL,
     "broker/publish/delayed.py:delayed_record": DELAYED,
     "broker/publish/delayed.py:_publish": DELAYED_LATER,

@@ -140,8 +140,9 @@ class ClusterPort:
         """Whether more than `1 / part` of the allowed bytes wait for the leaders or the disk."""
         raise NotImplementedError
 
-    def spread(self, message: Message, topic: str) -> None:
-        """Send a QoS 0 message to the other nodes with receivers for it."""
+    def spread(self, message: Message, topic: str, behind: int) -> None:
+        """Send a QoS 0 message to the other nodes with receivers for it. They deliver it behind the
+        records of the topic's partition below the offset `behind`."""
         raise NotImplementedError
 
     def has_room(self, client_id: str) -> bool:
@@ -242,7 +243,7 @@ class SingleNode(ClusterPort):
         promised = len(state.promises) * PROMISE_BYTES + state.promise_bytes
         return (state.journal.pending_bytes + promised) * part > state.config.pending_bytes_max
 
-    def spread(self, message: Message, topic: str) -> None:
+    def spread(self, message: Message, topic: str, behind: int) -> None:
         """There is no other node."""
 
     def has_room(self, client_id: str) -> bool:

@@ -82,6 +82,12 @@ class Route:
         self.reads_log = False
         # Clients may not publish here ($SYS).
         self.reserved = False
+        # The promise of the newest message whose record is not committed, which messages of QoS 0
+        # follow: see broker.publish.completion.PrecedingPromise.
+        self.newest: Promise | None = None
+        # In a cluster: the offset behind the last one that is committed. Other nodes deliver the
+        # topic's messages of QoS 0 when they have applied the records below it.
+        self.behind = 0
         # The ClientObserver that observes no messages of this topic.
         self.unobserved_by: object | None = None
 

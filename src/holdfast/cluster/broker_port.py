@@ -96,9 +96,9 @@ class BrokerPort(ClusterPort):
     def queues(self) -> dict[str, Session]:
         return self._replicated.state.queues
 
-    def spread(self, message: Message, topic: str) -> None:
+    def spread(self, message: Message, topic: str, behind: int) -> None:
         if self._context.connected or self._interest.has_groups():
-            self._interest.spread(message, topic)
+            self._interest.spread(message, topic, behind)
         if message.retain:
             self._retained_updates.delivered(topic, message)
 

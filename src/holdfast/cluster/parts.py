@@ -144,6 +144,8 @@ class Parts:
 
     def _share_state(self) -> None:
         """Lets the broker's core and the replicated state use the same objects."""
+        self.applier.followed = self.interest.followers
+        self.applier.release_followers = self.interest.release_followers
         recorded = self.replicated.state
         self.state.retained = recorded.retained
         self.state.producers = recorded.producers

@@ -10,6 +10,12 @@ arrive. A peer that does not reply within WAIT_S is not waited for. Counter-exam
 wait, a client receives its SUBACK from n1. A second client then publishes at n2, which does not
 have the filter yet, and the message is lost.
 
+Invariant: a message that its node published behind a committed record of its topic is delivered
+behind that record here, too. It has the offset, and waits until this node has applied the record.
+Later ones of the partition wait behind it. Counter-example: a valve is closed at QoS 1 and, after
+the PUBACK, opened at QoS 0. The COMMIT comes later than the QOS0 frame, and the subscriber believes
+that the valve is closed.
+
 Invariant: a cached route is what its topic would get now. A filter that changes drops the routes
 that it matches. A link that changes drops all of them, because routes contain connected nodes only.
 """
@@ -23,8 +29,8 @@ from holdfast.broker.delivery.delivery import deliver, send_group_qos0
 from holdfast.broker.promise import Promise
 from holdfast.broker.rights import has_rules
 from holdfast.broker.routing import find_route
-from holdfast.broker.session.message import Message, stored_message
-from holdfast.broker.state import NodeState
+from holdfast.broker.session.message import Message, queued_size, stored_message
+from holdfast.broker.state import NodeState, Route
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame, decode_json
 from holdfast.cluster.interest_frames import (
@@ -35,7 +41,7 @@ from holdfast.cluster.interest_frames import (
 )
 from holdfast.cluster.peer_filters import PeerFilters
 from holdfast.cluster.publish.promises import PromiseQueues
-from holdfast.cluster.publish.retained_updates import RetainedUpdates
+from holdfast.cluster.publish.retained_updates import RetainedUpdates, is_in_store
 from holdfast.protocol.topics.names import (
     InvalidFilter,
     InvalidTopic,
@@ -61,6 +67,11 @@ ROUTE_CHECKS_MAX: Final = 20_000
 """The most comparisons of changed filters with cached routes at once. Above it all are dropped."""
 ANNOUNCED_MAX: Final = 10_000
 """The most filters in one frame."""
+FOLLOWERS_BYTES_MAX: Final = 4 << 20
+"""The memory in bytes of messages that wait for the record that they follow. Messages above it are
+dropped and counted."""
+FOLLOW_S: Final = 5.0
+"""The longest time in seconds that a message waits for the record that it follows."""
 GROUPS_BYTES_MAX: Final = 65_535
 """The size in bytes of the group names that accompany one message."""
 
@@ -72,6 +83,17 @@ class _Waiting:
         self.number = number
         self.promise = promise
         self.since = since
+
+
+class _Follower:
+    """A message that waits until the records below `behind` are applied, and the groups for which
+    this node is picked."""
+
+    def __init__(self, behind: int, message: Message, keys: bytes, since: float) -> None:
+        self.behind = behind
+        self.since = since
+        self.message = message
+        self.keys = keys
 
 
 class _Pick:
@@ -128,6 +150,9 @@ class Qos0Routing:
         self._routes_bytes = 0
         self._turn = 0
         self._outbound: dict[str, BatchBuilder] = {}
+        # By partition, in the order of arrival.
+        self.followers: dict[int, deque[_Follower]] = {}
+        self._followers_bytes = 0
         self.dropped = 0
 
     def subscribed(self, filter: str) -> None:
@@ -208,7 +233,10 @@ class Qos0Routing:
             self._context.send(node, INTEREST, json.encode(interest))
 
     def flush(self) -> None:
-        """Sends changes of filters and gathered messages, at the end of a turn."""
+        """Sends changes of filters and gathered messages, at the end of a turn. Positions also move
+        where this node receives the replicated state, without a record that is applied."""
+        for partition in list(self.followers):
+            self.release_followers(partition)
         if self._changes:
             changes = self._changes
             self._changes = {}
@@ -255,8 +283,9 @@ class Qos0Routing:
         """Whether a client of any node is a member of a shared group."""
         return len(self._filters.groups) > 0
 
-    def spread(self, message: Message, topic: str) -> None:
-        """Sends a QoS 0 message to the nodes with receivers for it."""
+    def spread(self, message: Message, topic: str, behind: int) -> None:
+        """Sends a QoS 0 message to the nodes with receivers for it. They deliver it behind the
+        records of the topic's partition below `behind`."""
         route = self._routes.get(topic)
         if route is None:
             self._routes_bytes += SPREAD_BYTES + len(topic)
@@ -270,7 +299,7 @@ class Qos0Routing:
         nodes = list(self._context.connected) if message.retain else route.nodes
         if not route.picks:
             for node in nodes:
-                self._send(node, message, b"")
+                self._send(node, message, b"", 0, behind)
             return
         picked: dict[str, list[str]] = {node: [] for node in nodes}
         for pick in route.picks:
@@ -279,7 +308,7 @@ class Qos0Routing:
             if node == self._context.node_id:
                 self._deliver_to_groups(keys, message, 0)
             else:
-                self._send(node, message, "\0".join(keys).encode())
+                self._send(node, message, "\0".join(keys).encode(), 0, behind)
 
     def _find(self, topic: str) -> _Spread:
         # The filters of a node whose link is lost are removed in slices.
@@ -323,11 +352,14 @@ class Qos0Routing:
             return
         self._send(following[0], message, key.encode(), passed)
 
-    def _send(self, node: str, message: Message, groups: bytes, passed: int = 0) -> None:
+    def _send(
+        self, node: str, message: Message, groups: bytes, passed: int = 0, behind: int = 0
+    ) -> None:
         """Queues a message for a node.
 
         `groups`: the groups for which the node is picked, separated by NUL. `passed`: the number of
         nodes without a member that may read it; above 0 the message is for the group alone.
+        `behind`: see `spread`; older versions ignore it.
         """
         builder = self._outbound.get(node)
         if builder is None:
@@ -357,6 +389,8 @@ class Qos0Routing:
                 topic=message.topic,
                 client_id=message.publisher,
                 producer=groups,
+                producer_epoch=behind >> 32,
+                ticket=behind & 0xFFFFFFFF,
                 sequence=passed,
                 properties=message.properties,
                 payload=message.payload,
@@ -377,13 +411,47 @@ class Qos0Routing:
             except InvalidTopic:
                 continue
             passed = record.sequence
+            behind = record.producer_epoch << 32 | record.ticket
+            if record.flags & log_record.FLAG_DELAYED:
+                message.partition = record.partition
             if not passed:
-                if record.flags & log_record.FLAG_DELAYED:
-                    message.partition = record.partition
-                deliver(state, route, message)
-                message.partition = -1
-                if message.retain:
-                    self._retained_updates.delivered(route.topic, message)
+                if behind > state.delivered[route.partition] or route.partition in self.followers:
+                    follower = _Follower(behind, message, record.producer, state.now)
+                    self._follow(route.partition, follower)
+                    continue
+                self._deliver(route, message)
             if record.producer:
                 keys = record.producer.decode(errors="replace").split("\0")
                 self._deliver_to_groups(keys, message, passed)
+
+    def _deliver(self, route: Route, message: Message) -> None:
+        deliver(self._state, route, message)
+        message.partition = -1
+        if message.retain and not is_in_store(self._state, message, route.topic):
+            self._retained_updates.delivered(route.topic, message)
+
+    def _follow(self, partition: int, follower: _Follower) -> None:
+        size_bytes = queued_size(follower.message) + len(follower.keys)
+        if self._followers_bytes + size_bytes > FOLLOWERS_BYTES_MAX:
+            self.dropped += 1
+            return
+        self._followers_bytes += size_bytes
+        self.followers.setdefault(partition, deque()).append(follower)
+
+    def release_followers(self, partition: int) -> None:
+        """Delivers the messages that follow records of the partition which are applied now."""
+        state = self._state
+        waiting = self.followers.get(partition)
+        while waiting:
+            follower = waiting[0]
+            is_behind = follower.behind > state.delivered[partition]
+            if is_behind and follower.since + FOLLOW_S > state.now:
+                return
+            waiting.popleft()
+            message = follower.message
+            self._followers_bytes -= queued_size(message) + len(follower.keys)
+            self._deliver(find_route(state, message.topic), message)
+            if follower.keys:
+                keys = follower.keys.decode(errors="replace").split("\0")
+                self._deliver_to_groups(keys, message, 0)
+        self.followers.pop(partition, None)

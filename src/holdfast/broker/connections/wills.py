@@ -8,7 +8,7 @@ The rights are those of the moment of publication, because rules may have change
 """
 
 from holdfast.broker.delivery.delivery import deliver
-from holdfast.broker.publish.completion import PublishPromise
+from holdfast.broker.publish.completion import PublishPromise, follow_qos0
 from holdfast.broker.publish.inbound import log_qos0
 from holdfast.broker.rights import may_publish_will
 from holdfast.broker.routing import find_route
@@ -82,12 +82,16 @@ def _publish_qos0(
         state.wall_us,
         session.key,
     )
+    if route.newest is not None:
+        follow_qos0(state, route, message, route.newest)
+        _log_done(state, session)
+        return
     if route.logged:
         # It is appended below, even on a full disk.
         message.partition = route.partition
     deliver(state, route, message)
     message.partition = -1
-    state.cluster.spread(message, route.topic)
+    state.cluster.spread(message, route.topic, route.behind)
     if route.logged or message.retain:
         log_qos0(state, message, route)
     _log_done(state, session)

@@ -22,16 +22,19 @@ READ_BYTES_MAX: Final = 1 << 20
 
 
 def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
-    """Send at QoS 0, or drop and count: the socket is full, or the message expired or too large."""
-    connection = target.session.connection
+    """Send at QoS 0, or drop and count: the socket is full, or the message expired or too large. It
+    waits behind QoS 2 packets that wait for the log."""
+    session = target.session
+    connection = session.connection
     if connection is None or connection.state != OPEN:
         return
     # [MQTT-3.8.3-3] no local
-    if target.no_local and target.session.key == message.publisher:
+    if target.no_local and session.key == message.publisher:
         return
-    if connection.out_bytes > state.config.outbox_bytes:
+    waits = session.promised_sends > 0
+    if connection.out_bytes > state.config.outbox_bytes or (waits and state.is_congested()):
         state.stats.dropped_qos0_slow += 1
-        target.session.dropped += 1
+        session.dropped += 1
         return
     # [MQTT-3.3.1-12] [MQTT-3.3.1-13] RETAIN of the publisher only where the subscription asks
     retain = message.retain and target.retain_as_published
@@ -45,11 +48,17 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
             state.stats.dropped_expired += 1
             return
         frame = special_frame(
-            state, connection, message, 0, retain, False, 0, target.additions, True
+            state, connection, message, 0, retain, False, 0, target.additions, not waits
         )
     # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
     if not 0 < len(frame) <= connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
+        return
+    if waits:
+        promise = SendPromise(connection, session, frame, message.topic)
+        promise.size_bytes = len(frame)
+        state.promise_bytes += promise.size_bytes
+        state.promise(promise)
         return
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
@@ -155,12 +164,15 @@ class SendPromise(Promise):
         self.frame = frame
         self.topic = topic
         self.packet_id = packet_id
+        # In NodeState.promise_bytes while it waits.
+        self.size_bytes = 0
         session.promised_sends += 1
 
     def release(self, state: NodeState) -> None:
         session = self.session
         session.promised_sends -= 1
         assert session.promised_sends >= 0, "a promised send is sent twice"
+        state.promise_bytes -= self.size_bytes
         connection = self.connection
         assert connection is not None
         if connection.state != OPEN:

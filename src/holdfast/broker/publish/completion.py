@@ -6,8 +6,9 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
 from holdfast.broker.routing import find_route
+from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import CLOSED, Connection
-from holdfast.broker.session.message import Message, retained_size
+from holdfast.broker.session.message import Message, queued_size, retained_size
 from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
@@ -31,7 +32,59 @@ def _pass(state: NodeState, partition: int, offset: int) -> None:
     state.delivered[partition] = offset + 1
 
 
-class PublishPromise(Promise):
+class PrecedingPromise(Promise):
+    """A promise whose message waits for its record, and that messages of QoS 0 follow.
+
+    Invariant: to the clients of this node, the messages of a topic are delivered in the order of
+    their arrival, those of QoS 0 included, and it is that of the records in the log. [MQTT-4.6.0-6]
+    Counter-example of a message of QoS 0 that is sent at once: a valve is closed at QoS 1 and
+    opened at QoS 0, in one segment, and every subscriber believes that it is closed.
+
+    A message of QoS 0 without a record is kept here, and delivered directly behind this one. One
+    with a record has a promise of its own. Counter-example of a record that is appended when the
+    message is delivered: a message of QoS 1 arrives in between, its record comes first, and the
+    topic is left with the older retained message.
+
+    A route that is dropped from the cache forgets its newest promise.
+    """
+
+    def __init__(self, connection: Connection | None = None) -> None:
+        super().__init__(connection)
+        # The route whose newest promise this is, or was.
+        self.precedes: Route | None = None
+        self.followers: list[Message] | None = None
+
+    def precede(self, route: Route) -> None:
+        """Let the topic's messages of QoS 0 follow this one from now on."""
+        self.precedes = route
+        route.newest = self
+
+    def add_follower(self, state: NodeState, message: Message) -> None:
+        """Keep a message of QoS 0. It counts like a promise and an append, so its publisher is not
+        read while too much is pending."""
+        if self.followers is None:
+            self.followers = []
+        self.followers.append(message)
+        state.promise_bytes += queued_size(message)
+        state.appended += 1
+
+    def end_precedence(self, state: NodeState) -> None:
+        """Deliver the followers: this message is delivered, or refused."""
+        route = self.precedes
+        if route is None:
+            return
+        self.precedes = None
+        if route.newest is self:
+            route.newest = None
+        if not state.cluster.is_single:
+            route.behind = state.delivered[route.partition]
+        for message in self.followers or ():
+            state.promise_bytes -= queued_size(message)
+            hand_out_qos0(state, route, message)
+        self.followers = None
+
+
+class PublishPromise(PrecedingPromise):
     """The promise of PUBACK or PUBREC for a message that is appended and not committed yet.
 
     A single node passes `route`. On release it then updates the retained message and delivers
@@ -59,6 +112,7 @@ class PublishPromise(Promise):
         reason = reasons.SUCCESS
         if self.route is not None:
             receivers = self._complete(state, self.route)
+            self.end_precedence(state)
             if connection is None:
                 return
             if receivers == 0 and connection.version >= 5:
@@ -164,6 +218,34 @@ class LoggedPromise(Promise):
             route = find_route(state, message.topic)
         deliver_committed_qos0(state, route, message)
         _pass(state, message.partition, message.offset)
+
+
+class Qos0Promise(PrecedingPromise):
+    """The promise of a message of QoS 0 with a record that follows another one of its topic."""
+
+    def __init__(self, message: Message, record: Record, route: Route) -> None:
+        super().__init__()
+        self.message = message
+        self.record = record
+        self.route = route
+
+    def release(self, state: NodeState) -> None:
+        record = self.record
+        route = find_route(state, record.topic)
+        if not state.cluster.is_single:
+            hand_out_qos0(state, route, self.message)
+            return
+        stored = message_of(record)
+        if stored.retain and record.offset >= state.retained_ahead.get(route.topic, 0):
+            set_retained(state, route.topic, stored)
+        hand_out_qos0(state, route, self.message)
+        if record.kind == log_record.MESSAGE:
+            deliver_committed_qos0(state, route, stored)
+        _pass(state, record.partition, record.offset)
+        self.end_precedence(state)
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        hand_out_qos0(state, self.route, self.message)
 
 
 class RetainedPromise(Promise):
@@ -284,6 +366,57 @@ def retain_at_once(state: NodeState, route: Route, message: Message, record: Rec
     else:
         state.publish(record, promise)
     set_retained(state, route.topic, message)
+
+
+def hand_out_qos0(state: NodeState, route: Route, message: Message) -> None:
+    """Deliver a message of QoS 0 here."""
+    if route.version != state.route_version:
+        route = find_route(state, message.topic)
+    if route.logged:
+        # To those that read the log it comes from there.
+        message.partition = route.partition
+    deliver(state, route, message)
+    message.partition = -1
+
+
+def follow_qos0(state: NodeState, route: Route, message: Message, newest: Promise) -> None:
+    """Let a message of QoS 0 follow the topic's newest one, whose record is not committed. Its own
+    record, if it has one, is appended now.
+
+    Other nodes receive it at once. If it were sent to them when this node has applied the newest
+    record, a later message of QoS 1 could be applied there before it arrives, and they would end
+    with the older one.
+    """
+    state.cluster.spread(message, route.topic, route.behind)
+    if route.logged or message.retain:
+        record = record_of_qos0(message, route)
+        promise = Qos0Promise(message, record, route)
+        promise.precede(route)
+        state.publish(record, promise)
+    else:
+        assert isinstance(newest, PrecedingPromise)
+        newest.add_follower(state, message)
+
+
+def record_of_qos0(message: Message, route: Route) -> Record:
+    """The record of a message of QoS 0: a message if the configuration says so, otherwise only a
+    retained update."""
+    flags = log_record.FLAG_RETAIN if message.retain else 0
+    audience = b""
+    if message.audience is not None:
+        flags |= log_record.FLAG_AUDIENCE
+        audience = encode_audience(message.audience)
+    return Record(
+        route.partition,
+        log_record.MESSAGE if route.logged else log_record.RETAINED,
+        flags=flags,
+        timestamp_us=message.timestamp_us,
+        topic=message.topic,
+        client_id=message.publisher,
+        properties=message.properties,
+        payload=message.payload,
+        audience=audience,
+    )
 
 
 class RetainedAheadPromise(Promise):

@@ -263,7 +263,7 @@ def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delay
         message: Message = stored_message(record, 0, record.timestamp_us)
         message.partition = record.partition
         deliver(state, route, message)
-        state.cluster.spread(message, route.topic)
+        state.cluster.spread(message, route.topic, 0)
     if state.cluster.is_single:
         waiting.is_ending = True
         state.publish(record, DuePromise(record, route, (record.partition, record.sequence)))

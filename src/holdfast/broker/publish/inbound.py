@@ -21,6 +21,8 @@ from holdfast.broker.publish.completion import (
     PublishPromise,
     ReplyPromise,
     TracedPromise,
+    follow_qos0,
+    record_of_qos0,
     retain_at_once,
 )
 from holdfast.broker.publish.control import COMMAND_TOPIC, take_command
@@ -33,7 +35,6 @@ from holdfast.broker.publish.delayed_table import (
 )
 from holdfast.broker.rights import is_reserved, may_write
 from holdfast.broker.routing import look_up, resolved
-from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
@@ -209,6 +210,7 @@ def _store(
         promise = TracedPromise(
             record, here, connection, publish.packet_id, is_repeated, tracer.span
         )
+    promise.precede(route)
     state.publish(record, promise)
     observer = state.admission.observer
     if observer is not None and route.unobserved_by is not observer:
@@ -228,8 +230,8 @@ def _observe(
 def _publish_qos0(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> None:
-    """Deliver a QoS 0 message at once. It is logged only if the configuration says so, or if it is
-    retained."""
+    """Deliver a QoS 0 message at once, unless a message of its topic waits for its commit. It is
+    logged only if the configuration says so, or if it is retained."""
     message = Message(
         publish.topic,
         publish.payload,
@@ -246,12 +248,17 @@ def _publish_qos0(
     # Receivers of the same version get such a message unchanged, so its bytes are kept for them.
     if is_plain and not connection.mount:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
-    deliver(state, route, message)
-    state.cluster.spread(message, route.topic)
+    newest = route.newest
+    is_following = newest is not None and not state.disk_full
+    if newest is not None and is_following:
+        follow_qos0(state, route, message, newest)
+    else:
+        deliver(state, route, message)
+        state.cluster.spread(message, route.topic, route.behind)
     observer = state.admission.observer
     if observer is not None and route.unobserved_by is not observer:
         _observe(observer, connection, publish, route)
-    if route.logged or publish.retain:
+    if not is_following and (route.logged or publish.retain):
         if not state.disk_full:
             log_qos0(state, message, route)
         elif publish.retain and state.cluster.is_single:
@@ -262,22 +269,7 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
     """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
     retained update."""
     message.partition = route.partition
-    flags = log_record.FLAG_RETAIN if message.retain else 0
-    audience = b""
-    if message.audience is not None:
-        flags |= log_record.FLAG_AUDIENCE
-        audience = encode_audience(message.audience)
-    record = Record(
-        route.partition,
-        log_record.MESSAGE if route.logged else log_record.RETAINED,
-        flags=flags,
-        timestamp_us=message.timestamp_us,
-        topic=message.topic,
-        client_id=message.publisher,
-        properties=message.properties,
-        payload=message.payload,
-        audience=audience,
-    )
+    record = record_of_qos0(message, route)
     if message.retain and state.cluster.is_single:
         retain_at_once(state, route, message, record)
     else:

@@ -18,7 +18,7 @@ Replicated state that came from another node (`state.transfer`) may be ahead of 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from holdfast.broker.delivery.delivery import deliver, deliver_committed_qos0
@@ -132,6 +132,10 @@ class Applier(Work):
         # Per partition: records below this offset are in the replicated state, although they were
         # not delivered here.
         self.starts: list[int] = [0] * len(state.delivered)
+        # The partitions with messages of QoS 0 that follow a record, and the call that delivers
+        # those that follow the applied ones. Qos0Routing sets both.
+        self.followed: Container[int] = ()
+        self.release_followers: Callable[[int], None] = lambda partition: None
         # Called with the partition after a slice of committed records. PartEffects sets it.
         self.on_applied: Callable[[int], None] = lambda partition: None
         # Called with a partition whose state is wrong. PartEffects sets it.
@@ -243,11 +247,15 @@ class Applier(Work):
                     delivered[partition] = batch.base_offset + index + 1
                     if ticket in pending:
                         self._settle(ticket, partition, batch.client_id(index))
+                    if partition in self.followed:
+                        self.release_followers(partition)
                     continue
                 record = batch.record(index)
             self.fold(record)
             if record.ticket in pending:
                 self._settle(record.ticket, partition, record.client_id)
+            if partition in self.followed:
+                self.release_followers(partition)
         return max(0, last - first)
 
     def fold(self, record: Record) -> None:

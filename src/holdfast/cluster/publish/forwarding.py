@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.promise import Promise
+from holdfast.broker.publish.completion import PrecedingPromise
 from holdfast.broker.publish.delayed_table import is_due
 from holdfast.broker.recovery.session_records import LEADER_DECIDED
 from holdfast.broker.state import NodeState
@@ -159,6 +160,8 @@ class RecordForwarder:
             pending.promise = promise
             promise.waiting += 1
         self.promises.add(promise)
+        if pending.done and isinstance(promise, PrecedingPromise):
+            promise.end_precedence(self._state)
 
     def _dispatch(self, pending: PendingRecord) -> None:
         partition = pending.partition
@@ -294,8 +297,11 @@ class RecordForwarder:
         if pending.afterwards is not None:
             for do in pending.afterwards:
                 do()
-        if pending.promise is not None:
-            self.promises.settle(pending.promise)
+        promise = pending.promise
+        if promise is not None:
+            self.promises.settle(promise)
+            if isinstance(promise, PrecedingPromise):
+                promise.end_precedence(self._state)
 
     def stop(self, partition: int) -> None:
         """Stops sending to a partition because its leader, or the link to it, is lost.

@@ -35,6 +35,15 @@ VISITS_MAX: Final = 1000
 PAGE: Final = 50
 
 
+def is_in_store(state: NodeState, message: Message, topic: str) -> bool:
+    """Whether the store has a QoS 0 message with RETAIN that is delivered now. That is so if it
+    followed another record of its topic: its own is applied."""
+    found = state.retained.get(topic)
+    if found is None:
+        return False
+    return found.timestamp_us == message.timestamp_us and found.payload == message.payload
+
+
 class Update:
     """A delivered QoS 0 message with RETAIN whose record is not applied yet."""
 
