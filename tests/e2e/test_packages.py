@@ -105,8 +105,8 @@ def serving(command: list[str], port: int) -> Iterator[float]:
         yield time.monotonic() - began
     finally:
         process.terminate()
-        process.communicate(timeout=START_TIMEOUT_S)
-    assert process.returncode == 0
+        _, log = process.communicate(timeout=START_TIMEOUT_S)
+    assert process.returncode == 0, log[-3000:]
 
 
 def five_minutes(root: BareRoot, port: int, user: str = "root") -> None:
