@@ -64,6 +64,11 @@ def test_a_story_is_as_it_was(name: str) -> None:
     assert stories.render(story) == text, f"see docs/internals/transcripts.md, and `{WRITE} {name}`"
 
 
+def test_every_name_is_one_file() -> None:
+    """The command that writes takes names."""
+    assert not set(stories.story_names()) & set(scenes.scene_names())
+
+
 def test_readers_find_every_story() -> None:
     found = re.findall(r"stories/([a-z0-9-]+)\.txt", PAGE.read_text())
     assert sorted(found) == stories.story_names()

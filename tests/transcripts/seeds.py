@@ -159,7 +159,6 @@ def scene_of(seed: int, *, may_have_groups: bool = True) -> Scene:
 
 # Fresh seeds
 
-RETAINED: Final = ", retained"
 _PUBLISH: Final = re.compile(r"(< PUBLISH )(\d+ )?(dup )?(q\d) (retain )?(\S+) (.*)")
 _ACKNOWLEDGED: Final = re.compile(r"(< PUB(?:ACK|REC) \d+)( 16)?$")
 _IDENTIFIER: Final = re.compile(r" \[subscription-identifier \d+\]")
@@ -183,8 +182,7 @@ def differences(first: Sections, second: Sections) -> list[str]:
 
     Left out: packet ids of messages with their acknowledgements (`packet-ids`), DUP (`maybe-sent`),
     whether anybody was subscribed (`no-subscribers`), and the order between topics (`topic-order`).
-    After a reconnect also retained messages (`retained-pending`) and subscription identifiers
-    (`resent-identifiers`).
+    After a reconnect also subscription identifiers (`resent-identifiers`).
     """
     found = []
     for name in dict.fromkeys([*first, *second]):
@@ -194,7 +192,7 @@ def differences(first: Sections, second: Sections) -> list[str]:
         one, two = (_plain(each.get(name, []), is_back) for each in (first, second))
         for key in dict.fromkeys([*one, *two]):
             here, there = one.get(key, []), two.get(key, [])
-            if here != there and not (key.endswith(RETAINED) and is_back):
+            if here != there:
                 found.append(f"{name}, {key}: {here} and {there}")
     return found
 
@@ -212,7 +210,7 @@ def _plain(lines: list[str], is_back: bool) -> dict[str, list[str]]:
             qos, retain, topic, rest = message.group(4, 5, 6, 7)
             # Those for a new subscription come beside the others, and two subscriptions may give
             # two copies.
-            key = f"{topic} {qos}{RETAINED * bool(retain)}"
+            key = f"{topic} {qos}{', retained' * bool(retain)}"
             found.setdefault(key, []).append(_IDENTIFIER.sub("", rest) if is_back else rest)
             continue
         kind = "acknowledgements" if _ACKNOWLEDGED.search(text) else "other packets"
