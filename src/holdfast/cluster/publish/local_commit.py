@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.broker.promise import PROMISE_BYTES, Promise
-from holdfast.broker.publish.completion import PublishPromise
+from holdfast.broker.publish.completion import PrecedingPromise, PublishPromise
 from holdfast.broker.state import NodeState
 from holdfast.cluster.publish.admission import REFUSED, STORE, Admission
 from holdfast.cluster.publish.forwarding import RecordForwarder
@@ -114,6 +114,8 @@ class LocalCommit:
         else:
             promise.waiting -= 1
             self._promises.add(promise)
+            if isinstance(promise, PrecedingPromise):
+                promise.end_precedence(self._state)
 
     def promise(self, promise: Promise) -> None:
         """Queue a promise without a record."""
@@ -149,6 +151,7 @@ class LocalCommit:
                     self._admission.committed(record.partition, record.offset + 1)
                 step.waiting -= 1
                 self._promises.add(step)
+                step.end_precedence(self._state)
             else:
                 assert isinstance(step, _Step)
                 if not self._is_released(step, marks):
@@ -166,6 +169,8 @@ class LocalCommit:
         if step.promise is not None:
             step.promise.waiting -= 1
             self._promises.add(step.promise)
+            if isinstance(step.promise, PrecedingPromise):
+                step.promise.end_precedence(self._state)
         if step.call is not None:
             step.call()
         return True
