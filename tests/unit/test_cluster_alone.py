@@ -3,12 +3,16 @@
 import pytest
 
 from bench.core import LEVEL, MESSAGES, Core, Row
+from holdfast.broker.publish.completion import PublishPromise
+from holdfast.broker.routing import find_route
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import WITNESS
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage import record as log_record
 from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.record import Record
 
 
 class Links:
@@ -150,3 +154,29 @@ def test_a_record_that_admission_adds_is_folded() -> None:
     assert len(machine.node.state.retained) == 1
     assert sum(journal.next_offset) >= 3
     assert machine.node.state.delivered == journal.next_offset
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_qos_0_follows_a_message_that_is_refused_behind_others(joins: bool) -> None:
+    """Also if another node joins before the others are on disk."""
+    held = Held(Row(1, 3))
+    state = held.machine.node.state
+    route = find_route(state, b"bench/0")
+    record = Record(route.partition, log_record.MESSAGE, flags=1, topic=b"bench/0", payload=b"x")
+    connection = held.core.publishers[0].connection
+    connection.unacknowledged += 1
+    promise = PublishPromise(record, None, connection, 1001, False)
+    promise.precede(route)
+    state.disk_full = True
+    held.node.cluster_node.local.publish(record, promise)
+    state.disk_full = False
+    publisher = held.core.publishers[0]
+    publisher.send(encode(Publish(b"bench/0", b"follows", 0, False, False, 0, b"", 0, -1), LEVEL))
+    held.machine.step()
+    assert promise.followers
+    if joins:
+        held.meet()
+    held.expected += 1
+    held.write()
+    assert held.is_answered()
+    assert route.newest is None

@@ -112,10 +112,14 @@ class LocalCommit:
         if self._steps:
             self._steps.append(_Step(partition, None, promise))
         else:
-            promise.waiting -= 1
-            self._promises.add(promise)
-            if isinstance(promise, PrecedingPromise):
-                promise.end_precedence(self._state)
+            self._resolve(promise)
+
+    def _resolve(self, promise: Promise) -> None:
+        """Meet the condition that was counted for the record of a promise."""
+        promise.waiting -= 1
+        self._promises.add(promise)
+        if isinstance(promise, PrecedingPromise):
+            promise.end_precedence(self._state)
 
     def promise(self, promise: Promise) -> None:
         """Queue a promise without a record."""
@@ -167,10 +171,7 @@ class LocalCommit:
             self._fold(record)
             self._admission.committed(record.partition, record.offset + 1)
         if step.promise is not None:
-            step.promise.waiting -= 1
-            self._promises.add(step.promise)
-            if isinstance(step.promise, PrecedingPromise):
-                step.promise.end_precedence(self._state)
+            self._resolve(step.promise)
         if step.call is not None:
             step.call()
         return True
@@ -188,13 +189,16 @@ class LocalCommit:
                 self._hand_over(step.record, promise)
             elif promise is not None and step.partition != NO_PARTITION:
                 self._promises.add(promise)
-                met = partial(self._promises.settle, promise)
-                self._forwarding.after_newest(step.partition, met)
+                self._forwarding.after_newest(step.partition, partial(self._settle, promise))
             elif promise is not None:
-                promise.waiting -= 1
-                self._promises.add(promise)
+                self._resolve(promise)
             if step.call is not None:
                 self._forwarding.after_newest(step.partition, step.call)
+
+    def _settle(self, promise: Promise) -> None:
+        self._promises.settle(promise)
+        if isinstance(promise, PrecedingPromise):
+            promise.end_precedence(self._state)
 
     def _hand_over(self, record: Record, promise: Promise | None) -> None:
         if record.ticket:
