@@ -57,7 +57,7 @@ def test_a_broker_alone_that_starts_with_a_full_disk_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its log has the line `ready`, because it serves all that needs no room."""
-    state = SimpleNamespace(closing=False, redirect="", disk_full=True)
+    state = SimpleNamespace(closing=False, redirect="", disk_full=True, has_stopped_partition=False)
     server = FakeServer(None)
     server.broker = cast(
         Broker,

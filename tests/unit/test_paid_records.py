@@ -36,6 +36,7 @@ PAID: Final = {
     "broker/federation_session.py:publish": FEDERATION,
     "broker/federation_session.py:retain": FEDERATION,
     "broker/publish/acceptance.py:release": BEFORE,
+    "broker/publish/completion.py:follow_qos0": MESSAGE,
     "broker/publish/completion.py:retain_at_once": MESSAGE,
     "broker/publish/completion.py:set_retained": BEFORE,
     "broker/publish/delayed.py:_publish": BEFORE,

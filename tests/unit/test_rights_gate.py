@@ -200,7 +200,7 @@ WRITE_WAYS: Final = {
     # Its record is never appended.
     "broker/publish/acceptance.py:refuse_for_now": WRITE,
     "broker/publish/inbound.py:handle_publish": WRITE,
-    "broker/publish/inbound.py:log_qos0": WRITE,
+    "broker/publish/completion.py:record_of_qos0": WRITE,
     "broker/publish/completion.py:record_of_qos0": WRITE,
     "broker/publish/completion.py:Qos0Promise.release": WRITE,
     "broker/connections/wills.py:publish_will": WILL,
