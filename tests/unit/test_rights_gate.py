@@ -201,7 +201,6 @@ WRITE_WAYS: Final = {
     "broker/publish/acceptance.py:refuse_for_now": WRITE,
     "broker/publish/inbound.py:handle_publish": WRITE,
     "broker/publish/completion.py:record_of_qos0": WRITE,
-    "broker/publish/completion.py:record_of_qos0": WRITE,
     "broker/publish/completion.py:Qos0Promise.release": WRITE,
     "broker/connections/wills.py:publish_will": WILL,
     "broker/publish/delayed.py:delayed_record": DELAYED,
