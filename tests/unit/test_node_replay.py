@@ -15,7 +15,6 @@ from holdfast.protocol.mqtt.properties import (
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage.batch import Batch
 from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.starts import FLOOR_BYTES
 from holdfast.storage.record import MESSAGE, Record
 from tests.support.node_bench import NodeBench, Peer
@@ -622,14 +621,15 @@ def test_a_cluster_brings_logged_qos0_to_those_who_read_the_log() -> None:
     subscribe(reader, "a", "earliest", qos=0)
     subscribe(live, "a", qos=0)
     state = bench.node.state
-    log = ApplyingLog(Journal(1, replicated=True))
+    log = ApplyingLog(bench.journal)
     recorded = ReplicatedState(state)
     applier = Applier(state, recorded, log, {}, lambda *_: None, lambda _: None, lambda _: None)
     builder = BatchBuilder(0, 0)
     for payload in (b"1", b"2"):
         builder.add(Record(0, MESSAGE, topic=b"a", client_id=b"p", payload=payload))
-    log.built(Batch(builder.build(0)))
-    log.high_watermark[0] = 2
+    log.append_batch(Batch(builder.build(0)))
+    bench.commit()
+    assert log.high_watermark == [2]
     applier.apply_to(0, 1)
     bench.run()
     assert (drain(reader), drain(live)) == (["1"], [])
