@@ -81,7 +81,7 @@ def finished_offsets_are_forgotten() -> AbstractContextManager[object]:
 
 
 PLANTED: dict[str, tuple[Plant, int]] = {
-    "a group ends by what is applied": (a_group_ends_by_what_is_applied, 81),
+    "a group ends by what is applied": (a_group_ends_by_what_is_applied, 1135),
     "only members keep records": (only_members_keep_records, 402),
     "finished offsets are forgotten": (finished_offsets_are_forgotten, 1),
 }
