@@ -200,7 +200,7 @@ def test_a_share_that_is_sent_before_it_is_stored_may_be_two_members() -> None:
 
     def take_as_known(core: Custody, id: Any, message: Any, nodes: Any, *more: Any) -> None:
         take(core, id, message, nodes, *more)
-        core._entries[id].may_send = message.is_repeatable
+        core._entries[id].waits_for = frozenset(() if message.is_repeatable else (id,))
         core._ready.update(nodes)
 
     assert len(run()) == 1

@@ -14,6 +14,7 @@ from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
 from holdfast.federation.core.messages.shared_groups import SharedGroups
 from holdfast.federation.core.messages.streams import IncomingStreams
+from holdfast.federation.core.messages.streams import _size as size_ahead
 from holdfast.federation.core.retained.anti_entropy import AntiEntropy
 from holdfast.federation.core.retained.clock import HybridClock
 from holdfast.federation.core.retained.replication import RetainedReplication
@@ -81,7 +82,9 @@ def every_group_takes_what_comes() -> AbstractContextManager[object]:
 def what_came_early_is_not_looked_at_again() -> AbstractContextManager[object]:
     def deliver_early(core: IncomingStreams, source: Any, now: float) -> None:
         while source.next_place in source.out_of_order:
-            core._deliver(source, source.out_of_order.pop(source.next_place), now)
+            data = source.out_of_order.pop(source.next_place)
+            source.out_of_order_bytes -= size_ahead(data)
+            core._deliver(source, data, now)
             source.next_place += 1
 
     return changed(IncomingStreams, "_deliver_in_order", deliver_early)

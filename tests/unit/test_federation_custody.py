@@ -24,6 +24,8 @@ from tests.support.sim_federation_member import node_id
 from tests.unit.test_federation_defects import A, B, C, alone
 
 GROUP = "$share/g/t"
+OTHER_GROUP = "$share/h/t"
+D = node_id(4)
 KNOWN = Message("t", b"x", 2, is_repeatable=True)
 
 
@@ -127,6 +129,42 @@ def test_a_share_is_not_taken_back_before_it_is_stored_for_another() -> None:
     member.stored(first.id, 4.2)
     assert {frame.id for frame in sent(member)} == {first.id, second.id}
     assert second.id == id
+
+
+def regranted(custody: Custody) -> None:
+    """Message 1 is B's. One group's share of it moves to C as message 2, the other's to D as 3."""
+    custody.accept(MessageId(A, 1, 1), KNOWN, [B], 10.0, {B: (True, (GROUP, OTHER_GROUP))})
+    (entry,) = custody.granted()
+    custody.regrant(entry, MessageId(A, 1, 2), {C: (False, (GROUP,))}, 10.1)
+    custody.regrant(entry, MessageId(A, 1, 3), {D: (False, (OTHER_GROUP,))}, 10.1)
+    custody.grant_only(entry, B, (), 10.1)
+    custody.check()
+
+
+def sequences(custody: Custody) -> list[int]:
+    custody.check()
+    return [data.id.sequence for data in custody.collect(lambda node: node == B, 11.0)]
+
+
+def test_a_message_waits_for_the_store_of_each_share_that_was_taken_back() -> None:
+    """The last one is dropped, and the first is not stored yet."""
+    custody = Custody(MemberContext(Identity(A, 1), FederationConfig()))
+    regranted(custody)
+    custody.stored(MessageId(A, 1, 1))
+    custody.abandon(D, "member left")
+    assert sequences(custody) == []
+    custody.stored(MessageId(A, 1, 2))
+    assert sequences(custody) == [1]
+
+
+def test_a_message_waits_for_its_own_store_when_its_shares_are_dropped() -> None:
+    custody = Custody(MemberContext(Identity(A, 1), FederationConfig()))
+    regranted(custody)
+    custody.abandon(C, "member left")
+    custody.abandon(D, "member left")
+    assert sequences(custody) == []
+    custody.stored(MessageId(A, 1, 1))
+    assert sequences(custody) == [1]
 
 
 def test_what_was_taken_over_from_an_earlier_life_goes_first() -> None:

@@ -66,7 +66,8 @@ class Custody:
         # Destinations to which something may be sent now, and those with something in flight.
         self._ready: set[bytes] = set()
         self._flying: set[bytes] = set()
-        # The entries whose grants were reclaimed, by the id of the entry that has them now.
+        # The entries that wait for an unstored entry with their reclaimed grants, by its id. One
+        # whose grants go to several members waits for each.
         self._followers: dict[MessageId, CustodyEntry] = {}
         # Entries with a group's share; the values are the same.
         self._granted: dict[MessageId, CustodyEntry] = {}
@@ -103,7 +104,12 @@ class Custody:
             grants = {node: (plain, tuple(shares)) for node, plain, shares in frame.grants}
             entries.append(
                 CustodyEntry(
-                    frame.id, message_of(frame), now, places, grants, True, frame.is_regranted
+                    frame.id,
+                    message_of(frame),
+                    now,
+                    places,
+                    grants,
+                    is_regranted=frame.is_regranted,
                 )
             )
         entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
@@ -116,7 +122,9 @@ class Custody:
                 self._queue(node, entry)
         for number, old in enumerate(moved, 1):
             id = MessageId(self._identity.node, self._identity.epoch, number)
-            new = CustodyEntry(id, old.message, now, {}, old.grants, is_regranted=old.is_regranted)
+            new = CustodyEntry(
+                id, old.message, now, {}, old.grants, frozenset((id,)), old.is_regranted
+            )
             self._add_entry(new, sorted(old.places), now)
             # Behind the store of the new one, so that a crash leaves one of them.
             self._effects.append(Delete(old.id))
@@ -131,7 +139,8 @@ class Custody:
         grants: Grants | None = None,
     ) -> None:
         may_go = message.is_repeatable and not message.is_retained and not grants
-        self._add_entry(CustodyEntry(id, message, now, {}, grants or {}, may_go), nodes, now)
+        waits_for = frozenset(() if may_go else (id,))
+        self._add_entry(CustodyEntry(id, message, now, {}, grants or {}, waits_for), nodes, now)
 
     def regrant(self, entry: CustodyEntry, id: MessageId, grants: Grants, now: float) -> None:
         """Put reclaimed grants into a new entry, under another id and with the same age.
@@ -139,10 +148,10 @@ class Custody:
         The rest of the old entry is sent only after the new one is stored. Otherwise the member
         that had the grants could pass the place, and a crash would lose the group's share.
         """
-        entry.follows = id
-        entry.may_send = False
+        unstored = frozenset((id,))
+        entry.waits_for |= unstored
         self._followers[id] = entry
-        again = CustodyEntry(id, entry.message, entry.accepted_at, {}, grants, is_regranted=True)
+        again = CustodyEntry(id, entry.message, entry.accepted_at, {}, grants, unstored, True)
         self._add_entry(again, sorted(grants), now)
 
     def grant_only(
@@ -189,22 +198,15 @@ class Custody:
             self._granted.pop(entry.id, None)
 
     def stored(self, id: MessageId) -> None:
-        entry = self._entries.get(id)
-        if entry is not None and not entry.may_send and entry.follows is None:
-            self._allow(entry)
-        self._release_next(id)
+        self._release(self._entries.get(id), id)
+        self._release(self._followers.pop(id, None), id)
 
-    def _release_next(self, id: MessageId) -> None:
-        """It is stored, or not needed any more."""
-        entry = self._followers.pop(id, None)
-        if entry is not None and entry.follows == id:
-            # It was stored itself before that.
-            entry.follows = None
-            self._allow(entry)
-
-    def _allow(self, entry: CustodyEntry) -> None:
-        entry.may_send = True
-        self._ready.update(entry.places)
+    def _release(self, entry: CustodyEntry | None, id: MessageId) -> None:
+        """Let an entry wait no longer for `id`, which is stored, or not needed any more."""
+        if entry is not None and id in entry.waits_for:
+            entry.waits_for -= {id}
+            if entry.may_send:
+                self._ready.update(entry.places)
 
     def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
         """Remove the messages that a destination has confirmed.
@@ -379,8 +381,7 @@ class Custody:
             has_shares = any(shares for _, shares in entry.grants.values())
             assert has_shares == (id in self._granted), "the entries with a group's share"
         for id, entry in self._followers.items():
-            assert entry.follows == id, "a follower of another entry"
-            assert not entry.may_send, "a follower may go"
+            assert id in entry.waits_for, "a follower of another entry"
 
     def _stream(self, node: bytes) -> Stream:
         stream = self._streams.get(node)
@@ -427,5 +428,5 @@ class Custody:
             del self._entries[entry.id]
             self.bytes -= entry.size
             assert self.bytes >= 0, "fewer bytes are in custody than none"
-            self._release_next(entry.id)
+            self._release(self._followers.pop(entry.id, None), entry.id)
             self._effects.append(Delete(entry.id))

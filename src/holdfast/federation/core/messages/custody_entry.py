@@ -23,12 +23,16 @@ class CustodyEntry:
     """The places at the destinations that have not confirmed it."""
     grants: Grants = field(default_factory=dict)
     """The grants of those destinations that have one. The others serve plain subscribers only."""
-    may_send: bool = False
-    """True: it is stored, or may be sent before."""
+    waits_for: frozenset[MessageId] = frozenset()
+    """The entries to be stored before it is sent: itself, unless it is stored or may be sent
+    before, and those that have its reclaimed grants. A copy of before the reclaim may be in flight.
+    """
     is_regranted: bool = False
     """True: its grants were reclaimed from an earlier entry."""
-    follows: MessageId | None = None
-    """The entry that has its reclaimed grants. This one may go when that one is stored."""
+
+    @property
+    def may_send(self) -> bool:
+        return not self.waits_for
 
     @property
     def size(self) -> int:

@@ -35,7 +35,9 @@ class Stream:
         assert self.sent_bytes == sum(entry.size for entry in entries[: self.sent])
         order = [(entry.id.epoch, place) for entry, place in zip(entries, places, strict=True)]
         assert order == sorted(set(order)), "the places are out of order"
-        assert all(entry.may_send for entry in entries[: self.sent]), "sent before it is stored"
+        assert not any(entry.id in entry.waits_for for entry in entries[: self.sent]), (
+            "sent before it is stored"
+        )
         assert self.sent == 0 or self.launched >= order[self.sent - 1], "sent and not launched"
 
     def next(self, messages_max: int, bytes_max: int) -> CustodyEntry | None:
