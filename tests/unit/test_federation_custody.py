@@ -167,6 +167,17 @@ def test_a_message_waits_for_its_own_store_when_its_shares_are_dropped() -> None
     assert sequences(custody) == [1]
 
 
+def test_a_share_is_taken_back_when_custody_is_full() -> None:
+    """The message that had it is dropped for its room, and is not stored again after that."""
+    context = MemberContext(Identity(A, 1), FederationConfig(custody_bytes_max=3))
+    custody = Custody(context)
+    regranted(custody)
+    assert len(custody) == 1
+    written = [each for each in context.effects if isinstance(each, Store | Delete)]
+    last = {each.id.sequence: type(each) for each in written}
+    assert last == {1: Delete, 2: Delete, 3: Store}
+
+
 def test_what_was_taken_over_from_an_earlier_life_goes_first() -> None:
     member = alone()
     member.local_publish(KNOWN, 1.0)

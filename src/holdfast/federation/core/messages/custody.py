@@ -157,7 +157,12 @@ class Custody:
     def grant_only(
         self, entry: CustodyEntry, node: bytes, shares: tuple[str, ...], now: float
     ) -> None:
-        """Reduce a destination's grant to these shares; its place stays."""
+        """Reduce a destination's grant to these shares; its place stays.
+
+        The entry may have been dropped for the room of the one with the rest of its grants.
+        """
+        if node not in entry.grants:
+            return
         is_plain, _ = entry.grants[node]
         entry.grants[node] = (is_plain, shares)
         self._note_grants(entry)
