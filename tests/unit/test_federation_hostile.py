@@ -6,6 +6,7 @@ import random
 import pytest
 
 from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Send
 from holdfast.federation.core.frames import (
     BUCKETS,
     HOPS_MAX,
@@ -22,13 +23,15 @@ from holdfast.federation.core.frames import (
     RetainedRequest,
     Skip,
     StreamAck,
+    decode,
     encode,
 )
-from holdfast.federation.core.identity import EPOCH_MAX, Identity
+from holdfast.federation.core.identity import EPOCH_MAX, Identity, MessageId
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.policy import LinkPolicy
 from holdfast.federation.core.retained.anti_entropy import PULLS_MAX
 from tests.support.sim_federation import node_id
+from tests.unit.test_federation_defects import A, B, alone
 
 NODES = [node_id(number) for number in range(1, 7)]
 OWN = NODES[0]
@@ -146,3 +149,22 @@ def test_nothing_that_a_peer_says_breaks_a_member(seed: int) -> None:
     assert sum(
         map(len, (source.out_of_order for source in member.receiving._sources.values()))
     ) <= (len(NODES) * config.shared_window_messages)
+
+
+def test_an_origin_that_uses_an_id_twice_is_confirmed_what_is_stored() -> None:
+    """The id is unstored at two places. Counter-example: the later one counts, so the first is
+    confirmed before it is stored, and the next confirmation falls."""
+    member = alone()
+    for place, sequence in enumerate((1, 2, 1), 1):
+        data = Data(A, 1, sequence, 1, 4, 1, False, "in", b"x", b"", None, [(B, place, 1)], 0)
+        member.frame(A, encode(data), 1.0)
+    member.handle_timers(2.0)
+    member.take_effects()
+    confirmed = []
+    for sequence in (1, 2):
+        member.check()
+        member.stored(MessageId(A, 1, sequence), 3.0)
+        member.handle_timers(4.0)
+        frames = [decode(each.data) for each in member.take_effects() if isinstance(each, Send)]
+        confirmed += [frame.place for frame in frames if isinstance(frame, StreamAck)]
+    assert confirmed == [1, 3]

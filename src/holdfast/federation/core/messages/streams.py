@@ -195,7 +195,8 @@ class IncomingStreams:
 
     def _deliver(self, source: StreamSource, data: Data | Skip, now: float) -> None:
         if self._delivering.deliver(data, source.next_place, now):
-            source.unstored[data.id] = source.next_place
+            # An origin that uses an id twice gets the first place confirmed when it is stored.
+            source.unstored.setdefault(data.id, source.next_place)
 
     def _acknowledge(self, node: bytes, source: StreamSource, now: float) -> None:
         self._unconfirmed.add(node)
