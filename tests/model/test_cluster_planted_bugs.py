@@ -299,7 +299,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         33,
     ),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 2),
-    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 80),
+    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 12),
     "owners are not asked": (owners_are_not_asked, settings("isolate", "pause", "kill"), 7),
     "epochs are not reserved": (epochs_are_not_reserved, settings("kill", "isolate"), 3),
     "messages of an owner before are stored": (
