@@ -310,7 +310,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "a request opens twice": (
         a_request_opens_twice,
         settings("isolate", "pause", "one-way"),
-        16,
+        0,
     ),
     "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 14),
     "what was refused is stored": (
