@@ -264,7 +264,13 @@ def test_every_experiment_is_made(tmp_path: Path) -> None:
 OTHERS = [NatsCluster, NatsSyncCluster, RabbitMqCluster, EjabberdCluster, AedesBroker, AmqttBroker]
 
 
-@pytest.mark.parametrize("kind", OTHERS, ids=[each.name for each in OTHERS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(each, id=each.name, marks=[] if each is NatsCluster else pytest.mark.long)
+        for each in OTHERS
+    ],
+)
 def test_another_broker_serves_is_hurt_and_serves_again(
     tmp_path: Path, kind: type[OtherBroker]
 ) -> None:

@@ -85,7 +85,10 @@ RUN = {
             mkdir -p BASE/backup; holdfast serve --data BASE/var/lib/holdfast & until_ready
             holdfast pub -t a -q 1 -m hello
         """,
-        replace=(("2026-01-31T12:00:00Z", NOW),),
+        replace=(
+            ("2026-01-31T12:00:00Z", NOW),
+            ("--data DIR", "--data BASE/var/lib/holdfast-restored"),
+        ),
         after="holdfast log dump BASE/var/lib/holdfast-restored | grep hello",
     ),
     "docs/bench.md": Page(

@@ -62,6 +62,18 @@ def test_batches_of_other_nodes_go_on_where_the_partition_ends() -> None:
     assert journal.pending_bytes == 0
 
 
+def test_a_group_is_written_behind_what_memory_commits() -> None:
+    """With durability "memory" records count as committed before their group is in the file."""
+    journal = Journal(1)
+    append(journal, 0)
+    group = take(journal)
+    append(journal, 0)
+    journal.commit_appended()
+    journal.wrote(group)
+    assert (journal.written, journal.committed_sequence) == ([1], 2)
+    journal.check()
+
+
 def test_nothing_to_take() -> None:
     journal = Journal(1)
     assert journal.close_write_group() is None

@@ -62,14 +62,14 @@ START_ANEW = -2
 """The result of `run`: start the program again, to set its data directory aside."""
 
 
-def _ports_between_nodes(config: Config) -> Iterator[Listener]:
-    """The ports for other nodes and members. They are opened after the data directory, which a
-    start must not create when one is taken."""
+def _ports_between_nodes(config: Config) -> Iterator[tuple[str, Listener]]:
+    """The ports for other nodes and members, with their tables of the configuration. They are
+    opened after the data directory, which a start must not create when one is taken."""
     if config.cluster.peer_bind:
-        yield Listener(bind=config.cluster.peer_bind, port=config.cluster.peer_port)
+        yield "cluster", Listener(bind=config.cluster.peer_bind, port=config.cluster.peer_port)
     if config.federation is not None and config.federation.listen and not config.node.standby:
         host, port = split_address(config.federation.listen)
-        yield Listener(bind=host, port=port)
+        yield "federation", Listener(bind=host, port=port)
 
 
 class StartError(Exception):
@@ -134,11 +134,14 @@ class Server:
                     partial(reserve_admin, config.admin.bind, config.admin.port),
                     config.node.standby,
                 )
-            for settings in _ports_between_nodes(config):
-                for each in reserve(settings):
-                    each.close()
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror or error}") from error
+        for table, settings in _ports_between_nodes(config):
+            try:
+                for each in reserve(settings):
+                    each.close()
+            except OSError as error:
+                raise StartError(f"cannot listen, {table}: {error.strerror or error}") from error
         await asyncio.to_thread(report_certificates, config)
         self.workers.start(config.server.io_workers if self.listeners else 0)
         if config.node.standby:

@@ -304,7 +304,6 @@ class Journal:
 
     def wrote(self, group: WriteGroup) -> None:
         """Note that the group is in the file, so readers may have it."""
-        assert group.end_sequence >= self.committed_sequence, "an older group is written later"
         self.written[:] = group.end_offsets
         while self._in_flight and self._in_flight[0] is not group:
             self._in_flight.popleft()
