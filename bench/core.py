@@ -70,10 +70,10 @@ class Row:
     """A pattern of clients. Each topic has one publisher."""
 
     qos: int
-    """Of publishers and subscribers."""
+    """The QoS of publishers and subscribers."""
     topics: int = 20
     subscribers: int = 1
-    """Of each topic."""
+    """The subscribers of each topic."""
     is_durable: bool = False
     is_shared: bool = False
     """All subscribers form one shared group of all topics."""
@@ -454,7 +454,7 @@ class Figures:
     """The cost of a published message in one form."""
 
     cpu_us: float
-    """Of the shortest round."""
+    """CPU of the shortest round."""
     counts: list[float]
     """See `Core.counts`."""
 

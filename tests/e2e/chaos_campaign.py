@@ -53,7 +53,7 @@ class Round:
     seed: str = ""
     """With the kind, for another run of the same round."""
     notes: tuple[str, ...] = ()
-    """What was drawn and done."""
+    """The draws and the deeds of the round."""
 
     def __str__(self) -> str:
         return f"{self.kind}@{self.seed}: {'; '.join(self.notes) or ', '.join(self.victims)}"

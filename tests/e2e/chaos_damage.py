@@ -33,7 +33,7 @@ FILES: Final = {
 }
 """The kinds of files in a data directory, but `access.json`, which the operator needs."""
 CACHES: Final = ("index", "snapshot")
-"""What a node without others can do without."""
+"""Files that a node without others can do without."""
 TAIL_BYTES: Final = 4096
 REPAIR_S: Final = 90.0
 SAID: Final = (
@@ -59,7 +59,7 @@ def _end(data: bytes) -> int:
 
 
 def _place(rng: random.Random, end: int) -> int:
-    """As often in the last part of a file as anywhere in it."""
+    """Draw a place as often in the last part of a file as anywhere in it."""
     return rng.randrange(max(0, end - TAIL_BYTES) if rng.random() < 0.5 else 0, end)
 
 
@@ -79,7 +79,7 @@ def flip(rng: random.Random, path: Path) -> str:
 
 
 def cut(rng: random.Random, path: Path) -> str:
-    """As often a few bytes as many."""
+    """Draw a few bytes as often as many."""
     end = _end(path.read_bytes())
     if not end:
         return f"{path.name} is empty"
@@ -249,7 +249,7 @@ def _wait_repaired(scene: Scene, damaged: list[str], said: Callable[[str], str])
 
 
 def _replace_disk(scene: Scene, name: str, said: str) -> None:
-    """What an operator does with a node that refuses to start."""
+    """Do as an operator does with a node that refuses to start."""
     node = scene.nodes[name]
     lines = [line for line in said.splitlines()[-5:] if any(word in line for word in SAID)]
     assert lines, f"{name} ended without a word: {said[-2000:]}"

@@ -30,7 +30,7 @@ class Scene:
     victims: set[str] = field(default_factory=set)
     """The nodes that this fault hurt, for the measurements."""
     notes: list[str] = field(default_factory=list)
-    """What was drawn and done, for the report."""
+    """The draws and the deeds, for the report."""
 
     @property
     def nodes(self) -> dict[str, ClusterNode]:

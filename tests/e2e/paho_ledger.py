@@ -47,7 +47,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
 
     def counts(self, from_s: float, to_s: float) -> dict[str, int]:
-        """Of each kind, of messages that were acknowledged in this time."""
+        """Count the failures of each kind, of messages acknowledged in this time."""
         found = Counter(one.kind for one in self.findings if from_s <= one.at_s < to_s)
         return {kind: found[kind] for kind in KINDS}
 

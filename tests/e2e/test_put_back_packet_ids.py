@@ -44,7 +44,7 @@ class Story(NamedTuple):
         return f"{int(self.is_held)}-{self.first}-{self.second}"
 
     def stored(self, is_crash: bool) -> Counter[str]:
-        """How often each payload is stored, by the invariant in `broker.session.session`.
+        """Count how often each payload is stored, by the invariant in `broker.session.session`.
         `is_crash`: of the second stop, before which no snapshot was written."""
         found, state, number = Counter[str](), FREE, 0
         if self.is_held:

@@ -1,4 +1,4 @@
-"""What a node has promised is on its disk, as the kernel sees it: strace looks at every call.
+"""A node has on its disk, as the kernel sees it, all that it promised: strace looks at every call.
 
 The rules: a PUBACK leaves after the sync of its record; a segment is synced before the next one
 begins; a file is synced before it gets its name, and its folder afterwards.

@@ -16,7 +16,8 @@ CALLS: Final = (
     "renameat2,ftruncate,fallocate,unlink"
 )
 OPTIONS: Final = ("-D", "-f", "-q", "-y", "-xx", "-s", "65536", "-e", f"trace={CALLS}")
-"""Of strace, which then is no parent of what it traces: a signal reaches the traced process."""
+"""The options of strace, which then is no parent of what it traces: a signal reaches the traced
+process."""
 WRITES: Final = frozenset({"write", "pwrite64", "writev", "pwritev", "ftruncate", "fallocate"})
 SENDS: Final = frozenset({"write", "writev", "sendto", "sendmsg"})
 SYNCS: Final = frozenset({"fdatasync", "fsync"})
@@ -31,7 +32,7 @@ class Call:
     paths: tuple[str, ...]
     """The file or socket of its descriptor, or the files that it names."""
     data: bytes
-    """What it writes."""
+    """The data that it writes."""
     is_begun: bool
     """False for the second line of a call that was cut in two."""
     is_done: bool

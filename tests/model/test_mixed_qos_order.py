@@ -13,7 +13,7 @@ from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish, subscribe
 
 SEEDS = 200
-"""How many histories; a failure names its seed."""
+"""The number of histories; a failure names its seed."""
 BLOCKS = 4
 TOPICS = ["a", "b"]
 

@@ -14,9 +14,9 @@ from tests.transcripts.seeds import compare_brokers, differences
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "transcripts.md"
 BYTES_MAX = 300_000
-"""Of all files: they are for readers."""
+"""The size of all files together: they are for readers."""
 SEEDS = 24
-"""How many scripts of chance are compared; `tests.model` compares more."""
+"""The number of scripts of chance that are compared; `tests.model` compares more."""
 BLOCKS = 4
 WRITE = "python -m tests.transcripts --write"
 

@@ -391,7 +391,7 @@ class Checks:
                 self.fail(f"retained on {topic} is {found}, the last one is {newest}")
 
     def same_sessions(self, *, without_short_ones: bool = False) -> None:
-        """What the log says of a session is what the node believes that has its connection.
+        """The log says of a session what the node believes that has its connection.
         `without_short_ones`: of a session that ends with its connection, and is in the log for its
         will, the subscriptions are not in the log."""
         for host in self._world.hosts.values():

@@ -37,7 +37,7 @@ class EventLoop:
             self.host.post(work)
 
     def later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Of its own."""
+        """Call `work` after the delay, by a timer of this process."""
         self.schedule.after(delay_s, lambda: self._post_own(work))
 
     def _post_own(self, work: Callable[[], None]) -> None:

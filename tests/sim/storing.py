@@ -166,7 +166,7 @@ class ProcessDisk(JournalDisk):
         self.raft = RaftDisk(process)
 
     def begin(self) -> None:
-        """What is done now and then."""
+        """The work that is done now and then."""
         self.snapshots = Snapshots(self._process)
         self._process.runtime.reserve_bytes = self._settings.reserve_bytes
         self._process.schedule.after(SPACE_S, self._watch_space)

@@ -66,7 +66,7 @@ class Settings:
     skew_s: float = 1.0
     """Of the nodes' wall clocks from the true time, at most."""
     slice_steps: int = 0
-    """Of what is applied, closed or looked up in one turn; 0: as in production."""
+    """The most that is applied, closed or looked up in one turn; 0: as in production."""
     loses_one: bool = False
     """In the end, all being well, one node or its disk goes, and the others must go on."""
     begins_alone: bool = False

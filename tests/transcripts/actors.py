@@ -25,7 +25,7 @@ USUAL: m.Properties = {
     p.TOPIC_ALIAS_MAXIMUM: 64,
     p.MAXIMUM_PACKET_SIZE: 2_097_152,
 }
-"""What every CONNACK says with the default configuration."""
+"""The properties of every CONNACK with the default configuration."""
 
 
 class NamedSocket(ClientSocket):

@@ -83,7 +83,7 @@ class Words:
         return self._values.pop(name, [default])[0]
 
     def properties(self) -> m.Properties:
-        """What is left of the values."""
+        """The values that are left."""
         found: m.Properties = {}
         for name, values in self._values.items():
             if name == "user":

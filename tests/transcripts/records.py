@@ -70,7 +70,7 @@ class RecordLines:
         return " ".join(words)
 
     def _number(self, partition: int, offset: int) -> int:
-        """Of the message at the offset, or the next one."""
+        """The number of the message at the offset, or of the next one."""
         return bisect_left(self._messages[partition], offset)
 
     def _place(self, partition: int, offset: int) -> str:

@@ -175,7 +175,7 @@ def compare_brokers(seed: int) -> None:
 
 
 def differences(first: Sections, second: Sections) -> list[str]:
-    """What the clients of two forms see and what no reason explains.
+    """Differences that the clients of two forms see and no reason explains.
 
     Compared per connection: the acknowledgements of its publishes, its other packets, and the
     messages of each topic and QoS, each in their order.

@@ -52,8 +52,8 @@ class SteadySchedule(Schedule):
     """Virtual time without chance."""
 
     def chance(self, name: str) -> random.Random:
-        """Of a node `n1` or its second process `n1/2` another one each, because request numbers and
-        elections need it."""
+        """Return one for each of a node `n1` and its second process `n1/2`, because request numbers
+        and elections need it."""
         node, _, process = name.partition("/")
         if not node.removeprefix("n").isdigit():
             return Steady(0.5)
@@ -183,7 +183,7 @@ class Stage(World):
         return logs[first]
 
     def check(self) -> None:
-        """What must hold at the end of every transcript."""
+        """Check what must hold at the end of every transcript."""
         if self.form == SINGLE or any(host.process is None for host in self.hosts.values()):
             return
         missing = self.checks.at_rest()

@@ -117,7 +117,7 @@ class Queue:
         reader.send(m.Subscribe(1, [m.SubscriptionRequest("$queue/a/#", 1)]))
 
     def delete(self) -> None:
-        """As the admin port does: a queue that is there, and has no member."""
+        """Delete as the admin port does: a queue that is there, and has no member."""
         state = self.bench.node.state
         group = state.groups.get(KEY)
         if KEY in state.queues and (group is None or len(group.members) == 1):

@@ -19,7 +19,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Of two publishers and two readers, all of whose promises were kept."""
+    """The files of two publishers and two readers, all of whose promises were kept."""
     paths = [tmp_path / f"{name}.events" for name in ("r1", "r2", *QOS)]
     writers = [EventWriter(path, path.stem) for path in paths]
     for qos, reader in enumerate(writers[:2], 1):

@@ -222,7 +222,7 @@ class Cluster:
         peer.answer(m.Ack)
 
     def agrees(self) -> dict[str, object]:
-        """What all nodes have."""
+        """The state that all nodes have."""
         self.stage.run(1.0)
         first, *others = [content(process.images) for process in self.nodes]
         for other in others:

@@ -14,7 +14,7 @@ from holdfast_lab.results.figures import MAIN, figure, study_of, title_of
 from holdfast_lab.results.store import FILE, LabRun, Result, load, save
 
 COLUMNS: Final = 100
-"""Of a line of text."""
+"""The width of a line of text."""
 COLUMNS_MAX: Final = 6
 """The most targets that are columns of a table; more of them are its rows."""
 HEAD: Final = """\
