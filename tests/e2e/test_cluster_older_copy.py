@@ -422,7 +422,8 @@ def test_a_node_with_replaced_metadata_waits_for_a_majority_without_it(tmp_path:
 
 @pytest.mark.xfail(
     reason="an accepted only voter may agree on a generation before it has heard the other node,"
-    " which then takes its own disk for the older copy and sets its newest records aside"
+    " which then takes its own disk for the older copy and sets its newest records aside",
+    strict=False,
 )
 def test_the_only_voter_decides_nothing_on_an_older_copy(tmp_path: Path) -> None:
     """The other node alone has the newest records. It must stay in sync to lead with them."""
