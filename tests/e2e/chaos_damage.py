@@ -1,9 +1,9 @@
 """Faults of files: a disk that changes, cuts off or takes back what a minority of nodes had synced.
 
-What must be kept: no acknowledged message is lost, read twice or read with another content. The
-damaged node says so in its log. It repairs itself from the others or refuses to start; then the
-harness does what its message says: the node joins again with an empty directory. No other node sets
-data aside. Nothing damaged is read from the damaged node, neither by a session nor from its log.
+No acknowledged message may be lost, read twice or read with another content. The damaged node says
+so in its log. It repairs itself from the others or refuses to start; then the harness does what its
+message says: the node joins again with an empty directory. No other node sets data aside. Nothing
+damaged is read from the damaged node, neither by a session nor from its log.
 """
 
 import http.client
