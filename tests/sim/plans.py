@@ -49,6 +49,8 @@ DEVICES_PLAY: Final = 0.4
 """In so many of the seeds, beside the others."""
 SLICED: Final = 0.2
 """In so many of the seeds each slice of a large job has 1 to 3 steps."""
+GATHERING: Final = 0.15
+"""In so many of the seeds records may wait for others."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -102,6 +104,7 @@ def settings_for(
     slice_steps = slices.randint(1, 3) if slices.random() < SLICED else 0
     return Settings(
         slice_steps=slice_steps,
+        gathers=random.Random(f"gathers/{seed}").random() < GATHERING,
         nodes=count,
         replication_factor=3,
         min_insync=2 if is_wiped else min_insync,

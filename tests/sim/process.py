@@ -14,6 +14,7 @@ from holdfast.cluster.runtime.ports import ClusterPorts
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.server.disk import older_copy
+from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.watermarks import Checkpoint
 from holdfast.storage.reading.scan import Damage
 from tests.sim.cores import Cores
@@ -30,6 +31,8 @@ SAVE_AGAIN_S: Final = 1.0
 """The pause after a manifest that could not be written, as that of the server."""
 LEAVE_S: Final = 3.0
 """How long the others have, at a shutdown, to take over what this node leads."""
+GATHER_S: Final = 0.05
+"""The wait where records gather: long, because few clients publish here."""
 LOOK_S: Final = 1.0
 """As often a node that began with an empty directory looks whether it has everything."""
 
@@ -61,6 +64,7 @@ class Process(EventLoop):
             ClusterPorts(self.disk, reads, self, self.disk.raft, self.peer_links, self),
             Replacement(host.name, self.state, host.aside),
             host.world.settings.disk_stall_s,
+            JournalWaits(durable_s=GATHER_S * host.world.settings.gathers, among_others=True),
         )
         self.peers = PeerCheck(self.runtime)
         host.world.images_watch.begin(self)

@@ -11,6 +11,7 @@ from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage import record as log_record
+from holdfast.storage.journal.commit_pace import CommitPace
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import Record
 
@@ -180,3 +181,20 @@ def test_qos_0_follows_a_message_that_is_refused_behind_others(joins: bool) -> N
     held.write()
     assert held.is_answered()
     assert route.newest is None
+
+
+@pytest.mark.parametrize("among_others", [False, True])
+def test_records_gather_among_others_only_if_that_is_configured(among_others: bool) -> None:
+    held = Held(Row(1, 3))
+    held.write()
+    node = held.node
+    node._pace = pace = CommitPace(0.5)
+    pace._gathers, pace._ends_at = True, float("inf")
+    node._gathers_among_others = among_others
+    message = Publish(b"bench/0", b"x", 1, False, False, 2000, b"", 0, -1)
+    held.core.publishers[0].send(encode(message, LEVEL))
+    held.machine.step()
+    assert not node.group_in_flight, "alone, it waits"
+    held.meet()
+    held.machine.step()
+    assert node.group_in_flight != among_others

@@ -186,9 +186,9 @@ class Log(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     disk."""
     memory_flush_ms: Annotated[int, Meta(ge=0, le=60_000)] = 5
     """The time for which records gather before they are written, with durability "memory"."""
-    commit_gather_ms: Annotated[int, Meta(ge=0, le=100)] = 1
-    """The most time for which records wait for others to share a sync of the disk with, while
-    publishers do not wait for their acknowledgements; 0: none. Not in a cluster."""
+    commit_gather_ms: Annotated[int, Meta(ge=0, le=100)] | None = None
+    """The most time for which records wait for others to share a sync with, while publishers do not
+    wait for acknowledgements; 0: none. Unset: 1, and 0 where the cluster has other nodes."""
     qos0: list[str] = field(default_factory=list)
     """The topic filters whose QoS 0 messages are logged too."""
     retention: Retention = field(default_factory=Retention)

@@ -52,13 +52,13 @@ from holdfast.server.event_loop.commands.agreed import AgreedCommandRunner
 from holdfast.server.event_loop.commands.agreement import MetadataAgreement
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.maintenance import Maintenance
+from holdfast.server.node_settings import journal_waits
 from holdfast.server.peers import questions
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.creation import create_when_connected
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.replacement import AsideDirectory
 from holdfast.storage.files.data_directory import DataDirectoryError
-from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.segment_reader import Damage
 
@@ -130,7 +130,7 @@ class ClusterMembership:
             self._loop,
             storage,
             password_file,
-            waits=JournalWaits(),
+            waits=journal_waits(config),
             disk_stall_s=config.cluster.disk_stall_s,
             on_failed=on_failed,
             raft_files=raft_files,

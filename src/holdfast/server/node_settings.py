@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from typing import Final
 
 from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
 from holdfast.broker.config import NodeConfig
@@ -15,10 +16,17 @@ from holdfast.server.security_files import SecurityFiles, authenticates_users
 from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.journal import Journal
 
+GATHER_MS: Final = 1
+"""The default of `log.commit_gather_ms` for a node without others."""
+
 
 def journal_waits(config: Config) -> JournalWaits:
-    log = config.log
-    return JournalWaits(log.memory_flush_ms / 1000, log.commit_gather_ms / 1000)
+    log, gather_ms = config.log, config.log.commit_gather_ms
+    return JournalWaits(
+        log.memory_flush_ms / 1000,
+        (GATHER_MS if gather_ms is None else gather_ms) / 1000,
+        among_others=gather_ms is not None,
+    )
 
 
 def node_config(config: Config) -> NodeConfig:

@@ -28,7 +28,7 @@ from holdfast.cluster.runtime.ports import ClusterPorts
 from holdfast.cluster.runtime.probes import ClusterProbes
 from holdfast.cluster.runtime.redirection import Redirection
 from holdfast.cluster.runtime.replacement import Replacement
-from holdfast.storage.journal.commit_pace import JournalWaits
+from holdfast.storage.journal.commit_pace import CommitPace, JournalWaits
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.journal.watermarks import Checkpoint
 
@@ -56,6 +56,7 @@ class ClusterRuntime(Runtime):
         """`disk_stall_s`: the longest normal write in seconds."""
         super().__init__(cluster_node.node, ports.journal, ports.reader, ports.clients, waits)
         self.cluster_node = cluster_node
+        self._gathers_among_others = waits is not None and waits.among_others
         self.replacement = replacement
         self.disk = DiskWatch(disk_stall_s)
         self._probes = ClusterProbes(cluster_node)
@@ -214,6 +215,12 @@ class ClusterRuntime(Runtime):
         super().write_journal(at_once)
         if self.state.memory:
             self.cluster_node.handle_durable(self.state.now)
+
+    def _gathers(self, pace: CommitPace) -> bool:
+        """With other nodes a record waits for the leader's disk and for those of its followers, so
+        it may wait twice."""
+        is_alone = self.cluster_node.context.is_alone
+        return (is_alone or self._gathers_among_others) and super()._gathers(pace)
 
     def _group_taken(self, group: WriteGroup) -> None:
         """Replicate the group while the disk writes it."""

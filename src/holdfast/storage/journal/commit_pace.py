@@ -29,10 +29,14 @@ GROUP_RECORDS: Final = 16
 class JournalWaits:
     """How long records wait for others, in seconds; 0.0: not at all."""
 
-    def __init__(self, memory_s: float = 0.0, durable_s: float = 0.0) -> None:
-        """`memory_s`: with durability "memory". `durable_s`: with durability "fsync"."""
+    def __init__(
+        self, memory_s: float = 0.0, durable_s: float = 0.0, *, among_others: bool = False
+    ) -> None:
+        """`memory_s`: with durability "memory". `durable_s`: with durability "fsync", in a cluster
+        with other nodes only if `among_others`."""
         self.memory_s = memory_s
         self.durable_s = durable_s
+        self.among_others = among_others
 
 
 class CommitPace:
