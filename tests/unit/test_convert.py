@@ -19,14 +19,10 @@ from holdfast.cli.convert.definitions import Definitions
 from holdfast.cli.convert.source import ConversionError, Source, recover
 from holdfast.cli.main import main
 from holdfast.cluster.metadata.commands import PutUsers
-from holdfast.cluster.metadata.effects import Persist
 from holdfast.cluster.metadata.model import USERS_BYTES_MAX
-from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import MetaStore
 from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import DynamicSecurityFile
-from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.storage.files.data_directory import (
     DataDirectoryError,
     create_or_open,
@@ -38,6 +34,7 @@ from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.record import CURSOR, MESSAGE
 from holdfast.testing import Broker
 from tests.e2e import wire
+from tests.support.agreed import agree
 from tests.support.ports import free_port
 
 PLAN = ClusterPlan(replication_factor=3, min_insync=2)
@@ -176,34 +173,12 @@ def test_the_users_of_a_cluster_become_a_file(lived: Path, tmp_path: Path) -> No
     convert(lived, cluster, PLAN)
     document = SecurityDocument()
     document.users["alice"] = SecurityUser("alice", disabled=True)
-    put_users(cluster, pack(document, USERS_BYTES_MAX))
+    assert agree(cluster, PutUsers(0, pack(document, USERS_BYTES_MAX))).users is not None
     made = convert(cluster, single, None)
     file = DynamicSecurityFile.load(single / USERS_FILE)
     assert file.document.users == document.users
     assert file.path.stat().st_mode & 0o777 == 0o600
     assert any(str(file.path) in line for line in report(made, cluster, single))
-
-
-def put_users(directory: Path, data: bytes) -> None:
-    """Change the users of a cluster of one node, which is stopped."""
-    manifest = open_to_read(directory).manifest
-    member = peer_id(manifest.node_id, manifest.incarnation)
-    raft = RaftFiles(OsFileSystem(directory), member, is_new=False)
-    store = MetaStore(
-        manifest.node_id, manifest.incarnation, raft.state, nonce="n", random=lambda: 0.5, now=0.0
-    )
-    for now in (0.0, 10.0):
-        store.handle_timers(now)
-        if now:
-            store.propose(PutUsers(0, data), now)
-        while store.effects:
-            effect = store.effects.pop(0)
-            if isinstance(effect, Persist):
-                raft.write(effect.write)
-                store.persisted(now)
-    raft.close()
-    assert store.metadata is not None
-    assert store.metadata.users is not None
 
 
 def test_a_converted_broker_serves_what_is_unfinished(lived: Path, tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     command, while all nodes are up; 0: none."""
 
     def peer_address(self) -> str:
-        """The address at which the other nodes reach this one, host:port."""
-        if self.peer_advertise:
+        """The address at which the other nodes reach this one, host:port; "": none do."""
+        if self.peer_advertise or not self.peer_bind:
             return self.peer_advertise
         return join_address(self.peer_bind, self.peer_port)
 

@@ -178,6 +178,8 @@ class ClusterMembership:
             lacking=self.storage.lacking(),
         )
         made.awaits_generation = self.storage.directory.manifest.restored != 0
+        if not config.cluster.peer_bind:
+            _check_has_no_others(made, self.storage, Path(config.node.data))
         return made
 
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
@@ -213,7 +215,8 @@ class ClusterMembership:
 
     async def start(self) -> None:
         """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
-        self.broker.agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
+        if self.config.cluster.peer_bind:
+            self.broker.agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
         reason = older_copy.reason_apart(self.storage.directory.files)
         if reason:
             self.broker.cluster.report_older_copy(reason, may_begin_anew=False)
@@ -447,6 +450,18 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Replicated
     images = ReplicatedState(state)
     storage.replay_into(images)
     return images
+
+
+def _check_has_no_others(cluster_node: ClusterNode, storage: Storage, root: Path) -> None:
+    """Refuse to serve alone what other nodes may have, too."""
+    metadata, own = cluster_node.meta.metadata, cluster_node.meta.node_id
+    others = [] if metadata is None else sorted(metadata.nodes.keys() - {own})
+    if others:
+        storage.close()
+        raise StorageError(
+            f"{root} is a cluster node's, with {', '.join(others)}: start it with"
+            " cluster.peer_bind set, or give another data directory"
+        )
 
 
 def _load_uncommitted(cluster_node: ClusterNode, storage: Storage) -> None:

@@ -1,8 +1,11 @@
 """The node's part of the configuration, and a new node by it."""
 
+import os
 import secrets
 import time
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
 from holdfast.broker.config import NodeConfig
@@ -18,6 +21,28 @@ from holdfast.storage.journal.journal import Journal
 
 GATHER_MS: Final = 1
 """The default of `log.commit_gather_ms` for a node without others."""
+ONE: Final = "HOLDFAST_ONE"
+"""The variable of the environment by which a broker without `cluster.peer_bind` serves as a cluster
+of one node. It is for tests, until every broker does."""
+
+
+def is_cluster_of_one(config: Config) -> bool:
+    """Whether the broker serves as a cluster of one node, which no other can reach."""
+    return bool(os.environ.get(ONE)) and not (
+        config.cluster.peer_bind or config.node.standby or config.federation
+    )
+
+
+def of_one(config: Config) -> Config:
+    """The same configuration, with the settings of such a cluster."""
+    cluster = replace(
+        config.cluster,
+        wait_for_init=False,
+        replication_factor=1,
+        min_insync=1,
+        partitions=config.log.partitions,
+    )
+    return replace(config, cluster=cluster)
 
 
 def journal_waits(config: Config) -> JournalWaits:

@@ -269,10 +269,14 @@ def _take_commands(broker: Broker, security: SecurityFiles) -> None:
         return
     if present is not None:
         present.close()
-    if isinstance(broker, ClusterBroker):
-        broker.commands = _agreed_runner(broker, security)
+    if users is None:
+        broker.commands = None
+    elif isinstance(broker, ClusterBroker) and broker.agreement is not None:
+        broker.commands = AgreedCommandRunner(
+            broker, users, broker.agreement, CommandThread(broker)
+        )
     else:
-        broker.commands = None if users is None else CommandRunner(broker, users)
+        broker.commands = CommandRunner(broker, users)
 
 
 def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:
@@ -303,13 +307,6 @@ def _with_agreed_users(broker: Broker, security: SecurityFiles) -> SecurityFiles
         broker.fail("agreed_users_not_understood", error)
         return security
     return replace(security, users=users, passwords=users.passwords, acl=users.rules)
-
-
-def _agreed_runner(broker: ClusterBroker, security: SecurityFiles) -> AgreedCommandRunner | None:
-    """The runner of commands at a node that begins to take them."""
-    if security.users is None or broker.agreement is None:
-        return None
-    return AgreedCommandRunner(broker, security.users, broker.agreement, CommandThread(broker))
 
 
 async def apply_listeners(

@@ -29,7 +29,13 @@ from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.io_workers.pool import IoWorkers
 from holdfast.server.maintenance import Maintenance
-from holdfast.server.node_settings import journal_waits, new_node, node_config
+from holdfast.server.node_settings import (
+    is_cluster_of_one,
+    journal_waits,
+    new_node,
+    node_config,
+    of_one,
+)
 from holdfast.server.reload import (
     Preparation,
     Preparations,
@@ -149,7 +155,12 @@ class Server:
             await self._start_admin()
             return
         if config.cluster.peer_bind:
-            await self._start_cluster()
+            clustering = await self._join_cluster(config)
+            await self._start_admin()
+            self._serving = watched(self._serve_in_cluster(clustering))
+            return
+        if is_cluster_of_one(config):
+            await self._serve_as_one()
             return
         try:
             storage = Storage.open(
@@ -170,10 +181,10 @@ class Server:
     def _new_node(self, journal: Journal) -> Node:
         return new_node(self.config, self._security, journal)
 
-    async def _start_cluster(self) -> None:
+    async def _join_cluster(self, config: Config) -> ClusterMembership:
         try:
             clustering = ClusterMembership(
-                self.config, self._new_node, self._security.passwords, self.fail, self.start_anew
+                config, self._new_node, self._security.passwords, self.fail, self.start_anew
             )
             self._clustering = clustering
             self.cluster = clustering.operations
@@ -184,8 +195,21 @@ class Server:
             await clustering.start()
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error
+        return clustering
+
+    async def _serve_as_one(self) -> None:
+        """Serve as a cluster of one node, which waits for no other."""
+        clustering = await self._join_cluster(of_one(self.config))
+        ready = asyncio.ensure_future(clustering.wait_until_ready())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        stopped.cancel()
+        if not self._stop.is_set():
+            await self._open(clustering.broker, clustering.storage)
         await self._start_admin()
-        self._serving = watched(self._serve_in_cluster(clustering))
+        if not self._stop.is_set():
+            self._log_ready()
 
     async def _serve_in_cluster(self, cluster: ClusterMembership) -> None:
         """Serve clients once this node follows the leaders of all partitions."""

@@ -90,8 +90,9 @@ class PeerLinks(PeerMesh):
         """Refusals by address: the last dial failed although a node was there."""
 
     async def start(self) -> None:
-        """Begin to listen. Raises `OSError` if the address cannot be used."""
-        self.port = await self._listener.start(self._bind, self.port)
+        """Begin to listen, if there is an address. Raises `OSError` if it cannot be used."""
+        if self._bind:
+            self.port = await self._listener.start(self._bind, self.port)
 
     # Dials
 

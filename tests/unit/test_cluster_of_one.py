@@ -1,0 +1,67 @@
+"""A broker without `cluster.peer_bind` that serves as a cluster of one node."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.metadata.commands import PutNode
+from holdfast.cluster.metadata.model import NodeInfo
+from holdfast.server.node_settings import ONE
+from holdfast.storage.files.data_directory import open_to_read
+from holdfast.testing import Broker, BrokerFailed
+from tests.e2e import wire
+from tests.support.agreed import agree
+
+LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
+
+@pytest.fixture(autouse=True)
+def _one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ONE, "1")
+
+
+def listening() -> int:
+    """The number of TCP ports on which this process listens."""
+    own = set()
+    for each in os.scandir("/proc/self/fd"):
+        try:
+            own.add(os.readlink(each.path))
+        except FileNotFoundError:
+            continue
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", name).read_text().splitlines()[1:]
+    ]
+    return sum(row[3] == LISTENS and f"socket:[{row[9]}]" in own for row in rows)
+
+
+def test_an_empty_directory_becomes_a_cluster_of_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    before = listening()
+    with Broker(data=data) as broker, wire.Wire(broker.port) as client:
+        assert listening() == before + 1
+        client.connect("c", expiry_s=60)
+        client.subscribe(("a", 1))
+        assert client.publish("a", b"1", 1) == 0
+        client.abort()
+        broker.kill()
+        manifest = open_to_read(data).manifest
+        assert manifest.is_replica
+        assert manifest.cluster_id
+    with Broker(data=data) as broker, wire.Wire(broker.port) as client:
+        assert client.connect("c", clean=False, expiry_s=60).session_present
+        assert client.message().payload == b"1"
+    assert open_to_read(data).manifest.cluster_id == manifest.cluster_id
+
+
+def test_a_node_with_others_does_not_serve_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Broker(data=data):
+        pass
+    agree(data, PutNode(NodeInfo("n2", "other", "localhost:1", "", ""), 0))
+    for _ in range(2):  # The first refusal has released the directory.
+        with pytest.raises(BrokerFailed, match="is a cluster node's, with n2: start it with"):
+            Broker(data=data).start()
