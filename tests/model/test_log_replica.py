@@ -154,6 +154,7 @@ def crash_a_replica(seed: int) -> RandomReplica:
         except Crash:
             pass
         durable = list(bench.journal.durable_offset)
+        written = bench.journal.committed_sequence
         disk = disk.after_crash(
             chance.choice(["none", "all", "torn", "sectors"]), chance.randint(0, 1 << 20)
         )
@@ -163,6 +164,7 @@ def crash_a_replica(seed: int) -> RandomReplica:
                     del disk.files[name]
         again = check_opened(disk)
         check_kept(again, replica.models, durable)
+        assert written <= again.journal.committed_sequence, "fewer records than were durable"
         if replica.snapshot is not None:
             check_recovery(again, replica.models, replica.snapshot[1])
         models = model_of_files(again.directory, 3)

@@ -118,6 +118,8 @@ def _nodes() -> Iterator[Sample]:
     yield _frame("HEARTBEAT", "all_flags", beat, data, decode_heartbeat)
     position = (TIME_US, TIME_US + 1, DiskPosition(2, 3, 4))
     yield _frame("POSITION", "all", position, encode_report(*position), decode_report)
+    position = (TIME_US, TIME_US + 1, DiskPosition(2, 3, 4, 5))
+    yield _frame("POSITION", "written", position, encode_report(*position), decode_report)
     question = questions.PeerQuestion(1, "sessions", msgspec.Raw(b'{"a":1}'))
     decoder = msgspec.json.Decoder(questions.PeerQuestion)
     data = msgspec.json.encode(question)

@@ -1,4 +1,4 @@
-"""The clocks of the other nodes, at one that has just started."""
+"""The clocks and the disks of the other nodes, as they report them."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,22 +10,32 @@ from holdfast.cluster.partitions.disk_position import (
     DiskMemory,
     DiskPosition,
     encode_report,
+    find_loss,
 )
 from holdfast.cluster.parts import Parts
 from holdfast.cluster.position_reports import PositionReports
+from holdfast.storage.journal.journal import Journal
+from tests.sim.disk import SimDisk
+from tests.support.replica_bench import ReplicaBench
 
 TRUE_US = 1_790_000_000_000_000
 DAY_US = 86_400_000_000
 
 
-def reports(members: list[str] | None) -> tuple[PositionReports, Any]:
+def reports(
+    members: list[str] | None, journal: Journal | None = None, *, memory: bool = False
+) -> tuple[PositionReports, Any]:
     """The reports at n2, which has just started. `members` None: it does not know them yet."""
     metadata = None if members is None else SimpleNamespace(nodes=dict.fromkeys(members))
-    journal = SimpleNamespace(high_watermark=[0], durable_offset=[0])
+    journal = journal or Journal(1, replicated=True)
     context = SimpleNamespace(metadata=metadata, features={}, outgoing=[], journal=journal)
-    meta = SimpleNamespace(durable=(0, 0))
+    meta = SimpleNamespace(durable=(0, 0), durable_end=(0, 0))
     parts = SimpleNamespace(
-        context=context, meta=meta, clock=ClusterClock("n2"), disk_memory=DiskMemory()
+        context=context,
+        meta=meta,
+        clock=ClusterClock("n2"),
+        disk_memory=DiskMemory(),
+        state=SimpleNamespace(memory=memory),
     )
     return PositionReports(cast(Parts, parts)), parts
 
@@ -52,3 +62,36 @@ def test_a_node_waits_for_the_clock_of_another_member() -> None:
     assert found.is_awaited(), "n3 is no member"
     found.handle("n1", encode_report(TRUE_US, TRUE_US, DiskPosition()), 5.0)
     assert not found.is_awaited()
+
+
+def test_records_that_were_cut_off_hide_no_lost_ones() -> None:
+    """The copy has 100 records that no other node had, and that were cut off later. It lacks 90
+    committed records of another partition."""
+    disk = SimDisk()
+    bench = ReplicaBench(disk)
+    for number in range(110):
+        bench.append(0 if number < 100 else 1, b"p")
+    bench.flush()
+    bench.journal.advance(1, 10)
+    copy = disk.copy()
+    bench.journal.truncate(0, 0)
+    for _ in range(90):
+        bench.append(1, b"p")
+    bench.flush()
+    bench.journal.advance(1, 100)
+    memory = DiskMemory()
+    memory.note("n2", "i", reports(None, bench.journal)[0].position())
+    assert find_loss(memory.positions, "n2", "i", claim_of(disk)) == ""
+    lost = find_loss(memory.positions, "n2", "i", claim_of(copy))
+    assert lost == "90 of 200 records that were on it"
+
+
+def claim_of(disk: SimDisk) -> str:
+    return reports(None, ReplicaBench(disk).journal)[0].claim().text()
+
+
+def test_records_in_memory_are_on_no_disk() -> None:
+    """They are cut off before they are written, so their number falls."""
+    journal = Journal(1, replicated=True)
+    found, _ = reports(None, journal, memory=True)
+    assert found.position().written == found.claim().written == 0

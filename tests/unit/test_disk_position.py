@@ -31,17 +31,19 @@ from holdfast.storage.files.data_directory import DirectoryLock, create, read_ma
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import Manifest
 
-KNOWN = DiskPosition(term=5, index=40, records=900)
+KNOWN = DiskPosition(term=5, index=40, records=900, written=950)
 
 
 @pytest.mark.parametrize(
     ("claimed", "lost"),
     [
+        (DiskPosition(5, 40, 900, 950), ""),
+        (DiskPosition(6, 41, 901, 951), ""),
+        (DiskPosition(5, 40, 890, 940), "10 of 900 committed records"),
+        (DiskPosition(5, 38, 900, 950), "changes 39 to 40 of the metadata"),
+        (DiskPosition(4, 40, 900, 950), "its votes since term 4"),
+        (DiskPosition(5, 40, 910, 940), "10 of 950 records that were on it"),
         (DiskPosition(5, 40, 900), ""),
-        (DiskPosition(6, 41, 901), ""),
-        (DiskPosition(5, 40, 890), "10 of 900 committed records"),
-        (DiskPosition(5, 38, 900), "changes 39 to 40 of the metadata"),
-        (DiskPosition(4, 40, 900), "its votes since term 4"),
     ],
 )
 def test_a_disk_that_went_back(claimed: DiskPosition, lost: str) -> None:
@@ -102,7 +104,7 @@ def test_nothing_that_was_known_is_forgotten_by_what_comes_late() -> None:
     memory = DiskMemory()
     memory.note("n3", "disk1", KNOWN)
     memory.note("n3", "disk1", DiskPosition(1, 50, 1))
-    assert memory.positions["n3"] == ("disk1", DiskPosition(5, 50, 900))
+    assert memory.positions["n3"] == ("disk1", DiskPosition(5, 50, 900, 950))
     memory.note("n3", "disk2", DiskPosition(1, 1, 1))
     assert memory.positions["n3"] == ("disk2", DiskPosition(1, 1, 1))
     memory.forget(frozenset({"n1"}))
@@ -114,8 +116,19 @@ def test_texts_and_frames() -> None:
     frame = encode_report(123, 456, KNOWN)
     assert decode_report(frame) == (123, 456, KNOWN)
     assert decode_report(frame + b"of a later version") == (123, 456, KNOWN)
+    of_an_older_version = DiskPosition(5, 40, 900)
+    assert decode_report(frame[:-8]) == (123, 456, of_an_older_version)
+    assert encode_report(123, 456, of_an_older_version) == frame[:-8]
+    assert decode_position("5.40.900") == of_an_older_version
     with pytest.raises(BadFrame):
-        decode_report(frame[:-1])
+        decode_report(frame[:-9])
+
+
+def test_an_older_version_can_compare_the_disk_in_the_handshake() -> None:
+    identity = PeerIdentity("n3", "disk1", disk=KNOWN.text())
+    body = peer_identity.encode_identity(identity)
+    assert peer_identity.json.loads(body)["disk"] == "5.40.900"
+    assert peer_identity.decode_identity(body, 1) == identity
 
 
 def test_an_identity_of_an_older_version_is_understood() -> None:

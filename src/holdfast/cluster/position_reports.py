@@ -16,6 +16,7 @@ class PositionReports:
 
     def __init__(self, parts: Parts) -> None:
         self._context = parts.context
+        self._state = parts.state
         self._meta = parts.meta
         self._clock = parts.clock
         self._memory = parts.disk_memory
@@ -71,7 +72,8 @@ class PositionReports:
         decreases."""
         journal = self._context.journal
         durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
-        position = DiskPosition(*self._meta.durable, sum(map(min, durable)))
+        records = sum(map(min, durable))
+        position = DiskPosition(*self._meta.durable, records, self._written())
         self._position = position.reached(self._position)
         return self._position
 
@@ -80,5 +82,12 @@ class PositionReports:
 
         After a restart this node cannot tell which of them are committed.
         """
-        durable = self._context.journal.durable_offset
-        return DiskPosition(*self._meta.durable_end, sum(durable)).reached(self._position)
+        records = sum(self._context.journal.durable_offset)
+        claim = DiskPosition(*self._meta.durable_end, records, self._written())
+        assert claim.written >= self._position.written, "fewer records than were durable"
+        return claim.reached(self._position)
+
+    def _written(self) -> int:
+        """The records that were ever durable here. With durability "memory" records are cut off
+        before they are written, so they are not counted."""
+        return 0 if self._state.memory else self._context.journal.committed_sequence

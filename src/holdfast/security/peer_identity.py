@@ -28,6 +28,9 @@ that the bytes of the handshake stay as older versions know them."""
 JsonFields = dict[str, object]
 _LATER_FIELDS: Final = ("features", "disk", "site")
 """The fields of the identity that older versions do not send."""
+_DISK_PARTS: Final = 3
+"""The parts of a disk's position that older versions compare. Further parts are in a field of their
+own, because those versions would compare nothing if there were more."""
 _VERSIONS: Final = ("wire_version", "wire_lowest")
 _VERSION_MAX: Final = 0xFFFF
 
@@ -96,6 +99,11 @@ class Refusal(Exception):
 def encode_identity(identity: PeerIdentity) -> bytes:
     fields = asdict(identity)
     del fields["wire_lowest"]
+    parts = identity.disk.split(".")
+    if len(parts) > _DISK_PARTS:
+        fields["disk"], fields["disk_later"] = (
+            ".".join(each) for each in (parts[:_DISK_PARTS], parts[_DISK_PARTS:])
+        )
     return json.dumps(fields).encode()
 
 
@@ -107,6 +115,8 @@ def decode_identity(body: bytes, lowest: int) -> PeerIdentity:
         for name in PeerIdentity.__dataclass_fields__
         if name not in _VERSIONS
     }
+    if "disk_later" in fields:
+        texts["disk"] = f"{texts['disk']}.{fields['disk_later']}"
     for name, text in texts.items():
         if not is_short_text(text):
             raise Refusal("handshake", f"sent an identity whose {name} is no short text")

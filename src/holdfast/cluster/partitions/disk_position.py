@@ -1,16 +1,21 @@
 """The progress of a node's disk, and the other nodes' memory of it.
 
-A DiskPosition has a node's Raft term, its last committed and durable metadata entry, and its count
-of committed and durable records. No part of it falls while the node keeps its disk. So a node that
-connects with less than another has received of it runs on an older copy of its disk: a backup, or a
-snapshot of its machine. It must not continue as if it had everything that it acknowledged. Smallest
-counter-example: A and C commit entry 5, B is slow. C is put back to entry 4, A stops. B and C elect
-B, and another entry 5 is committed.
+A DiskPosition has a node's Raft term, its last committed and durable metadata entry, its count of
+committed and durable records, and its count of all records that were ever durable. No part of it
+falls while the node keeps its disk. So a node that connects with less than another has received of
+it runs on an older copy of its disk: a backup, or a snapshot of its machine. It must not continue
+as if it had everything that it acknowledged. Smallest counter-example: A and C commit entry 5, B is
+slow. C is put back to entry 4, A stops. B and C elect B, and another entry 5 is committed.
+
+The count of committed records alone is not enough. A node that starts does not know which of its
+records are committed, so it claims all of them. Smallest counter-example: a copy has an uncommitted
+record of partition 0, which is cut off later, and lacks a committed record of partition 1. A record
+that is cut off stays in the count of those that were durable.
 
 Each heartbeat carries the position. The handshake carries it too, and compares it. A node remembers
-positions while it runs. The frame POSITION has five u64, big-endian: the sender's wall clock, the
-clock that it uses (both in us, see `failure.cluster_clock`), term, index, records. Bytes after that
-belong to later versions.
+positions while it runs. The frame POSITION has u64, big-endian: the sender's wall clock, the clock
+that it uses (both in us, see `failure.cluster_clock`), term, index, records, and, unless it is 0,
+written. Bytes after that belong to later versions.
 """
 
 from collections.abc import Mapping
@@ -23,6 +28,7 @@ from holdfast.cluster.frame_kinds import BadFrame
 FEATURE: Final = "position"
 """The feature in the handshake of a node that understands the frame POSITION."""
 _FRAME: Final = Struct(">QQQQQ")
+_WRITTEN: Final = Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +40,12 @@ class DiskPosition:
     """The last durable and committed entry of the metadata's Raft log."""
     records: int = 0
     """The durable and committed records of all partitions together."""
+    written: int = 0
+    """The records that were ever durable on this disk, also those that were cut off, and the resets
+    of partitions. 0: a node of an older version, or one whose records need not be durable."""
 
     def text(self) -> str:
-        return f"{self.term}.{self.index}.{self.records}"
+        return f"{self.term}.{self.index}.{self.records}.{self.written}"
 
     def reached(self, other: "DiskPosition") -> "DiskPosition":
         """The larger value of each part."""
@@ -44,6 +53,7 @@ class DiskPosition:
             max(self.term, other.term),
             max(self.index, other.index),
             max(self.records, other.records),
+            max(self.written, other.written),
         )
 
     def lacks(self, other: "DiskPosition") -> str:
@@ -54,20 +64,23 @@ class DiskPosition:
             return f"changes {self.index + 1} to {other.index} of the metadata"
         if self.term < other.term:
             return f"its votes since term {self.term}"
+        if 0 < self.written < other.written:
+            return f"{other.written - self.written} of {other.written} records that were on it"
         return ""
 
 
 def decode_position(text: str) -> DiskPosition | None:
     """The position in a handshake, or None if it cannot be compared."""
     parts = text.split(".")
-    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 21 for part in parts):
+    if len(parts) not in (3, 4) or not all(part.isdecimal() and len(part) < 21 for part in parts):
         return None
-    return DiskPosition(int(parts[0]), int(parts[1]), int(parts[2]))
+    return DiskPosition(*map(int, parts))
 
 
 def encode_report(wall_us: int, agreed_us: int, position: DiskPosition) -> bytes:
     clocks = (max(wall_us, 0), max(agreed_us, 0))
-    return _FRAME.pack(*clocks, position.term, position.index, position.records)
+    frame = _FRAME.pack(*clocks, position.term, position.index, position.records)
+    return frame + _WRITTEN.pack(position.written) if position.written else frame
 
 
 def decode_report(payload: bytes) -> tuple[int, int, DiskPosition]:
@@ -78,7 +91,9 @@ def decode_report(payload: bytes) -> tuple[int, int, DiskPosition]:
     if len(payload) < _FRAME.size:
         raise BadFrame(f"a position of {len(payload)} bytes, at least {_FRAME.size} are needed")
     wall_us, agreed_us, term, index, records = _FRAME.unpack_from(payload)
-    return wall_us, agreed_us, DiskPosition(term, index, records)
+    rest = payload[_FRAME.size : _FRAME.size + _WRITTEN.size]
+    written = _WRITTEN.unpack(rest)[0] if len(rest) == _WRITTEN.size else 0
+    return wall_us, agreed_us, DiskPosition(term, index, records, written)
 
 
 Known = Mapping[str, tuple[str, DiskPosition]]
