@@ -128,7 +128,8 @@ def sessions_expire_at_once() -> Iterator[None]:
     def expire(images: ReplicatedState, session: Session) -> bool:
         is_touched = session in images.touched
         is_there = settle(images, session)
-        if is_touched and session not in images.open and session.expiry_s < NEVER_EXPIRES:
+        is_away = is_touched and not images.open_sessions.has(session)
+        if is_away and session.expiry_s < NEVER_EXPIRES:
             return False
         return is_there
 
@@ -289,7 +290,8 @@ def the_home_partition_says_which_session_it_is() -> AbstractContextManager[obje
     """The epoch as far as this node has applied it."""
 
     def born(replicated: ReplicatedState, record: Record) -> int:
-        return replicated.born.get(record.client_id.decode(), record.producer_epoch)
+        session = replicated.state.sessions.get(record.client_id.decode())
+        return record.producer_epoch if session is None else session.life
 
     return patch.object(ReplicatedState, "life", born)
 

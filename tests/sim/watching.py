@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
 from holdfast.broker.session.message import Message
+from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import Inflight, Session, tag_of
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
@@ -121,11 +122,10 @@ def _view(images: ReplicatedState, key: str) -> dict[str, object]:
 
 def _session_view(images: ReplicatedState, session: Session) -> dict[str, object]:
     """Without the will: records of other partitions may have published it."""
-    client_id = session.client_id
     return {
         "epoch": session.epoch,
         "owner": session.owner,
-        "is open": session in images.open,
+        "is open": images.open_sessions.has(session),
         "expiry": session.expiry_s,
         "username": session.username,
         "disconnected": session.disconnected_us,
@@ -138,8 +138,8 @@ def _session_view(images: ReplicatedState, session: Session) -> dict[str, object
             for packet_id, each in session.inflight.items()
         ),
         "done": sorted(session.done or ()),
-        "maybe sent": client_id in images.maybe_sent,
-        "born": images.born.get(client_id),
+        "maybe sent": rarities_of(session).lacks_sent,
+        "born": session.life,
     }
 
 
@@ -296,7 +296,8 @@ class OwnersWatch:
 
     def _look_at(self, process: "Process", partition: int, orphaned: set[tuple[str, int]]) -> None:
         cluster_node = process.cluster_node
-        for session in process.images.open:
+        images = process.images
+        for session in filter(images.open_sessions.has, images.state.sessions.values()):
             if cluster_node.session_coordinator.home(session.client_id) != partition:
                 continue
             if not self._reaches(process, session.owner):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.inbound_ids import life_of
+from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo
@@ -46,6 +47,12 @@ class Bench:
         self.admission.start_leading(0, [])
         self.ticket = 0
         self.committed: list[Record] = []
+
+    def begin(self, life: int) -> None:
+        """The home partition says that the client's session began in this epoch."""
+        session = self.images.state.sessions.setdefault("c", Session("c"))
+        session.epoch = life
+        session.life = life
 
     def forward(
         self,
@@ -133,7 +140,7 @@ def test_a_released_id_is_free(committed: bool) -> None:
 def test_an_id_of_an_earlier_life_is_free(committed: bool) -> None:
     """This node has not applied the clean start, which is a record of another partition."""
     bench = Bench()
-    bench.images.born["c"] = 5
+    bench.begin(5)
     bench.forward(("old", QOS_2, 1), session_epoch=7, life=5)
     bench.forward(("old", QOS_2, 2), session_epoch=7, life=5)
     if committed:
@@ -155,7 +162,7 @@ def test_an_id_of_an_earlier_life_is_free(committed: bool) -> None:
 def test_an_older_node_does_not_write_the_life(committed: bool) -> None:
     """Then the home partition says it, as far as it is applied here."""
     bench = Bench()
-    bench.images.born["c"] = 7
+    bench.begin(7)
     bench.forward(("old", QOS_2, 1), session_epoch=7)
     if committed:
         bench.commit()
@@ -164,7 +171,7 @@ def test_an_older_node_does_not_write_the_life(committed: bool) -> None:
     # And an older one after it.
     bench.forward(("old", QOS_2, 1), session_epoch=9)
     assert bench.stored() == 1
-    bench.images.born["c"] = 10
+    bench.begin(10)
     # The record of a session that has ended since is sent again.
     bench.forward(("old", QOS_2, 1), session_epoch=7)
     assert bench.stored() == 1

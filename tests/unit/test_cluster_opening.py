@@ -10,6 +10,7 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.snapshot_entries import session_entry
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import Session, new_subscription
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.kept_subscriptions import checksum_of
@@ -293,12 +294,25 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     bench.opener.opened("n1", frame)
     assert there.state == OPENING
     images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 7}
-    images.trusted[CLIENT] = (0, 7)
+    rarities_of(images.state.sessions[CLIENT]).trusted = (0, 7)
     bench.pass_barrier()
     assert there.state == OPEN
     assert isinstance(there.session, Session)
     assert there.session.inbound == {4: 0, 5: 0}
     assert there.session.doubtful == {4}
+
+
+def test_a_second_reply_leaves_the_epoch_in_which_a_session_began() -> None:
+    """Otherwise a QoS 2 message of an epoch between the two is stored again."""
+    bench = Bench()
+    connection = bench.connect(expiry_s=0, clean_start=True)
+    bench.wait()
+    bench.wait()
+    bench.answer(1, 7)
+    session = connection.session
+    assert isinstance(session, Session)
+    bench.answer(1, 9)
+    assert (session.epoch, session.life) == (9, 7)
 
 
 def test_an_answer_of_a_home_that_leads_no_longer_opens_nothing() -> None:

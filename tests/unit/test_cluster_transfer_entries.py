@@ -183,16 +183,19 @@ def content(images: ReplicatedState) -> dict[str, object]:
         entry = images.entry(session)
         entry.subscriptions.sort()
         sessions[client_id] = entry
+    born = {client_id: session.life for client_id, session in state.sessions.items()}
     return {
         "sessions": sessions,
-        "open": sorted(session.client_id for session in images.open),
-        "born": dict(images.born),
+        "open": sorted(
+            each.client_id for each in state.sessions.values() if images.open_sessions.has(each)
+        ),
+        "born": born,
         "inbound": sorted(
             (client_id, place)
             for client_id, ids in images.inbound.items()
             for place in ids
             if images.inbound_at(client_id, *place)
-            >= images.born.get(client_id, max(0, ended_epoch(images, client_id)) + 1)
+            >= born.get(client_id, max(0, ended_epoch(images, client_id)) + 1)
         ),
         "groups": {key: images.groups.entry(key) for key in images.group_positions},
         "ended": [sorted(ended.items()) for ended in images.ended],

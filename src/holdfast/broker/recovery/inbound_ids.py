@@ -63,6 +63,10 @@ class SenderPacketIds:
         elif session is not None and not 0 < epoch < self._first_epochs.get(client_id, 0):
             self._hold(session, record.sequence, record.partition, record.offset)
 
+    def _begin_life(self, session: Session, epoch: int) -> None:
+        """Note the epoch in which a session began, or that of its snapshot."""
+        self._first_epochs[session.client_id] = epoch
+
     def _apply_early_ids(self, session: Session) -> None:
         """Give a session that was just opened the packet ids that were used since."""
         early = self._early_ids.pop(session.client_id, {})

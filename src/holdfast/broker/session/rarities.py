@@ -4,6 +4,8 @@ from typing import Final
 
 from holdfast.broker.session.cursor import Cursor
 
+NOT_TRUSTED: Final = (0, 0)
+"""`Rarities.trusted` of a session that was opened in no log that was put back."""
 FREED_BYTES: Final = 8192
 """A bit for each packet id, in sessions of a log that was put back, with QoS 2 to the client."""
 
@@ -38,6 +40,15 @@ class Rarities:
         self.owed: dict[str, OwedRetained] | None = None
         self.owed_changes: dict[str, OwedRetained] | None = None
         self.owed_inflight: set[tuple[int, int]] | None = None
+        # Of a cluster's replicated state only. `requests`: the newest numbers of nodes' requests
+        # that opened the session, that of its owner last. `trusted`: the newest generation of the
+        # log in which it was opened, unless that is 0, and the epoch of the first time. Packet ids
+        # of earlier epochs are doubtful.
+        self.requests: tuple[int, ...] = ()
+        self.trusted = NOT_TRUSTED
+        # Whether its node failed during or before the newest connection, so that the cursor may
+        # lack messages that the node had sent last.
+        self.lacks_sent = False
 
 
 class RareState(Cursor):
@@ -170,6 +181,11 @@ class RareState(Cursor):
         if rarities is None:
             rarities = self._rarities = Rarities()
         return rarities
+
+
+def rarities_of(session: RareState) -> Rarities:
+    """The rarities of a session, of which a module of the replicated state sets some."""
+    return session._rare()
 
 
 def frees_first(session: RareState, packet_id: int) -> bool:

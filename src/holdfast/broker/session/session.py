@@ -202,7 +202,7 @@ class Session(RareState):
         # begin with.
         self.subscribes_awaited: i32 = 0
         self.replays_awaited: i32 = 0
-        # In a cluster, on its owner: the epochs since the one of `life`. Otherwise -1.
+        # In a cluster: the epochs since the one of `life`; -1: that is not known.
         self._life_epochs: i32 = -1
 
         self.client_id = client_id
@@ -249,13 +249,19 @@ class Session(RareState):
 
     @property
     def life(self) -> int:
-        """In a cluster, on its owner: the epoch in which the session was new and empty. 0: it is
-        not known."""
+        """In a cluster: the epoch in which the session was new and empty; 0: it is not known."""
         return 0 if self._life_epochs < 0 else self.epoch - self._life_epochs
 
     @life.setter
     def life(self, value: int) -> None:
         self._life_epochs = self.epoch - value if value else -1
+
+    def renew(self, epoch: int) -> None:
+        """Give the session a later epoch. Its life stays: otherwise a QoS 2 message of an epoch
+        between would count as one of an earlier session, and be stored again."""
+        life = self.life
+        self.epoch = epoch
+        self.life = life
 
     @property
     def key(self) -> bytes:

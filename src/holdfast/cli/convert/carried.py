@@ -35,6 +35,7 @@ from holdfast.broker.recovery.snapshot_entries import (
     first_starts,
     snapshot_entries,
 )
+from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import NEVER_EXPIRES, SENT, Group, Inflight, Session
 from holdfast.broker.session.state import in_sending_order
 from holdfast.cluster.state.offset_ranges import FinishedOffsets
@@ -194,7 +195,12 @@ def _session(
 
 
 def _may_be_sent(recovery: Recovery, client_id: str) -> bool:
-    return isinstance(recovery, ReplicatedState) and client_id in recovery.maybe_sent
+    session = recovery.state.sessions.get(client_id)
+    return (
+        isinstance(recovery, ReplicatedState)
+        and session is not None
+        and rarities_of(session).lacks_sent
+    )
 
 
 def _inbound(recovery: Recovery, session: Session) -> dict[int, int]:

@@ -262,7 +262,7 @@ class SessionAcquisition:
                 return
         session = self._state.sessions.get(client_id)
         if session is not None and session.epoch < epoch:
-            session.epoch = epoch
+            session.renew(epoch)
             return
         if session is None:
             self.live.report_closed(client_id, epoch)
@@ -317,7 +317,7 @@ class SessionAcquisition:
             # when it replied.
             session.inbound = self._coordinator.inbound(asking.client_id) or None
             session.doubtful = self._coordinator.doubtful(asking.client_id)
-        session.epoch = epoch
+        session.renew(epoch)
         finish_open(self._state, asking.connection, session, answer.present, asking.opening)
 
     def _close_unused(self, asking: PendingOpen) -> None:

@@ -98,7 +98,7 @@ class Closings(Work):
         while done < steps and (self._rest or self._due):
             if self._rest:
                 session = self._rest.pop()
-                if open_sessions.has(session, node, home):
+                if session.owner == node and open_sessions.has(session):
                     self.close(session)
                     done += CLOSE_STEPS
                 else:

@@ -170,11 +170,10 @@ class SessionCoordinator:
         image = self._replicated.state.sessions.get(client_id)
         requests = self._replicated.requests(client_id)
         if request.number in requests:
-            epoch = 0 if image is None else image.epoch
+            epoch, life = (0, 0) if image is None else (image.epoch, image.life)
             is_newest = request.number == requests[-1]
             is_lost = image is None or image.owner != request.node or not is_newest
-            present = not is_lost and self._replicated.born[client_id] < epoch
-            self._opened(request, epoch, present, is_lost=is_lost)
+            self._opened(request, epoch, not is_lost and life < epoch, is_lost=is_lost)
             return True
         epoch = self.owners.unrecorded_epoch(client_id, request.number)
         if epoch >= 0 and not request.recorded:
@@ -286,7 +285,7 @@ class SessionCoordinator:
             self._closings.close(image)
             self._done(request)
         else:
-            self._opened(request, epoch, self._replicated.born[request.client_id] < epoch)
+            self._opened(request, epoch, image.life < epoch)
 
     def will_applied(self, record: Record) -> None:
         """Continues with the end or the opening of a session whose will is now in the log."""

@@ -105,7 +105,7 @@ class LiveSessions:
                 # this connection would close the session of the next one.
                 take_over(self._state, session)
             else:
-                session.epoch = max(session.epoch, image.epoch)
+                session.renew(max(session.epoch, image.epoch))
         elif record.sequence > session.epoch:
             self._lose(session, reasons.SESSION_TAKEN_OVER, "another connection has the session")
         elif record.sequence == session.epoch and session.recorded:

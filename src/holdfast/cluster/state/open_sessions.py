@@ -5,6 +5,8 @@ down then costs a walk over its own sessions. Without the index it costs one ove
 1,000,000 of them the event loop stops for longer than `suspect_s`.
 """
 
+from collections.abc import Iterable
+
 from holdfast.broker.session.session import Session
 from holdfast.storage.partition import partition_of
 
@@ -34,16 +36,16 @@ class OpenSessions:
             if not homes:
                 del self._of[session.owner]
 
-    def check(self, open_now: set[Session]) -> None:
-        """Raise `AssertionError` unless each open session is in the bucket of its owner."""
-        count = 0
+    def check(self, sessions: Iterable[Session]) -> None:
+        """Raise `AssertionError` unless the open ones of these sessions, which are all, are in the
+        buckets of their owners."""
+        count = sum(map(self.has, sessions))
         for owner, homes in self._of.items():
-            for sessions in homes.values():
-                count += len(sessions)
-                assert sessions, "an empty bucket"
-                assert sessions <= open_now, "a closed session is listed as open"
-                assert all(session.owner == owner for session in sessions), "another's session"
-        assert count == len(open_now), "an open session is in no bucket"
+            for bucket in homes.values():
+                count -= len(bucket)
+                assert bucket, "an empty bucket"
+                assert all(session.owner == owner for session in bucket), "another's session"
+        assert count == 0, "a session that has ended is open"
 
     def owners(self) -> list[str]:
         """Returns the nodes with open sessions."""
@@ -53,9 +55,10 @@ class OpenSessions:
         """Returns the home partitions of the open sessions of a node."""
         return list(self._of.get(owner, ()))
 
-    def has(self, session: Session, owner: str, home: int) -> bool:
-        """True if a session with this home partition is open and belongs to this node."""
-        return session in self._of.get(owner, {}).get(home, ())
+    def has(self, session: Session) -> bool:
+        """True if the session is open, and belongs to its owner therefore."""
+        home = partition_of(session.key, self._partitions)
+        return session in self._of.get(session.owner, {}).get(home, ())
 
     def of(self, owner: str, home: int) -> list[Session]:
         """Returns a copy of the open sessions of a node with one home partition."""

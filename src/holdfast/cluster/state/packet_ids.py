@@ -12,15 +12,14 @@ from typing import Final
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.inbound_ids import life_of
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.recovery.session_records import OpenRecord
+from holdfast.broker.session.rarities import NOT_TRUSTED, rarities_of
+from holdfast.broker.session.session import Session
 from holdfast.storage.record import Record
 
 NO_ID: Final = 0
 """A packet id that no packet has."""
 NO_EPOCH: Final = -1
 """An epoch that no session has."""
-NOT_TRUSTED: Final = (0, 0)
-"""The entry of `trusted` for a session of a log that was never put back."""
 
 
 class ReplicatedPacketIds(Recovery):
@@ -31,12 +30,9 @@ class ReplicatedPacketIds(Recovery):
         # Per client id: (partition, packet id) -> epoch of the session that sent it. With NO_ID:
         # the epoch of the newest session that sent or released an id in that partition.
         self.inbound: dict[str, dict[tuple[int, int], int]] = {}
-        # Per session: the epoch in which its present life began, with a clean start or without a
-        # session.
-        self.born: dict[str, int] = {}
-        # Per session: the newest generation of the log in which it was opened, unless that is 0,
-        # and the epoch of the first time. Packet ids of earlier epochs are doubtful.
-        self.trusted: dict[str, tuple[int, int]] = {}
+
+    def _begin_life(self, session: Session, epoch: int) -> None:
+        session.life = epoch
 
     def _note_inbound(self, record: Record) -> None:
         ids = self.inbound.setdefault(record.client_id.decode(), {})
@@ -68,7 +64,8 @@ class ReplicatedPacketIds(Recovery):
         be that of an earlier life.
         """
         epoch = record.producer_epoch
-        return life_of(record) or min(self.born.get(record.client_id.decode(), epoch), epoch)
+        session = self.state.sessions.get(record.client_id.decode())
+        return life_of(record) or (epoch if session is None else min(session.life, epoch))
 
     def inbound_at(self, client_id: str, partition: int, packet_id: int) -> int:
         """Returns the session epoch under which a QoS 2 message with this id is stored in the
@@ -102,22 +99,20 @@ class ReplicatedPacketIds(Recovery):
         does not know it yet, or is of an older version. Then all of them count as doubtful, which
         concerns only clients that repeat a message without DUP.
         """
-        known, first = self.trusted.get(client_id, NOT_TRUSTED)
+        session = self.state.sessions.get(client_id)
+        known, first = NOT_TRUSTED if session is None else rarities_of(session).trusted
         held = self._unreleased(client_id)
         return {each for each in held if known != generation or held[each][0] < first} or None
 
     def _unreleased(self, client_id: str) -> dict[int, tuple[int, int]]:
         """Returns packet id -> (epoch, partition) of the newest message with it."""
-        born = self.born.get(client_id, 0)
+        session = self.state.sessions.get(client_id)
+        born = 0 if session is None else session.life
         found: dict[int, tuple[int, int]] = {}
         for (partition, packet_id), epoch in self.inbound.get(client_id, {}).items():
             if epoch >= born and packet_id != NO_ID:
                 found[packet_id] = max((epoch, partition), found.get(packet_id, NOT_TRUSTED))
         return found
-
-    def _note_opened(self, change: OpenRecord, epoch: int) -> None:
-        if self.trusted.get(change.client, NOT_TRUSTED)[0] != change.generation:
-            self.trusted[change.client] = (change.generation, epoch)
 
     def _forget_inbound(self, client_id: str, epoch: int) -> None:
         """Removes the packet ids of an ended session, except those of a later session.

@@ -43,6 +43,7 @@ from holdfast.broker.recovery.snapshot_entries import (
     session_entry,
     snapshot_entries,
 )
+from holdfast.broker.session.rarities import NOT_TRUSTED, rarities_of
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
@@ -107,13 +108,8 @@ class ReplicatedState(ReplicatedPacketIds):
         super().__init__(state)
         self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
         self.open_sessions = OpenSessions(state.config.partitions)
-        # Per session: the newest requests that opened it, that of its owner last. `_old_requests`:
-        # those of ended sessions, as far as this process knows them.
-        self._requests: dict[str, list[int]] = {}
-        self._old_requests: OrderedDict[str, list[int]] = OrderedDict()
-        # Clients whose node failed during or before their newest connection. Their cursor may lack
-        # messages that the node had sent last.
-        self.maybe_sent: set[str] = set()
+        # The requests of ended sessions, as far as this process knows them.
+        self._old_requests: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         # Per partition of the record: the newest session epochs with a published will. The record
         # is in the partition of the will's topic, or in the client's home.
         self.fired: dict[int, ClientEpochs] = {}
@@ -207,24 +203,20 @@ class ReplicatedState(ReplicatedPacketIds):
 
     def _set_open(self, session: Session, owner: str) -> None:
         self.open_sessions.discard(session)
-        super()._set_open(session, owner)
+        session.owner = owner
         self.open_sessions.add(session)
 
     def _set_closed(self, session: Session) -> None:
         self.open_sessions.discard(session)
-        super()._set_closed(session)
 
     def _note_member(self, record: Record, change: MemberRecord | MembersRecord) -> None:
         self.group_members.apply(record, change)
 
-    def requests(self, client_id: str) -> list[int]:
+    def requests(self, client_id: str) -> tuple[int, ...]:
         """Returns the requests that opened the client's session, the newest last."""
-        return self._old_requests.get(client_id, []) + self._requests.get(client_id, [])
-
-    def _note_request(self, client_id: str, request: int) -> None:
-        known = self._requests.setdefault(client_id, [])
-        known.append(request)
-        del known[:-REQUESTS_MAX]
+        session = self.state.sessions.get(client_id)
+        requests = () if session is None else rarities_of(session).requests
+        return self._old_requests.get(client_id, ()) + requests
 
     def _note_will(self, record: Record) -> None:
         super()._note_will(record)
@@ -258,10 +250,6 @@ class ReplicatedState(ReplicatedPacketIds):
                 # The record is of an earlier leader that did not know the decision of its
                 # successor.
                 return
-            self._note_request(client_id, change.request)
-            if before is None or change.clean:
-                self.trusted.pop(client_id, None)
-            self._note_opened(change, epoch)
             self.note_epoch(home, epoch)
         self._note_sent(before, change, epoch)
         super()._change_session(change, timestamp_us, epoch)
@@ -276,27 +264,18 @@ class ReplicatedState(ReplicatedPacketIds):
             # and then the ended sessions are written. A recovery would ignore both openings, and c
             # would have no session.
             self.note_ended(client_id, epoch)
-        if after is before:
-            return
-        if before is not None:
-            self._note_ended_requests(client_id, 0 if after is None else 1)
+        if before is not None and after is not before:
+            old = self._old_requests.get(client_id, ()) + rarities_of(before).requests
+            self._old_requests[client_id] = old[-REQUESTS_MAX:]
+            if len(self._old_requests) > OLD_REQUESTS_MAX:
+                self._old_requests.popitem(last=False)
         if after is None:
-            self.born.pop(client_id, None)
-            self.trusted.pop(client_id, None)
             self._forget_inbound(client_id, epoch)
-        else:
-            self.born[client_id] = after.epoch
-
-    def _note_ended_requests(self, client_id: str, later: int) -> None:
-        """Separates the requests of an ended session from the newest `later` ones."""
-        requests = self.requests(client_id)
-        at = len(requests) - later
-        self._old_requests[client_id] = requests[:at][-REQUESTS_MAX:]
-        self._requests[client_id] = requests[at:]
-        if not later:
-            del self._requests[client_id]
-        if len(self._old_requests) > OLD_REQUESTS_MAX:
-            self._old_requests.popitem(last=False)
+        elif isinstance(change, OpenRecord):
+            rare = rarities_of(after)
+            rare.requests = (*rare.requests, change.request)[-REQUESTS_MAX:]
+            if rare.trusted[0] != change.generation:
+                rare.trusted = (change.generation, epoch)
 
     def _has_fired(self, session: Session) -> bool:
         will = session.will
@@ -304,10 +283,9 @@ class ReplicatedState(ReplicatedPacketIds):
 
     def check(self) -> None:
         """Raise `AssertionError` for an invariant that does not hold between two records."""
-        self.open_sessions.check(self.open)
+        self.open_sessions.check(self.state.sessions.values())
         self.groups.check()
         for client_id, session in self.state.sessions.items():
-            assert self.born.get(client_id, 0) <= session.epoch, "a life begins after its epoch"
             if client_id in self.state.queues:
                 continue
             assert session.epoch <= self.newest_epochs[self.home(client_id)], "an unknown epoch"
@@ -323,37 +301,29 @@ class ReplicatedState(ReplicatedPacketIds):
     def _note_sent(self, before: Session | None, change: SessionRecord, epoch: int) -> None:
         if before is None or epoch < before.epoch:
             return
-        client_id = before.client_id
-        if isinstance(change, EndRecord) or (isinstance(change, OpenRecord) and change.clean):
-            self.maybe_sent.discard(client_id)
-        elif isinstance(change, OpenRecord) and before.owner:
-            self.maybe_sent.add(client_id)
+        if isinstance(change, OpenRecord) and before.owner:
+            rarities_of(before).lacks_sent = True
         elif isinstance(change, CloseRecord) and not change.maybe_sent:
-            self.maybe_sent.discard(client_id)
+            rarities_of(before).lacks_sent = False
         elif isinstance(change, CloseRecord) and before.owner:
             # If the session has no owner, its node has closed it already, and knew more than the
             # coordinator that closes it in the node's place.
-            self.maybe_sent.add(client_id)
+            rarities_of(before).lacks_sent = True
 
     def _restore_session(self, entry: SessionEntry) -> Session:
         session = super()._restore_session(entry)
-        self.born[session.client_id] = session.epoch if entry.born is UNSET else entry.born
+        session.life = session.epoch if entry.born is UNSET else entry.born
         self.note_epoch(self.home(session.client_id), session.epoch)
-        self._requests[session.client_id] = [] if entry.requests is UNSET else list(entry.requests)
-        if entry.trusted is not UNSET:
-            self.trusted[session.client_id] = entry.trusted
-        if entry.may_be_sent:
-            self.maybe_sent.add(session.client_id)
+        rare = rarities_of(session)
+        rare.requests = () if entry.requests is UNSET else tuple(entry.requests)
+        rare.trusted = NOT_TRUSTED if entry.trusted is UNSET else entry.trusted
+        rare.lacks_sent = entry.may_be_sent
         return session
 
     def drop(self, session: Session) -> None:
         """Removes a session that will be loaded again from another node. It does not count as
         ended."""
         self._forget(session)
-        self.born.pop(session.client_id, None)
-        self.trusted.pop(session.client_id, None)
-        self._requests.pop(session.client_id, None)
-        self.maybe_sent.discard(session.client_id)
 
     def restore(self, entry: SessionEntry) -> Session:
         """Loads a session from another node. Raises ValueError or struct.error when its cursor is
@@ -415,17 +385,18 @@ class ReplicatedState(ReplicatedPacketIds):
             return True
         self.touched.discard(session)
         self._complete_session(session)
-        return session in self.open or self._rearm(session)
+        return self.open_sessions.has(session) or self._rearm(session)
 
     def entry(self, session: Session) -> SessionEntry:
         """Returns the session as a snapshot entry, without the packet ids of its own messages."""
         if session in self.touched:
             self._complete_session(session)
         entry = session_entry(self.state, session)
-        entry.born = self.born.get(session.client_id, session.epoch)
-        entry.requests = list(self._requests.get(session.client_id, ()))
-        entry.maybe_sent = session.client_id in self.maybe_sent
-        entry.trusted = self.trusted.get(session.client_id, UNSET)
+        rare = rarities_of(session)
+        entry.born = session.life or session.epoch
+        entry.requests = list(rare.requests)
+        entry.maybe_sent = rare.lacks_sent
+        entry.trusted = UNSET if rare.trusted == NOT_TRUSTED else rare.trusted
         return entry
 
     def snapshot(self) -> Iterator[tuple[int, bytes]]:
