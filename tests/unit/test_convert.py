@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from holdfast.cli.backup.new_directory import NewDirectory
-from holdfast.cli.convert.carried import CarriedState, carry
 from holdfast.cli.convert.command import report
-from holdfast.cli.convert.conversion import PARTIAL, USERS_FILE, ClusterPlan, convert
-from holdfast.cli.convert.definitions import Definitions
-from holdfast.cli.convert.source import ConversionError, Source, recover
+from holdfast.cli.convert.conversion import PARTIAL, USERS_FILE, convert
 from holdfast.cli.main import main
 from holdfast.cluster.metadata.commands import PutUsers
 from holdfast.cluster.metadata.model import USERS_BYTES_MAX
 from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import DynamicSecurityFile
+from holdfast.server.conversion.carried import CarriedState, carry
+from holdfast.server.conversion.conversion import ClusterPlan
+from holdfast.server.conversion.definitions import Definitions
+from holdfast.server.conversion.source import ConversionError, Source, recover
 from holdfast.storage.files.data_directory import (
     DataDirectoryError,
     create_or_open,

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 from holdfast.cli.backup.manifest import BackupError
-from holdfast.cli.convert.conversion import USERS_FILE, ClusterPlan, Conversion, convert
-from holdfast.cli.convert.source import ConversionError
+from holdfast.cli.convert.conversion import USERS_FILE, convert
 from holdfast.cli.text import count_text
 from holdfast.config.schema import Cluster
 from holdfast.numbers import whole_number
+from holdfast.server.conversion.conversion import ClusterPlan, Conversion
+from holdfast.server.conversion.source import ConversionError
 from holdfast.storage.files.data_directory import DataDirectoryError
 
 REPLICAS_MAX = 7

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.cli.convert.definitions import FIRST_EPOCH
+from holdfast.server.conversion.definitions import FIRST_EPOCH
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.storage.batch import Batch
 from holdfast.storage.files.filesystem import TemporaryFile

@@ -8,10 +8,10 @@ from typing import Final
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.cli.convert.carried import CarriedState, carry
-from holdfast.cli.convert.raft_metadata import DamagedRaft, read_metadata
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata
 from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.server.conversion.carried import CarriedState, carry
+from holdfast.server.conversion.raft_metadata import DamagedRaft, read_metadata
 from holdfast.server.disk.older_copy import APART
 from holdfast.server.disk.older_copy import MARK as OLDER_COPY
 from holdfast.server.disk.quarantine import MARK as BEGIN_ANEW

@@ -21,7 +21,7 @@ from holdfast.broker.recovery.session_records import (
 )
 from holdfast.broker.session.session import Inflight
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
-from holdfast.cli.convert.carried import CarriedGroup, CarriedSession, CarriedState, Place
+from holdfast.server.conversion.carried import CarriedGroup, CarriedSession, CarriedState, Place
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import CURSOR, SESSION, Record
 

@@ -1,0 +1,1 @@
+"""Data directories of a single broker as those of a cluster's node, and back."""
