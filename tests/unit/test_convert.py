@@ -20,17 +20,21 @@ from holdfast.cluster.metadata.model import USERS_BYTES_MAX
 from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import DynamicSecurityFile
+from holdfast.server.conversion.adoption import adopt
 from holdfast.server.conversion.carried import CarriedState, carry
-from holdfast.server.conversion.conversion import ClusterPlan
+from holdfast.server.conversion.conversion import MADE_AGAIN, ClusterPlan
 from holdfast.server.conversion.definitions import Definitions
 from holdfast.server.conversion.source import ConversionError, Source, recover
+from holdfast.server.disk.storage import StorageError
+from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import (
     DataDirectoryError,
     create_or_open,
+    lock_root,
     open_to_read,
 )
 from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.files.layout import BEFORE_ADOPTION, snapshot_name
 from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.record import CURSOR, MESSAGE
 from holdfast.testing import Broker
@@ -231,30 +235,38 @@ class Killed(BaseException):
     """The end of the process."""
 
 
+class Countdown:
+    """Ends the process at a change of the disk, once `left` of them remain."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stop()
+        for kind, names in (
+            (OsFileSystem, ("sync_folder", "rename", "open_write", "make_folder")),
+            (Path, ("rename", "rmdir", "mkdir")),
+        ):
+            for name in names:
+                monkeypatch.setattr(kind, name, self._counted(getattr(kind, name)))
+
+    def stop(self) -> None:
+        self.left = 10**9
+
+    def _counted(self, method: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+            return method(*args, **options)
+
+        return counted
+
+
 @pytest.mark.parametrize("is_mount", [False, True], ids=["folder", "mount point"])
 def test_a_kill_at_each_change_of_the_disk(
     lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mount: bool
 ) -> None:
     """The old directory is whole, and no node takes what is there of the new one."""
     before, target = digest(lived), tmp_path / "new"
-    left = 0
-
-    def count(method: Any) -> Any:
-        def counted(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-            return method(*args, **options)
-
-        return counted
-
-    for kind, names in (
-        (OsFileSystem, ("sync_folder", "rename", "open_write", "make_folder")),
-        (Path, ("rename", "rmdir", "mkdir")),
-    ):
-        for name in names:
-            monkeypatch.setattr(kind, name, count(getattr(kind, name)))
+    countdown = Countdown(monkeypatch)
     monkeypatch.setattr(Path, "is_mount", lambda path: is_mount and path == target)
     leave = NewDirectory.__exit__
 
@@ -265,15 +277,15 @@ def test_a_kill_at_each_change_of_the_disk(
     monkeypatch.setattr(NewDirectory, "__exit__", leave_or_die)
     kills = int(is_mount)
     while True:
-        left = 10**9
+        countdown.stop()
         if is_mount:
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
-        left = kills + 1
+        countdown.left = kills + 1
         try:
             convert(lived, target, PLAN)
         except Killed:
-            left = 10**9
+            countdown.stop()
         else:
             break
         assert digest(lived) == before
@@ -285,7 +297,7 @@ def test_a_kill_at_each_change_of_the_disk(
             with pytest.raises(DataDirectoryError):
                 create_or_open(target, "n1", 4, "now", "abc")
         kills += 2
-    left = 10**9
+    countdown.stop()
     assert kills > 20
     assert state_of(target).lasting() == state_of(lived).lasting()
 
@@ -421,3 +433,115 @@ def test_a_member_expires_before_the_conversion(
         assert [member.message().payload for _ in range(2)] == [b"0", b"2"]
         member.ping()
         assert not member.inbox
+
+
+def replaced(directory: Path) -> dict[str, str]:
+    """What an adoption makes again. The rest serves both kinds of nodes."""
+    return {
+        name: each for name, each in digest(directory).items() if name.split("/")[0] in MADE_AGAIN
+    }
+
+
+def adopt_copy(lived: Path, tmp_path: Path) -> Path:
+    """The directory of the broker in its place, adopted."""
+    data = tmp_path / "adopted"
+    shutil.copytree(lived, data)
+    adopt(data, "n1", 4)
+    return data
+
+
+def test_a_directory_is_adopted_in_its_place(lived: Path, tmp_path: Path) -> None:
+    data = adopt_copy(lived, tmp_path)
+    assert state_of(data).lasting() == state_of(lived).lasting()
+    assert messages(data) == messages(lived)
+    assert digest(data / BEFORE_ADOPTION) == replaced(lived)
+    assert digest(data)["audit-index"] == digest(lived)["audit-index"]
+    assert not list(data.glob("adopted*"))
+    before = digest(data)
+    adopt(data, "n1", 4)
+    assert digest(data) == before
+    # What is there from before is no part of a backup, and no part of another conversion.
+    convert(data, tmp_path / "single", None)
+    assert not (tmp_path / "single" / BEFORE_ADOPTION).exists()
+    assert main(["backup", str(data), str(tmp_path / "backup")]) == 0
+    assert not (tmp_path / "backup" / BEFORE_ADOPTION).exists()
+
+
+def test_a_cluster_of_one_serves_what_a_broker_left(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(lived, data)
+    monkeypatch.setenv(ONE, "1")
+    with Broker(data=data, settings=SETTINGS) as broker:
+        with wire.Wire(broker.port) as publisher:
+            assert publisher.connect("publisher", clean=False, expiry_s=60).session_present
+            publisher.send(wire.publish("a/half", b"half", 2, 999, dup=True))
+            assert publisher.expect(wire.PUBREC).reason == 0
+        with wire.Wire(broker.port) as banned:
+            assert banned.connect("intruder").reason == 0x8A
+        with wire.Wire(broker.port) as member:
+            assert member.connect("member", clean=False, expiry_s=60).session_present
+            seen = [member.message() for _ in range(8)]
+        assert len({(each.topic, each.payload) for each in seen}) == 8
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_a_kill_at_each_change_of_an_adoption(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parity: int
+) -> None:
+    """The next start adopts the directory, and no other program serves a part of it."""
+    state, countdown = state_of(lived).lasting(), Countdown(monkeypatch)
+    kills = parity
+    while True:
+        data = tmp_path / f"{kills}"
+        shutil.copytree(lived, data)
+        countdown.left = kills + 1
+        try:
+            adopt(data, "n1", 4)
+        except Killed:
+            countdown.stop()
+        else:
+            break
+        if not (data / "manifest.json").exists():
+            for incarnation in ("", "abc"):
+                with pytest.raises(DataDirectoryError, match="has no manifest"):
+                    create_or_open(data, "n1", 4, "now", incarnation)
+        adopt(data, "n1", 4)
+        assert digest(data / BEFORE_ADOPTION) == replaced(lived)
+        assert state_of(data).lasting() == state
+        shutil.rmtree(data)
+        kills += 2
+    assert kills > 40
+
+
+def test_an_adoption_is_refused(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(lived, data)
+
+    def refused(text: str, partitions: int = 4, node_id: str = "n1") -> None:
+        before = digest(data)
+        with pytest.raises(StorageError, match=text):
+            adopt(data, node_id, partitions)
+        assert digest(data) == before
+        assert not list(data.glob("adopted*"))
+
+    refused("log.partitions is 8", partitions=8)
+    refused("belongs to node 'n1'", node_id="n2")
+    with monkeypatch.context() as patch:
+        patch.setattr(OsFileSystem, "free_bytes", lambda files: 1000)
+        refused("has 1000 bytes free, and its adoption needs about")
+    lock = lock_root(data)
+    refused("is served by another process")
+    lock.release()
+    (data / BEFORE_ADOPTION).mkdir()
+    (data / BEFORE_ADOPTION / "file").touch()
+    refused("before-adoption is not empty")
+    shutil.rmtree(data / BEFORE_ADOPTION)
+    segment = next((data / "journal").glob("*.log"))
+    content = bytearray(segment.read_bytes())
+    content[60] ^= 1
+    segment.write_bytes(content)
+    refused("is damaged")

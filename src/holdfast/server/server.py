@@ -23,6 +23,7 @@ from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.http.server import reserve as reserve_admin
 from holdfast.server.cluster import ClusterMembership
+from holdfast.server.conversion.adoption import adopt
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
@@ -199,7 +200,13 @@ class Server:
 
     async def _serve_as_one(self) -> None:
         """Serve as a cluster of one node, which waits for no other."""
-        clustering = await self._join_cluster(of_one(self.config))
+        config = of_one(self.config)
+        root, node_id = Path(config.node.data), config.node.id
+        try:
+            await asyncio.to_thread(adopt, root, node_id, config.cluster.partitions)
+        except StorageError as error:
+            raise StartError(str(error)) from error
+        clustering = await self._join_cluster(config)
         ready = asyncio.ensure_future(clustering.wait_until_ready())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)

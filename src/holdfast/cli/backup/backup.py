@@ -47,7 +47,15 @@ from holdfast.cli.backup.manifest import (
 from holdfast.federation.sidecar.store.file import COPY, COPY_WANTED
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
-from holdfast.storage.files.layout import ASIDE, JOURNAL, LOCK, SNAPSHOTS, START, DataDirectory
+from holdfast.storage.files.layout import (
+    ASIDE,
+    BEFORE_ADOPTION,
+    JOURNAL,
+    LOCK,
+    SNAPSHOTS,
+    START,
+    DataDirectory,
+)
 from holdfast.storage.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 
@@ -307,7 +315,9 @@ def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
 def _names(source: Path) -> Iterator[str]:
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))
-        if path.is_file() and not name.endswith(TEMPORARY) and name not in LEFT_OUT:
+        is_former = name.startswith(f"{BEFORE_ADOPTION}/")
+        is_left_out = is_former or name.endswith(TEMPORARY) or name in LEFT_OUT
+        if path.is_file() and not is_left_out:
             yield name
 
 

@@ -26,7 +26,7 @@ from holdfast.server.conversion.conversion import (
 from holdfast.server.conversion.source import ConversionError, Source
 from holdfast.storage.files.data_directory import lock_root, open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
-from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.files.layout import BEFORE_ADOPTION, DataDirectory
 from holdfast.storage.journal.epoch_folders import EPOCHS, LEASE
 
 USERS_FILE: Final = "dynamic-security.json"
@@ -125,7 +125,7 @@ def _copy_others(source: Path, root: Path) -> None:
     copied = Copied(source, root)
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))
-        is_made_again = name.partition("/")[0] in (*MADE_AGAIN, LEASE, EPOCHS)
+        is_made_again = name.partition("/")[0] in (*MADE_AGAIN, LEASE, EPOCHS, BEFORE_ADOPTION)
         if is_made_again or name in LEFT_OUT or name.endswith(TEMPORARY) or not path.is_file():
             continue
         if name.endswith(".db"):

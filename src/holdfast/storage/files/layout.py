@@ -51,6 +51,8 @@ JOURNAL: Final = "journal"
 SNAPSHOTS: Final = "snapshots"
 QUARANTINE: Final = "quarantine"
 ASIDE: Final = "damaged"
+BEFORE_ADOPTION: Final = "before-adoption"
+"""The former content of a directory that a cluster of one has adopted."""
 START: Final = "journal/start.json"
 GENERATION_BITS: Final = 52
 """The length of a generation: programs that read JSON numbers as floats keep all of it."""
