@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -61,6 +62,10 @@ MADE_UP: Final = {
 Result = TypeVar("Result")
 
 
+def _link(peer: bytes) -> str:
+    return f"the link with {peer.hex()}"
+
+
 class FederatorError(Exception):
     """The federator cannot start or continue. The text says what to do."""
 
@@ -92,9 +97,12 @@ class Federator:
         """The credentials for other members, once loaded. A reload renews them."""
         self._managing: NeighbourSources | None = None
         self._publications = Publications(
-            lambda message: self._call(lambda member, now: member.local_publish(message, now)),
+            lambda message: self._call(
+                "a publication", lambda member, now: member.local_publish(message, now)
+            ),
             waits=settings.when_full == "wait",
             refuse=self._refuse,
+            has_failed=lambda: self._has_failed,
         )
         self._deliveries = Deliveries(edge, self._passed, self.counters.dropped)
         self.disputed = 0
@@ -208,9 +216,11 @@ class Federator:
             disputed=self.disputed,
         )
         if isinstance(self._edge, RetainingEdge):
-            self._retention = RetainedSync(self._edge, self.store, kept.retained, self._input)
+            call = partial(self._call, "a retained message")
+            self._retention = RetainedSync(self._edge, self.store, kept.retained, call)
         self._stored = None
-        self._noticing = InterestPersister(self._member, self.store, self._set_wanted_filters)
+        attempt = partial(self._attempt, "its memory of other members")
+        self._noticing = InterestPersister(attempt, self.store, self._set_wanted_filters)
         self._publications.connect(self._member, self.store)
         logger.info(
             "federation_member name=%r node=%s epoch=%d custody=%d",
@@ -225,7 +235,7 @@ class Federator:
             self._retention.start()
             if self._deliveries.is_up:
                 self._retention.up()
-        self._call(lambda member, now: None)
+        self._call("the start", lambda member, now: None)
 
     async def stop(self) -> None:
         """Stop the process part. The member remains: messages for it wait at their origins."""
@@ -251,7 +261,7 @@ class Federator:
 
     async def leave(self) -> None:
         """Leave the federation for good and stop. Other members drop the messages for this one."""
-        self._call(lambda member, now: member.leave(now))
+        self._call("leaving", lambda member, now: member.leave(now))
         if self._managing is not None:
             await self._managing.leave()
         await self.stop()
@@ -302,7 +312,7 @@ class Federator:
             self._interest_before_start.update(added)
             self._interest_before_start.subtract(removed)
         else:
-            self._call(lambda member, now: member.local_interest(added, removed, now))
+            self._call("interest", lambda member, now: member.local_interest(added, removed, now))
 
     def retained_removed(self, removals: Mapping[str, int]) -> None:
         # Before the member exists no report is needed: `up` reads everything that is retained.
@@ -325,42 +335,37 @@ class Federator:
     # LinksOwner
 
     def link_up(self, peer: bytes) -> None:
-        self._call(lambda member, now: member.link_up(peer, now, link_policy(self.settings)))
+        policy = link_policy(self.settings)
+        self._call(_link(peer), lambda member, now: member.link_up(peer, now, policy))
 
     def link_down(self, peer: bytes) -> None:
-        self._call(lambda member, now: member.link_down(peer, now))
+        self._call(_link(peer), lambda member, now: member.link_down(peer, now))
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None:
-        self._call(lambda member, now: member.link_busy(peer, is_busy))
+        self._call(_link(peer), lambda member, now: member.link_busy(peer, is_busy))
 
     def link_frame(self, peer: bytes, data: bytes) -> None:
         # Malformed frames are rejected by the member itself.
-        self._attempt(f"a frame of {peer.hex()}", lambda member, now: member.frame(peer, data, now))
-
-    def _attempt(self, what: str, input: Callable[[FederationMember, float], None]) -> None:
-        """Apply an input. After an error the state of the member may be wrong, so it ends and is
-        rebuilt from the store. The broker around it keeps running."""
-        try:
-            self._call(input)
-        except Exception as error:
-            logger.critical("federation_input_failed input=%r", what, exc_info=error)
-            self._fail(f"{what} made this member fail: {error!r}")
+        self._call(f"a frame of {peer.hex()}", lambda member, now: member.frame(peer, data, now))
 
     def link_stirred(self, peer: bytes) -> None:
-        if peer in self.member.links:
-            self.member.links.note_received(peer, self._now())
+        def note(member: FederationMember, now: float) -> None:
+            if peer in member.links:
+                member.links.note_received(peer, now)
+
+        self._call(_link(peer), note)
 
     def found(self, address: str, peer: bytes) -> None:
         assert self._managing is not None
         self._managing.found(address, peer)
 
     def set_desired(self, links: dict[bytes, str]) -> None:
-        self._call(lambda member, now: member.desired_topology(links, now))
+        self._call("the topology", lambda member, now: member.desired_topology(links, now))
 
     # StoreOwner
 
     def on_stored(self, ids: list[MessageId]) -> None:
-        self._attempt("a store", lambda member, now: member.all_stored(ids, now))
+        self._call("a store", lambda member, now: member.all_stored(ids, now))
         for id in ids:
             if not self._has_failed:
                 self._publications.confirm(id)
@@ -377,35 +382,49 @@ class Federator:
 
     # Effects of the member
 
-    def _input(self, input: Callable[[FederationMember, float], None]) -> None:
-        self._call(input)
-
     def _now(self) -> float:
         return self._clock()
 
-    def _call(self, input: Callable[[FederationMember, float], Result]) -> Result:
-        """Apply an input to the member and carry out its effects. A call from within an effect only
-        queues its own effects. They follow those already queued, so effects are carried out in the
-        order in which the member produced them."""
-        member = self.member
-        result = input(member, self._now())
-        effects = member.take_effects()
+    def _call(self, what: str, input: Callable[[FederationMember, float], Result]) -> Result | None:
+        """Apply an input to the member, carry out its effects, and return its result."""
+        result = self._attempt(what, input)
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return result
+
+    def _attempt(
+        self, what: str, work: Callable[[FederationMember, float], Result]
+    ) -> Result | None:
+        """Work with the member and carry out its effects. Returns None if it has failed.
+
+        After an error the state of the member may be wrong, so it ends and is rebuilt from the
+        store. The broker around it keeps running. Nothing works with a failed member: it may
+        conclude that a message can be deleted.
+        """
         if self._has_failed:
-            # What it concludes now may be wrong, above all that a message can be deleted.
-            return result
-        self._effects.extend(effects)
+            return None
+        try:
+            result = work(self.member, self._now())
+            self._carry_out_effects()
+        except Exception as error:
+            logger.critical("federation_input_failed input=%r", what, exc_info=error)
+            self._fail(f"{what} made this member fail: {error!r}")
+            return None
+        return result
+
+    def _carry_out_effects(self) -> None:
+        """Carry out effects in the order in which the member produced them. A call from within an
+        effect only queues its own effects, behind those already queued."""
+        self._effects.extend(self.member.take_effects())
         if self._is_carrying_out:
-            return result
+            return
         self._is_carrying_out = True
         try:
             while self._effects:
                 self._carry_out(self._effects.popleft())
         finally:
             self._is_carrying_out = False
-        if not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        return result
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Send):
@@ -457,17 +476,17 @@ class Federator:
     def _flush(self) -> None:
         """Do the deferred work once for all inputs of a turn of the loop."""
         self._is_flush_scheduled = False
-        if self._is_stopped or self._has_failed:
-            return
-        self._arm()
+        if not self._is_stopped:
+            self._attempt("the end of a turn", self._finish_turn)
+
+    def _finish_turn(self, member: FederationMember, now: float) -> None:
+        self._arm(member.timer(now))
         if self._noticing is not None:
-            self._noticing.on_input()
+            self._noticing.on_input(member)
         self._publications.release()
 
-    def _arm(self) -> None:
+    def _arm(self, at: float) -> None:
         loop = asyncio.get_running_loop()
-        member = self.member
-        at = member.timer(loop.time())
         if at != float("inf") and (self._timer is None or at < self._timer_at):
             if self._timer is not None:
                 self._timer.cancel()
@@ -476,7 +495,7 @@ class Federator:
 
     def _ring(self) -> None:
         self._timer = None
-        self._attempt("a timer", lambda member, now: member.handle_timers(now))
+        self._call("a timer", lambda member, now: member.handle_timers(now))
         for reason, text in MADE_UP.items():
             count = self.member.counts[reason]
             if count > self._forged[reason]:

@@ -18,6 +18,9 @@ REST: Final = 20.0
 With many members and filters, changes are gathered for longer.
 """
 
+Attempt = Callable[[Callable[[FederationMember, float], None]], None]
+"""Works with the member, unless it has failed."""
+
 
 class InterestPersister:
     """Writes the member's memory to the store and reports changed filters to the edge.
@@ -28,9 +31,9 @@ class InterestPersister:
     """
 
     def __init__(
-        self, member: FederationMember, store: MemberStore, want: Callable[[frozenset[str]], None]
+        self, attempt: Attempt, store: MemberStore, want: Callable[[frozenset[str]], None]
     ) -> None:
-        self._member = member
+        self._attempt = attempt
         self._store = store
         self._want = want
         self._is_stopped = False
@@ -42,16 +45,19 @@ class InterestPersister:
         self._wanted: frozenset[str] = frozenset()
         self._remembered_digest = b""
 
-    def on_input(self) -> None:
+    def on_input(self, member: FederationMember) -> None:
         """Schedule the work that is due. The federator calls this after any input of the member."""
-        member = self._member
         if self._is_stopped:
             return
         loop = asyncio.get_running_loop()
         if self._want_timer is None and member.remote_version != self._wanted_version:
-            self._want_timer = loop.call_later(self._want_delay_s, self._report_wanted)
+            self._want_timer = loop.call_later(
+                self._want_delay_s, self._attempt, self._report_wanted
+            )
         if self._memory_timer is None and member.database.digest != self._remembered_digest:
-            self._memory_timer = loop.call_later(self._memory_delay_s, self._remember)
+            self._memory_timer = loop.call_later(
+                self._memory_delay_s, self._attempt, self._remember
+            )
 
     def stop(self) -> None:
         """Stop, and give the store the final state."""
@@ -59,17 +65,17 @@ class InterestPersister:
         for timer in (self._want_timer, self._memory_timer):
             if timer is not None:
                 timer.cancel()
-        self._store.remember(self._memory())
+        self._attempt(self._write)
 
-    def _report_wanted(self) -> None:
+    def _report_wanted(self, member: FederationMember, now: float) -> None:
         self._want_timer = None
-        self._wanted_version = self._member.remote_version
+        self._wanted_version = member.remote_version
         begin = time.monotonic()
-        wanted = self._member.remote_filters()
+        wanted = member.remote_filters()
         if wanted != self._wanted:
             self._wanted = wanted
             # Messages that the edge hands over for these filters must find them after any restart.
-            self._store.remember(self._memory())
+            self._write(member, now)
             self._store.when_written(lambda: self._pass_on(wanted))
         self._want_delay_s = max(WANT_DELAY_S, REST * (time.monotonic() - begin))
 
@@ -77,12 +83,12 @@ class InterestPersister:
         if not self._is_stopped:
             self._want(wanted)
 
-    def _remember(self) -> None:
+    def _remember(self, member: FederationMember, now: float) -> None:
         self._memory_timer = None
-        self._remembered_digest = self._member.database.digest
+        self._remembered_digest = member.database.digest
         begin = time.monotonic()
-        self._store.remember(self._memory())
+        self._write(member, now)
         self._memory_delay_s = max(MEMORY_DELAY_S, REST * (time.monotonic() - begin))
 
-    def _memory(self) -> list[bytes]:
-        return self._member.memory(asyncio.get_running_loop().time(), time.time())
+    def _write(self, member: FederationMember, now: float) -> None:
+        self._store.remember(member.memory(now, time.time()))

@@ -27,13 +27,21 @@ Publish = Callable[[Message], MessageId | None]
 class Publications:
     """Hands messages to the member, in order, and confirms them to the edge."""
 
-    def __init__(self, publish: Publish, waits: bool, refuse: Callable[[str, str], None]) -> None:
-        """`refuse`: receives a reason to count and a text to log when a message is discarded."""
+    def __init__(
+        self,
+        publish: Publish,
+        waits: bool,
+        refuse: Callable[[str, str], None],
+        has_failed: Callable[[], bool],
+    ) -> None:
+        """`refuse`: receives a reason to count and a text to log when a message is discarded.
+        `has_failed`: tells that the member has failed, so that nothing is confirmed any more."""
         self.published = 0
         self.unwanted = 0
         self._publish = publish
         self._waits = waits
         self._refuse = refuse
+        self._has_failed = has_failed
         self._member: FederationMember | None = None
         self._store: MemberStore | None = None
         # Given to the member and not durable yet; then those not given to it yet.
@@ -86,6 +94,8 @@ class Publications:
 
     def _publish_now(self, message: Message, done: Callable[[], None]) -> None:
         id = self._publish(message)
+        if self._has_failed():
+            return
         if message.is_retained and message.qos:
             assert self._store is not None
             # The retained version is stored even if no member wants the message.
