@@ -29,7 +29,7 @@ from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscrip
 from holdfast.broker.effects import DrainOlder
 from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, encode_session
-from holdfast.broker.recovery.state_records import append_state, log_progress, note_progress
+from holdfast.broker.recovery.state_records import append_state, log_session, note_progress
 from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState, Work
@@ -159,7 +159,7 @@ def _detach(
     _release_cursor(state, session)
     if not state.cluster.is_single:
         # The leader of the session's home partition publishes its will, and ends it on expiry 0.
-        log_progress(state)
+        log_session(state, session)
         if session.expiry_s > 0 or session.will is not None:
             log_close(state, session, maybe_sent=session.maybe_sent is not None)
         elif session.recorded:

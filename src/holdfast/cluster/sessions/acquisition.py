@@ -116,6 +116,9 @@ class SessionAcquisition:
             # user is therefore not refused here and keeps its turn.
             if earlier.connection.username in (None, connection.username):
                 self._supersede(earlier)
+        if self._context.is_alone:
+            # No client can have connected elsewhere.
+            self._send_request(asking)
 
     def _supersede(self, asking: PendingOpen) -> None:
         """Refuses the older CONNECT because the client has connected again. [MQTT-3.1.4-3]"""

@@ -3,7 +3,6 @@
 from collections.abc import Container
 
 from holdfast.broker.connections.close import close_connection, drop_session, take_over
-from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.kept_subscriptions import checksum_of
@@ -37,10 +36,8 @@ class LiveSessions:
         return None if session is None or session.connection is None else session
 
     def detached(self, session: Session) -> None:
-        """Releases the session of a closed connection. Its progress is in the log or queued for
-        it."""
+        """Releases the session of a closed connection. Its progress is queued for the log."""
         if self._state.sessions.get(session.client_id) is session:
-            log_progress(self._state)
             drop_session(self._state, session)
         self.report_closed(session.client_id, session.epoch)
 
