@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.cluster.metadata.store import MetaStore
 from holdfast.server.disk import older_copy
 from tests.sim.checks import Checks
 from tests.sim.disk import SimDisk
@@ -44,7 +45,10 @@ class Story:
 
     def _not_whole(self) -> str:
         metadata = self.world.newest_metadata()
-        if metadata is None or len(metadata.voters) < 3:
+        hosts = len(self.world.hosts)
+        if metadata is None or len(metadata.nodes) < hosts:
+            return "not all have joined"
+        if len(metadata.voters) < (hosts - 1) // 2 * 2 + 1:
             return "not all vote"
         return self.world._not_ready()
 
@@ -67,6 +71,20 @@ class Story:
                 self.host(name).disk = self.copies.pop(name)
             self.host(name).start()
             self.run(gap_s)
+
+    def leave(self, *names: str) -> None:
+        """Stop nodes in good order, at the same time."""
+        for name in names:
+            process = self.host(name).process
+            assert process is not None
+            process.leave()
+        self.run(LATER_S)
+        self.stop(*names)
+
+    def meta(self, name: str) -> MetaStore:
+        process = self.host(name).process
+        assert process is not None
+        return process.cluster_node.meta
 
     def is_apart(self, name: str) -> bool:
         process = self.host(name).process
@@ -103,12 +121,7 @@ def test_two_copies_both_wait_for_the_one_that_runs(
     assert [story.host(name).incarnations for name in order] == before
     # An operator stops all of them: nobody remembers then, and n1 has everything. The copies still
     # stand apart, until the operator accepts one of them.
-    for name in ("n1", *order):
-        process = story.host(name).process
-        assert process is not None
-        process.leave()
-    story.run(LATER_S)
-    story.stop(*order)
+    story.leave("n1", *order)
     story.come("n1", order[0])
     story.run(LATER_S)
     assert story.is_apart(order[0])
@@ -120,6 +133,87 @@ def test_two_copies_both_wait_for_the_one_that_runs(
         story.run(LATER_S)
         story.come(order[1])
         story.check()
+
+
+PAIR = replace(SETTINGS, nodes=2, replication_factor=2, min_insync=1)
+
+
+def accepted_voter(seed: int, given_up: tuple[str, ...] = ()) -> Story:
+    """Of two nodes the only voter, n1, is put back. n2 has entries that it lacks. Both are stopped,
+    and an operator accepts the copy."""
+    story = Story(seed, ("n1",), PAIR)
+    story.stop("n1")
+    _, end = story.meta("n2").durable
+    story.come("n1")
+    story.run(LATER_S)
+    assert story.is_apart("n1")
+    # It was told before it decided anything: another entry in the place of one that n2 has would
+    # make two histories.
+    term, copied = story.meta("n1").log_end
+    assert (term, copied) < story.meta("n2").log_end
+    assert copied < end
+    story.leave("n1", "n2")
+    assert older_copy.accept(story.host("n1").disk, Path(), 7, given_up)
+    return story
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("order", [("n1", "n2"), ("n2", "n1")])
+@pytest.mark.parametrize("gap_s", [0.0, LATER_S])
+def test_an_accepted_only_voter_takes_the_log_of_the_other(
+    seed: int, order: tuple[str, str], gap_s: float
+) -> None:
+    """n2 does not vote. It leads until the voter has its entries."""
+    story = accepted_voter(seed)
+    with patch.object(Checks, "noted", lambda *_: None):
+        # n2 takes over the partitions of which it has more, and says so.
+        story.come(*order, gap_s=gap_s)
+        story.run(LATER_S)
+        story.check()
+    assert story.meta("n1").is_leader
+    assert not any(story.meta(name).diverged for name in story.world.hosts)
+    assert older_copy.nodes_given_up(story.host("n1").disk) is None
+
+
+def test_an_accepted_only_voter_waits_for_every_node_that_is_not_given_up() -> None:
+    story = accepted_voter(1)
+    story.come("n1")
+    story.run(2 * FAR_S)
+    process = story.host("n1").process
+    assert process is not None
+    assert process.cluster_node.attendance.missing(process.state.now) == ["n2"]
+    assert not process.is_ready
+
+
+def test_an_accepted_only_voter_goes_on_without_a_node_that_is_given_up() -> None:
+    story = accepted_voter(1, ("n2",))
+    # Other records take the place of those that only n2 has.
+    with patch.object(Checks, "fail", lambda *_: None):
+        story.come("n1")
+        story.run(LATER_S)
+    assert story.meta("n1").is_leader
+
+
+def test_the_only_voter_waits_at_its_start_for_a_node_that_was_up() -> None:
+    """Both lose power, and n2 does not come back. Only n2 could report that the disk of n1 is an
+    older copy."""
+    story = Story(1, settings=PAIR)
+    story.stop("n1", "n2", power=True)
+    story.come("n1")
+    story.run(50.0)
+    assert not story.meta("n1").is_leader
+    story.run(15.0)
+    assert story.meta("n1").is_leader
+
+
+def test_the_only_voter_waits_for_no_node_that_is_down() -> None:
+    story = Story(1, settings=PAIR)
+    story.stop("n2", power=True)
+    story.run(LATER_S)
+    story.stop("n1")
+    story.come("n1")
+    story.run(3.0)
+    assert story.meta("n1").is_leader
 
 
 def test_tickets_of_a_disk_that_was_put_back_are_others() -> None:

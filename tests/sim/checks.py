@@ -350,7 +350,8 @@ class Checks:
             metadata = process.cluster_node.context.metadata
             if metadata is None:
                 return f"{host.name} has no metadata"
-            if len(metadata.voters) < len(world.hosts):
+            # An even number of voters tolerates no more failures.
+            if len(metadata.voters) < (len(world.hosts) - 1) // 2 * 2 + 1:
                 return f"by {host.name} only {metadata.voters} vote"
             if host.is_witness:
                 continue

@@ -9,6 +9,7 @@ from holdfast.broker.cluster_port import RECORD_FEATURES
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
+from holdfast.cluster import attendance
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import NodeInfo
@@ -84,7 +85,9 @@ class Cores:
             f"{host.name}:1",
             f"{host.name}:2",
             "",
-            ",".join((disk_position.FEATURE, *RECORD_FEATURES, releases.FEATURE)),
+            ",".join(
+                (disk_position.FEATURE, *RECORD_FEATURES, releases.FEATURE, attendance.FEATURE)
+            ),
         )
         self.cluster_node: ClusterNode = ClusterNode(
             self.node,
@@ -101,6 +104,9 @@ class Cores:
             self.state.now,
             lacking=self.storage.lacking(),
         )
+        given_up = older_copy.nodes_given_up(host.disk)
+        if given_up is not None:
+            self.cluster_node.attendance.recover(given_up)
         if settings.slice_steps:
             self.state.steps_per_turn = self.state.steps_at_once = settings.slice_steps
             self.cluster_node.applier.records_per_turn = settings.slice_steps

@@ -397,7 +397,7 @@ def _can_do_without(other: "Host", host: "Host", claim: str) -> bool:
     process, its = host.process, other.process
     if process is None or its is None:
         return False
-    wanted, found = process.cluster_node.meta.durable_end, its.cluster_node.meta.durable
+    meta, found = process.cluster_node.meta, its.cluster_node.meta.durable
     known = its.cluster_node.disk_memory.positions
-    has_all = found[0] >= wanted[0] and found[1] >= wanted[1]
+    has_all = found[0] >= meta.durable[0] and found[1] >= meta.log_end[1]
     return has_all and bool(find_loss(known, host.name, process.cores.incarnation, claim))

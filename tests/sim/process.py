@@ -189,6 +189,9 @@ class Process(EventLoop):
     def stand_apart(self, text: str) -> None:
         older_copy.stand_apart(self.host.disk, text)
 
+    def recovered(self) -> None:
+        older_copy.recovered(self.host.disk)
+
     def begin_anew(self) -> None:
         if self.host.take_new_incarnation():
             self.leave()

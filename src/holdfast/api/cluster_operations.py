@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -83,6 +83,8 @@ class ClusterFigures:
     """The effect that a stop of this node would have."""
     unsure_s: float = 0.0
     """The seconds for which the node has been unable to begin recorded sessions."""
+    awaited: Sequence[str] = ()
+    """The nodes that this one must meet after its start before it decides anything."""
 
 
 class Departure:
@@ -254,6 +256,7 @@ class ClusterOperations:
             status.lacks_voters(metadata),
             status.stop_effect(metadata, cluster_node.health(now), node, self.departure.awaited),
             cluster_node.ownership.unsure_s(),
+            cluster_node.attendance.missing(now),
         )
 
     def replicated_sessions(self) -> list[Session]:

@@ -76,6 +76,9 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
     if figures.is_removed:
         text = "the node was removed from the cluster: stop it"
         found.append(Obstacle("removed", text))
+    if figures.awaited:
+        text = f"the node decides nothing before it is connected to {', '.join(figures.awaited)}"
+        found.append(Obstacle("awaits_nodes", text, is_expected=True))
     if not figures.has_majority:
         text = "the node reaches no majority of the cluster: nothing is acknowledged"
         found.append(Obstacle("no_majority", text))

@@ -21,6 +21,9 @@ PROPOSAL_RESULT: Final = 13
 POSITION: Final = 14
 """The sender's wall clock and the position of its disk, with each heartbeat
 (`partitions.disk_position`). Only nodes that announce the feature receive it."""
+LOG_END: Final = 15
+"""The sender's Raft term, the end of its metadata log and its members, once a link. Only nodes that
+announce the feature receive it (`attendance`)."""
 
 REPLICATE: Final = 20
 """Batches, from the leader of a partition to a follower."""

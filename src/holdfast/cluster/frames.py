@@ -13,6 +13,16 @@ from holdfast.cluster.frame_kinds import decode_json
 FrameT = TypeVar("FrameT", bound=Struct)
 
 
+class LogEndFrame(Struct, frozen=True):
+    """LOG_END: the end of the sender's metadata log, as it is on its disk."""
+
+    term: int
+    end: tuple[int, int]
+    """The term and index of the last entry."""
+    members: list[str]
+    """The ids of the nodes by that log."""
+
+
 class OpenFrame(Struct, omit_defaults=True):
     """SESSION_OPEN: the request of a node for a session."""
 
@@ -85,6 +95,7 @@ class ImageRequest(Struct, omit_defaults=True):
 
 
 encode_frame: Final = json.Encoder().encode
+LOG_END: Final = json.Decoder(LogEndFrame)
 OPEN: Final = json.Decoder(OpenFrame)
 OPENED: Final = json.Decoder(OpenedFrame)
 CLOSE: Final = json.Decoder(CloseFrame)

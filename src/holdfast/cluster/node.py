@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.alone import Alone
+from holdfast.cluster.attendance import Attendance
 from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
@@ -40,6 +41,15 @@ class ClusterNode(Parts):
         self.proposer = MetadataProposer(self)
         self.leadership = LeadershipChanges(self)
         self.positions = PositionReports(self)
+        self.attendance = Attendance(
+            self.state,
+            self.context,
+            self.meta,
+            self.presence.incarnation,
+            self.config.detector.first_contact_s,
+            self.config.start_alone_after_s,
+            now,
+        )
         self.alone = Alone(self)
         self.effects = PartEffects(self, self.proposer, self.leadership, self.positions, self.alone)
         # A read of the metadata as of the start. Once it is passed, everything committed before the
@@ -82,6 +92,7 @@ class ClusterNode(Parts):
         self._drop_frames(node)
         self.context.connected.add(node)
         self.positions.connected(node, presence, now)
+        self.attendance.connected(node)
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
@@ -99,6 +110,7 @@ class ClusterNode(Parts):
         self._drop_frames(node)
         self.context.connected.discard(node)
         self.positions.disconnected(node)
+        self.attendance.disconnected(node)
         self.proposer.disconnected(node)
         self.detector.closed(node, False, now)
         self.replication.handle_disconnected(node, now)
@@ -117,6 +129,7 @@ class ClusterNode(Parts):
         """Handles a refused connection: nothing listens at the address of `node`. A crash is then
         seen without waiting for `suspect_s`."""
         self.detector.closed(node, True, now)
+        self.attendance.refused(node)
         self.meta.leader_down(node, now)
         self.effects.run()
 
@@ -133,6 +146,9 @@ class ClusterNode(Parts):
         self.detector.note_frame(node, now)
         if kind == kinds.POSITION:
             self.positions.handle(node, payload, now)
+            return
+        if kind == kinds.LOG_END:
+            self.attendance.handle(node, payload)
             return
         if kinds.REPLICATE <= kind <= kinds.COMMIT:
             self.replication.handle_frame(node, kind, payload, now)
@@ -272,6 +288,8 @@ class ClusterNode(Parts):
         The order matters. The barriers advance before sessions begin, and the frames of forwarding
         are built last, so that they contain what the steps before have appended.
         """
+        if self.attendance.is_held or self.attendance.is_recovering:
+            self.attendance.step(now)
         if not self.transfer.is_whole or self.transfer.released:
             self._step_transfer(now)
         self.space.advance()

@@ -92,11 +92,9 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The PEM file of signers. A peer must present a certificate that one of these has signed, with
     its node id as common name or DNS name."""
     replication_factor: Annotated[int, Meta(ge=1, le=7)] = 3
-    """The number of nodes that store a partition and count for its commits. Read at the creation
-    only."""
+    """The nodes that store a partition and count for its commits. Read at the creation only."""
     min_insync: Annotated[int, Meta(ge=1, le=7)] = 2
-    """The number of replicas in sync below which QoS 1 and 2 publishes are refused. Read at the
-    creation only."""
+    """The replicas in sync below which QoS 1 and 2 are refused. Read at the creation only."""
     partitions: Annotated[int, Meta(ge=1, le=4096)] = 64
     """The number of partitions, in place of `log.partitions`. Read at the creation only."""
     heartbeat_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
@@ -108,6 +106,8 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     disk_stall_s: Annotated[float, Meta(ge=0.1, le=600)] = 3.0
     """The most seconds of one write to the disk. After that the node counts as down until it is
     done."""
+    start_alone_after_s: Annotated[float, Meta(ge=2, le=604_800)] = 60.0
+    """The seconds after its start for which the only voter waits for nodes that are not down."""
     replace_after_s: Annotated[float, Meta(ge=1, le=604_800)] = 10.0
     """The seconds for which a node is down before its replicas are made on other nodes."""
     catch_up_bytes_per_s: Bytes = 67_108_864

@@ -23,6 +23,7 @@ from holdfast.broker.cluster_port import (
 )
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.cluster import attendance
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import generation
@@ -177,6 +178,9 @@ class ClusterMembership:
             now,
             lacking=self.storage.lacking(),
         )
+        given_up = older_copy.nodes_given_up(self.storage.directory.files)
+        if given_up is not None:
+            made.attendance.recover(given_up)
         made.awaits_generation = self.storage.directory.manifest.restored != 0
         if not config.cluster.peer_bind:
             _check_has_no_others(made, self.storage, Path(config.node.data))
@@ -206,6 +210,7 @@ class ClusterMembership:
                     AGREED_ACCESS,
                     AGREED_GENERATION,
                     GIVES_UP_RECORDS,
+                    attendance.FEATURE,
                     *filter(None, [generation.word_of(self.storage.directory.manifest.restored)]),
                 )
             ),
@@ -293,6 +298,10 @@ class ClusterMembership:
     def stand_apart(self, text: str) -> None:
         """Store that this node stands apart, also after a crash."""
         older_copy.stand_apart(self.storage.directory.files, text)
+
+    def recovered(self) -> None:
+        """Store that this disk has the log of the others."""
+        older_copy.recovered(self.storage.directory.files)
 
     def begin_anew(self) -> None:
         """Start again as another Raft peer, because the disk is an older copy."""
@@ -404,6 +413,7 @@ def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:
             catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
         ),
         is_witness=cluster.witness,
+        start_alone_after_s=cluster.start_alone_after_s,
         drain_clients_per_s=cluster.drain_clients_per_s,
     )
 

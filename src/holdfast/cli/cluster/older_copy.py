@@ -26,6 +26,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="store_true",
         help="you know that messages that this disk lacks may be lost for good",
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="a node that never comes back; the start waits for all others (repeatable)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,14 +46,15 @@ def run(args: argparse.Namespace) -> int:
                 print(
                     f"holdfast: the disk was rejected: {reason}. Put the newer disk back, or start"
                     " a majority of the other nodes. To go on with this disk and lose what no other"
-                    " node has, start those with more records first, and give --accept-loss",
+                    " node has, give --accept-loss",
                     file=sys.stderr,
                 )
                 return 1
         else:
             lock = DirectoryLock(root / LOCK)
             try:
-                reason = accept(OsFileSystem(root), root, secrets.randbits(GENERATION_BITS))
+                mark = secrets.randbits(GENERATION_BITS)
+                reason = accept(OsFileSystem(root), root, mark, args.without)
             finally:
                 lock.release()
     except (OSError, DataDirectoryError) as error:
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if reason:
         print(f"{root} was rejected: {reason}")
-        print("accepted: the next start takes part with it")
+        print("accepted: after its next start the node waits for the others, then takes part")
     else:
         print(f"{root} was not rejected, or takes part again already")
     return 0

@@ -126,9 +126,9 @@ class MetaStore:
         return self._raft.durable
 
     @property
-    def durable_end(self) -> tuple[int, int]:
-        """The same with the last entry, committed or not."""
-        return self._raft.durable_end
+    def log_end(self) -> tuple[int, int]:
+        """The term and index of the last entry on the disk of this node, committed or not."""
+        return self._raft.log_end
 
     def has_majority(self, now: float) -> bool:
         """True if changes can be agreed, as far as this node can tell."""
@@ -215,6 +215,16 @@ class MetaStore:
         self._raft.set_may_lead(not is_stalled)
         if is_stalled:
             self.transfer_leadership(now)
+
+    def hold(self) -> None:
+        """Take part in nothing until `release`. To be called before any input."""
+        self._raft.hold()
+
+    def release(self, term: int, floor: tuple[int, int], now: float) -> None:
+        """Take part under a later term than `term`, with no less than the log that ends at
+        `floor`."""
+        self._raft.release(term, floor, now)
+        self._drain(now)
 
     def stand_apart(self, now: float) -> None:
         """Decide nothing more. The only voter of a cluster would agree with itself alone."""

@@ -68,10 +68,11 @@ def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: floa
         if request.is_trial or request.term <= raft.term:
             _reply(raft, sender, VoteReply(raft.term, False, request.is_trial))
         return
-    is_current = (request.last_term, request.last_index) >= (
-        raft.log.last_term,
-        raft.log.last_index,
-    )
+    end = raft.log.end
+    asked = (request.last_term, request.last_index)
+    is_current = asked >= max(end, raft.floor)
+    if sender in raft.log.membership.learners:
+        is_current = is_current and asked > end
     if request.is_trial:
         is_granted = request.term > raft.term and is_current
         term = request.term if is_granted else raft.term

@@ -141,6 +141,12 @@ class RaftLog:
         return self.base_index + len(self._entries)
 
     @property
+    def end(self) -> tuple[int, int]:
+        """The term and index of the last entry. Of two logs with one history, the longer one has
+        the larger end."""
+        return self.last_term, self.last_index
+
+    @property
     def last_term(self) -> int:
         """The term of the last entry, or of the base without entries."""
         return self._entries[-1].term if self._entries else self._base_term

@@ -117,9 +117,10 @@ class RaftNode:
         return raft.durable_term, min(raft.durable_index, raft.commit)
 
     @property
-    def durable_end(self) -> tuple[int, int]:
-        """The term and the last entry on the disk, committed or not."""
-        return self._raft.durable_term, self._raft.durable_index
+    def log_end(self) -> tuple[int, int]:
+        """The term and index of the last entry on the disk, committed or not."""
+        index = self._raft.durable_index
+        return self._raft.log.term_at(index), index
 
     @property
     def is_new(self) -> bool:
@@ -177,7 +178,7 @@ class RaftNode:
         Raises `RaftFailure` if it shows a state that Raft excludes.
         """
         raft = self._raft
-        if raft.has_live_leader(now) and not raft.knows(sender):
+        if raft.is_held or (raft.has_live_leader(now) and not raft.knows(sender)):
             return
         if isinstance(message, Append):
             handle_append(raft, sender, message, now)
@@ -214,6 +215,7 @@ class RaftNode:
         raft = self._raft
         if (
             raft.role != LEADER
+            or not raft.is_voter
             or raft.transfer_to
             or raft.log.last_index - raft.commit >= UNCOMMITTED_MAX
         ):
@@ -251,6 +253,22 @@ class RaftNode:
         raft.has_resigned = True
         if raft.role == LEADER:
             raft.become_follower(raft.term, "", now)
+
+    def hold(self) -> None:
+        """Take part in nothing until `release`. To be called before any input."""
+        self._raft.is_held = True
+
+    def release(self, term: int, floor: tuple[int, int], now: float) -> None:
+        """Take part, under a later term than `term`, and with no less than the log that ends at
+        `floor`. This peer may have voted until that term, and confirmed entries of that log."""
+        raft = self._raft
+        assert raft.is_held, "released twice"
+        raft.is_held = False
+        raft.floor = floor
+        raft.become_follower(max(term, raft.term) + 1, "", now)
+        raft.arm_election(now)
+        if raft.log.membership.voters == (raft.peer,):
+            raft.election_at = now
 
     def leader_down(self, now: float) -> None:
         """Start the election early, because the leader's process is known to be dead."""

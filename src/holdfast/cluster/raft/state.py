@@ -112,8 +112,13 @@ class Raft:
         self.election_at = NEVER
         """The time of the next election, unless a leader sends a message before."""
         self.may_lead = True
-        self.has_resigned = False
         """The disk responds, so this peer may lead."""
+        self.has_resigned = False
+        self.is_held = False
+        """This peer may have lost votes and entries, and takes part in nothing yet."""
+        self.floor = (0, 0)
+        """The term and index of the last entry that this peer may have confirmed: see `attendance`.
+        Until its log reaches that far, it neither stands nor votes for a peer with less."""
         self.granted: set[str] = set()
         """The voters that granted their votes, as TRIAL or CANDIDATE."""
         self.is_transfer = False
@@ -147,10 +152,18 @@ class Raft:
         A peer whose removal is not committed yet may stand too. Smallest counter-example: A and B
         vote. B leads, sends "A is no voter" to A, and crashes before its own disk has that entry.
         B's log is then older, so only A can win; and B needs A's vote.
+
+        A learner may stand as well. It wins only if a majority of the voters lacks entries that it
+        has, and leads until they have them. Smallest counter-example: A alone votes, and its disk
+        is put back to entry 4. B is a learner and has the committed entry 5.
         """
-        if not self.may_lead or self.has_resigned:
+        if not self.may_lead or self.has_resigned or self.is_held or self.log.end < self.floor:
             return False
-        return self.is_voter or self.peer in self.log.membership_at(self.commit).voters
+        log = self.log
+        return (
+            self.peer in log.membership.members
+            or self.peer in log.membership_at(self.commit).voters
+        )
 
     def arm_election(self, now: float) -> None:
         timing = self.timing

@@ -34,6 +34,7 @@ class PeerCheck:
         lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk)
         if lost or peer.stands_apart:
             self._runtime.clients.touch()
+            self._cluster_node.attendance.lacks_disk(peer.node_id)
             may_begin_anew = self._cluster_node.older_copies.may_restart(
                 peer.node_id, peer.process, peer.stands_apart
             )
@@ -46,6 +47,7 @@ class PeerCheck:
             if partitions:
                 text = empty_disk_text(peer.node_id, partitions)
                 self.refused[peer.node_id] = text
+                self._cluster_node.attendance.lacks_disk(peer.node_id)
                 return Refusal(LAST_COPY, text)
         self.refused.pop(peer.node_id, None)
         return None

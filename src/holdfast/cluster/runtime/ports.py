@@ -83,6 +83,9 @@ class ProcessPort(Protocol):
         """Store that this node stands apart for the reason `text`, until it begins anew or is
         stopped in order."""
 
+    def recovered(self) -> None:
+        """Store that the disk has the log of the others again."""
+
     def begin_anew(self) -> None:
         """Start again as another Raft peer, because the disk is an older copy."""
 

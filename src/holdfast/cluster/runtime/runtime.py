@@ -73,6 +73,7 @@ class ClusterRuntime(Runtime):
         self._has_stopped_partition = False
         self._is_leaving = False
         self._begins_anew = False
+        self._recovers = cluster_node.attendance.is_recovering
         self._reviewed: ClusterMetadata | None = None
         # The time at which the cluster's timers are due.
         self._cluster_at = 0.0
@@ -134,6 +135,9 @@ class ClusterRuntime(Runtime):
             for read in reads:
                 end = self.state.journal.next_offset[read.partition]
                 self._replica_reader.read_batches(read, end, self._batches_read)
+        if self._recovers and not cluster_node.attendance.is_recovering:
+            self._recovers = False
+            self._process.recovered()
         if cluster_node.meta.diverged and not self.fitness.older_copy:
             self.report_older_copy(cluster_node.meta.diverged, may_begin_anew=False)
         if (

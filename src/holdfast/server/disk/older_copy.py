@@ -24,6 +24,7 @@ All functions block. Those without a result of their own note an `OSError` in th
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,9 @@ logger = logging.getLogger("holdfast")
 
 MARK: Final = "older-copy"
 APART: Final = "stands-apart"
+RECOVERS: Final = "recovers"
+"""The mark of an accepted disk until it has the log of the others (`cluster.attendance`): the ids
+of the nodes that the operator has given up, one a line."""
 
 
 def stand_apart(files: FileSystem, text: str) -> None:
@@ -54,21 +58,39 @@ def reason_apart(files: FileSystem) -> str:
     return read_file(files, APART).decode() if APART in files.list("") else ""
 
 
-def accept(files: FileSystem, root: Path, mark: int) -> str:
+def accept(files: FileSystem, root: Path, mark: int, given_up: Iterable[str] = ()) -> str:
     """Let the next start take part with what the disk has, and return the reason against it; "" if
     it does not stand apart. No process may serve it. Raises as `begin_anew`.
 
-    `mark`: a random number of GENERATION_BITS. It makes the nodes agree on a new generation of the
-    log, because offsets of the records that are lost are assigned again.
+    `given_up`: the nodes that never come back. The start waits for all others. `mark`: a random
+    number of GENERATION_BITS. It makes the nodes agree on a new generation of the log, because
+    offsets of the records that are lost are assigned again.
     """
     reason = reason_apart(files)
     if reason:
         manifest = read_manifest(files, root)
         accepted = replace(manifest, restored=(manifest.restored or mark) | ACCEPTED)
         DataDirectory(files, manifest).write_manifest(accepted)
+        replace_file(files, RECOVERS, ["\n".join(given_up).encode()])
         files.remove(APART)
         files.sync_folder("")
     return reason
+
+
+def nodes_given_up(files: FileSystem) -> list[str] | None:
+    """The nodes that an accepted disk does not wait for; None if the disk has lost nothing, or has
+    it again."""
+    return read_file(files, RECOVERS).decode().split() if RECOVERS in files.list("") else None
+
+
+def recovered(files: FileSystem) -> None:
+    """Store that an accepted disk has the log of the others."""
+    try:
+        files.remove(RECOVERS)
+        files.sync_folder("")
+    except OSError as error:
+        # The next start waits for the others once more.
+        logger.error("recovery_not_stored error=%r", str(error))
 
 
 def mark(files: FileSystem, incarnation: str) -> bool:
@@ -114,8 +136,9 @@ def begin_anew(files: FileSystem, root: Path) -> bool:
                 files.remove(name)
         DataDirectory(files, manifest).write_manifest(replace(manifest, incarnation=incarnation))
         RaftFiles(files, peer_id(manifest.node_id, incarnation), is_new=True).close()
-    if APART in names:
-        files.remove(APART)
+    for name in (APART, RECOVERS):
+        if name in names:
+            files.remove(name)
     files.remove(MARK)
     files.sync_folder("")
     return True
