@@ -29,7 +29,7 @@ def reports(
     metadata = None if members is None else SimpleNamespace(nodes=dict.fromkeys(members))
     journal = journal or Journal(1, replicated=True)
     context = SimpleNamespace(metadata=metadata, features={}, outgoing=[], journal=journal)
-    meta = SimpleNamespace(durable=(0, 0), durable_end=(0, 0))
+    meta = SimpleNamespace(durable=(0, 0), log_end=(0, 0))
     parts = SimpleNamespace(
         context=context,
         meta=meta,
