@@ -274,10 +274,10 @@ def test_another_password_ends_the_sessions(secured: Secured) -> None:
     assert secured.ask("POST", "/api/v1/users", "admin", user).status == 200
     assert secured.ask("POST", "/api/v1/users", "admin", user).status == 409
     sent = {"Cookie": login(port, "eve", PASSWORD).headers["set-cookie"].partition(";")[0]}
-    assert ask(port, "GET", "/cluster", headers=sent).status == 404
+    assert ask(port, "GET", "/api/v1/sessions", headers=sent).status == 200
     changed = secured.ask("PUT", "/api/v1/users/eve", "admin", {"password": "another one"})
     assert changed.status == 200
-    assert ask(port, "GET", "/cluster", headers=sent).status == 401
+    assert ask(port, "GET", "/api/v1/sessions", headers=sent).status == 401
     sent = {"Cookie": login(port, "eve", "another one").headers["set-cookie"].partition(";")[0]}
     # The role counts as it is now.
     assert ask(port, "GET", "/api/v1/log", headers=sent).status == 403

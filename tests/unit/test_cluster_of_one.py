@@ -1,17 +1,22 @@
 """A broker without `cluster.peer_bind` that serves as a cluster of one node."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from holdfast.cluster.metadata.commands import PutNode
 from holdfast.cluster.metadata.model import NodeInfo
+from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
+from holdfast.storage.journal.segment import WriteGroup
 from holdfast.testing import Broker, BrokerFailed
 from tests.e2e import wire
+from tests.e2e.cluster_processes import until
 from tests.support.agreed import agree
+from tests.support.api_client import Api
 
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -65,3 +70,32 @@ def test_a_node_with_others_does_not_serve_alone(tmp_path: Path) -> None:
     for _ in range(2):  # The first refusal has released the directory.
         with pytest.raises(BrokerFailed, match="is a cluster node's, with n2: start it with"):
             Broker(data=data).start()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_session_is_moved_while_its_close_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    """Its client is away at once, and its position in the log is that of the close."""
+    gate = threading.Event()
+    write = GroupWriter.write
+
+    def write_later(writer: GroupWriter, group: WriteGroup) -> None:
+        assert gate.wait(10)
+        write(writer, group)
+
+    monkeypatch.setattr(GroupWriter, "write", write_later)
+    gate.set()
+    with Broker(admin=True) as broker:
+        api = Api(broker.admin_port)
+        with wire.Wire(broker.port) as client:
+            client.connect("mover", expiry_s=1000)
+            client.subscribe(("in/#", 1))
+            client.publish("in/1", b"1", qos=1)
+            client.message()
+            client.ping()
+            gate.clear()
+        until(lambda: not api.get("session", client="mover")["session"]["connected"], "it is away")
+        threading.Timer(0.2, gate.set).start()
+        moved = api.post("session/move", {"to": "end", "dry_run": dry_run}, client="mover")
+        assert (moved["skipped"], moved["repeated"]) == (0, 0)

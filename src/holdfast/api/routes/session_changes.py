@@ -113,10 +113,13 @@ class SessionChanges:
         session = self._view.find_session(row.client)
         if session is None:
             raise ApiRefusal(404, f"there is no session {shown(row.client)}")
-        if not plan.dry_run and row.connected:
-            session = await self._released(row)
         before = found.positions
-        if session.positions is not None and not plan.dry_run:
+        if not row.connected and session.owner:
+            # The end of its connection is not committed yet.
+            session = await self._until_away(row.client)
+        elif row.connected and not plan.dry_run:
+            session = await self._released(row)
+        if session.positions is not None and not (row.connected and plan.dry_run):
             before = list(session.positions)
         epoch = session.epoch
         skipped, is_exact = await self._count(session, before, wanted)

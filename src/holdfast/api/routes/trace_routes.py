@@ -153,9 +153,7 @@ class TraceRoutes:
         record = await self._find(call)
         node = self._node
         message = TracedMessage(record)
-        scan = TraceScan(
-            node.state, list(node.recorded.sessions.values()), message, single=node.is_single
-        )
+        scan = TraceScan(node.state, list(node.recorded.sessions.values()), message)
         await node.slices.run(scan.steps())
         for each in scan.sessions:
             each.node = each.node or node.node_id

@@ -211,14 +211,10 @@ class TraceScan:
     """The sessions that subscribe to a message's topic, found slice by slice. It empties the given
     list."""
 
-    def __init__(
-        self, state: NodeState, sessions: list[Session], message: TracedMessage, *, single: bool
-    ) -> None:
-        """`single`: the sessions are this node's own, so live ones have no position."""
+    def __init__(self, state: NodeState, sessions: list[Session], message: TracedMessage) -> None:
         self._state = state
         self._sessions = sessions
         self._message = message
-        self._single = single
         self.sessions: list[SessionTrace] = []
         self.counts: Counter[str] = Counter()
 
@@ -233,17 +229,20 @@ class TraceScan:
                 yield
             if is_hidden(session) or session.expiry_s == 0:
                 continue
-            found = session_trace(self._state, session, self._message, self.positions_of(session))
+            here, positions = self._as_here(session)
+            found = session_trace(self._state, here, self._message, positions)
             if found is not None:
                 self.counts[found.status] += 1
                 if len(self.sessions) < SESSIONS_MAX:
                     self.sessions.append(found)
 
-    def positions_of(self, session: Session) -> list[int] | None:
-        """The first offsets that a session has not been sent, or None if they are unknown."""
-        if self._single:
-            return session.resume_positions(self._state.delivered)
-        return session.positions
+    def _as_here(self, session: Session) -> tuple[Session, list[int] | None]:
+        """A session as this node has it, with the first offsets that it has not been sent; None:
+        they are unknown."""
+        here = self._state.sessions.get(session.client_id)
+        if here is None:
+            return session, session.positions
+        return here, here.resume_positions(self._state.delivered)
 
 
 def matching_groups(groups: list[str], topic: str) -> list[str]:
