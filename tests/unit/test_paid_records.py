@@ -8,7 +8,7 @@ from typing import Final
 import holdfast
 
 ROOT: Final = Path(holdfast.__file__).parent
-APPENDS: Final = {"append", "publish", "append_state", "publish_state", "append_atomic"}
+APPENDS: Final = {"append", "publish", "append_state", "append_change", "append_cursor"}
 """Calls that bring a record into the log: the first two of `state` or `self._state`."""
 
 MESSAGE: Final = "charge_publish, and disk_full before it is stored"
@@ -51,11 +51,12 @@ PAID: Final = {
     "broker/queues/changes.py:create_queue": SUBSCRIBE,
     "broker/queues/changes.py:delete_queue": OPERATOR,
     "broker/recovery/ban_records.py:_record": OPERATOR,
-    "broker/recovery/state_records.py:_append_cursor": PACED,
+    "broker/recovery/state_records.py:append_change": CALLERS,
+    "broker/recovery/state_records.py:append_cursor": CALLERS,
+    "broker/recovery/state_records.py:log_cursor": PACED,
     "broker/recovery/state_records.py:_log_group": PACED,
     "broker/recovery/state_records.py:_log_owed": PACED,
     "broker/recovery/state_records.py:append_state": CALLERS,
-    "broker/recovery/state_records.py:publish_state": CALLERS,
     "broker/state.py:append": CALLERS,
     "broker/state.py:publish": CALLERS,
     "cluster/sessions/coordinator.py:_open": OPEN,

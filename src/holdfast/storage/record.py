@@ -55,6 +55,10 @@ class Record:
     """One record, to be appended or read from the log. `topic` is UTF-8. `properties`: as the
     publisher sent them, encoded, without length prefix and topic alias."""
 
+    content: object | None = None
+    """What the payload says, of a record of state that this process has made. Nobody changes it
+    any more. None: the payload is to be read."""
+
     def __init__(
         self,
         partition: int,

@@ -28,8 +28,8 @@ from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.broker.effects import DrainOlder
 from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
-from holdfast.broker.recovery.session_records import CloseRecord, EndRecord, encode_session
-from holdfast.broker.recovery.state_records import append_state, log_session, note_progress
+from holdfast.broker.recovery.session_records import CloseRecord, EndRecord
+from holdfast.broker.recovery.state_records import append_change, log_session, note_progress
 from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState, Work
@@ -38,7 +38,6 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import MessageRefused, ProtocolViolation
 from holdfast.protocol.mqtt.packets import Connack, Disconnect, Properties
-from holdfast.storage import record as log_record
 
 
 def refuse(
@@ -188,8 +187,8 @@ def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -
     """Append that the session has no connection. `maybe_sent`: it was sent messages that its logged
     cursor does not cover."""
     will = session.will is not None
-    payload = encode_session(CloseRecord(session.client_id, session.expiry_s, will, maybe_sent))
-    append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+    change = CloseRecord(session.client_id, session.expiry_s, will, maybe_sent)
+    append_change(state, session.key, change, session.epoch)
 
 
 def _release_cursor(state: NodeState, session: Session) -> None:
@@ -237,8 +236,7 @@ def end_session(state: NodeState, session: Session) -> None:
 
 def log_end(state: NodeState, session: Session) -> None:
     """Append that the session has ended."""
-    payload = encode_session(EndRecord(session.client_id))
-    append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+    append_change(state, session.key, EndRecord(session.client_id), session.epoch)
 
 
 class EndedSession(Work):

@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 from holdfast.broker.connections.close import close_connection
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.state_records import log_cursor, publish_state
+from holdfast.broker.recovery.state_records import append_cursor, log_cursor
 from holdfast.broker.session.connection import CLOSED
 from holdfast.broker.session.session import Session
-from holdfast.broker.session.state import MOVED, encode_cursor
+from holdfast.broker.session.state import MOVED
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage import record as log_record
 
 Outcome = Callable[[str], None]
 """Receives "" when the change is committed, or the reason why it is not."""
@@ -66,5 +65,4 @@ def move_session(
         session.changes = {**(session.changes or {}), **MOVED}
         log_cursor(state, session, places, promise)
         return
-    payload = encode_cursor(places, MOVED, [])
-    publish_state(state, log_record.CURSOR, session.key, payload, epoch, promise)
+    append_cursor(state, session.key, places, MOVED, [], epoch, promise)

@@ -20,8 +20,8 @@ from holdfast.broker.delivery.log_replay import open_groups, resume
 from holdfast.broker.delivery.retained import resume_scans
 from holdfast.broker.effects import AskRights, ResumeInput
 from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.recovery.state_records import publish_state
+from holdfast.broker.recovery.session_records import open_record
+from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.rights import attach, is_bridge_notice, may_leave_now, may_open
 from holdfast.broker.session.connection import (
     AUTHENTICATING,
@@ -44,7 +44,6 @@ from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.packets import Connack, Connect, Properties
 from holdfast.protocol.mqtt.properties import encode_block, number_of
 from holdfast.protocol.topics.names import is_shared
-from holdfast.storage import record as log_record
 
 SEQUENCES_ASKED: Final = ("hf-seq", "?")
 """The user property of CONNECT that asks whether the broker evaluates producer sequences."""
@@ -307,8 +306,8 @@ def _open_here(
     # The end of a durable session must be in the log too, or after a crash it would be back.
     if session.recorded or was_recorded:
         connection.input_paused = True
-        payload = encode_session(open_record(session, packet.clean_start))
-        publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)
+        change = open_record(session, packet.clean_start)
+        append_change(state, session.key, change, session.epoch, promise)
     else:
         promise.release(state)
 

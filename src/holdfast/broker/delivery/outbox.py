@@ -9,16 +9,14 @@ from holdfast.broker.delivery.replay_start import END_TOPIC
 from holdfast.broker.delivery.transmission import can_send, send_inflight, send_log_qos0
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
-    encode_session,
     subscription_row,
 )
-from holdfast.broker.recovery.state_records import append_state
+from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import NO_EXPIRY, Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.storage import record as log_record
 
 
 def pump(state: NodeState, session: Session) -> None:
@@ -80,8 +78,7 @@ def end_drains(state: NodeState, session: Session) -> None:
             state.change_routes(subscription.filter)
             record.subscriptions.append(subscription_row(subscription))
     if session.is_durable() and record.subscriptions:
-        payload = encode_session(record)
-        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+        append_change(state, session.key, record, session.epoch)
 
 
 def _forget_starts(state: NodeState, session: Session) -> None:

@@ -25,15 +25,14 @@ from holdfast.broker.queues.changes import QueueRoom, begin_queues
 from holdfast.broker.recorded_state import filter_bytes
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
-    encode_session,
     subscription_row,
 )
 from holdfast.broker.recovery.state_records import (
-    append_state,
+    append_change,
+    append_cursor,
     changed_positions,
     group_positions,
     is_durable_group,
-    publish_state,
 )
 from holdfast.broker.rights import may_subscribe
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
@@ -43,7 +42,6 @@ from holdfast.broker.session.session import (
     Subscription,
     new_subscription,
 )
-from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.questions import asks_to_subscribe, is_filter_unanswered
 from holdfast.protocol.mqtt import reasons
@@ -59,7 +57,6 @@ from holdfast.protocol.mqtt.packets import (
 )
 from holdfast.protocol.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_queue, is_shared
-from holdfast.storage import record as log_record
 from holdfast.storage.reading.starts import FoundStart
 
 
@@ -285,9 +282,7 @@ def _subscribe(
     }
     if promise.owed:
         record.owed = sorted(promise.owed)
-    publish_state(
-        state, log_record.SESSION, session.key, encode_session(record), session.epoch, promise
-    )
+    append_change(state, session.key, record, session.epoch, promise)
 
 
 def _check_all(
@@ -375,7 +370,7 @@ def _record_group(state: NodeState, key: str) -> None:
     else:
         return
     changed = changed_positions(None, positions)
-    append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}, []))
+    append_cursor(state, key.encode(), changed, {}, [])
 
 
 def _check(

@@ -8,8 +8,8 @@ from holdfast.broker.delivery.subscribe import send_reply, size_of
 from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import detach_member
-from holdfast.broker.recovery.session_records import UnsubscribeRecord, encode_session
-from holdfast.broker.recovery.state_records import publish_state
+from holdfast.broker.recovery.session_records import UnsubscribeRecord
+from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.rights import may_unsubscribe
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.session import Group, GroupMember, Session
@@ -17,7 +17,6 @@ from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Unsuback, Unsubscribe
 from holdfast.protocol.topics.names import is_shared
-from holdfast.storage import record as log_record
 
 
 class UnsubscribePromise(Promise):
@@ -92,5 +91,5 @@ def handle_unsubscribe(
     promise.size_bytes = size_of(packet.filters)
     session.subscribes_awaited += 1
     state.promise_bytes += promise.size_bytes
-    payload = encode_session(UnsubscribeRecord(session.client_id, allowed))
-    publish_state(state, log_record.SESSION, session.key, payload, session.epoch, promise)
+    change = UnsubscribeRecord(session.client_id, allowed)
+    append_change(state, session.key, change, session.epoch, promise)

@@ -13,21 +13,19 @@ from holdfast.broker.delivery.replay import StartPlan
 from holdfast.broker.delivery.subscriptions import add_subscription, find_group
 from holdfast.broker.promise import Promise
 from holdfast.broker.queues.keeper import keeper_subscription, make_keeper
-from holdfast.broker.recovery.session_records import EndRecord, QueueRecord, encode_session
+from holdfast.broker.recovery.session_records import EndRecord, QueueRecord
 from holdfast.broker.recovery.state_records import (
-    append_state,
+    append_change,
+    append_cursor,
     changed_positions,
     group_positions,
-    publish_state,
 )
 from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session, Subscription
-from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt.packets import Subscribe
 from holdfast.protocol.topics.names import is_queue
-from holdfast.storage import record as log_record
 
 
 class QueuePromise(Promise):
@@ -91,11 +89,10 @@ def create_queue(
             start = group_positions(state, group)
         # From now on it exists. Another SUBSCRIBE of this turn must not log another start.
         state.queues[key] = keeper
-        cursor = encode_cursor(changed_positions(None, start), {}, [])
-        append_state(state, log_record.CURSOR, keeper.key, cursor)
+        append_cursor(state, keeper.key, changed_positions(None, start), {}, [])
     promise = QueuePromise(connection, keeper, start, creator)
-    payload = encode_session(QueueRecord(key, start, creator, owner or ""))
-    publish_state(state, log_record.SESSION, keeper.key, payload, 0, promise)
+    change = QueueRecord(key, start, creator, owner or "")
+    append_change(state, keeper.key, change, promise=promise)
 
 
 def begin_queues(
@@ -174,10 +171,9 @@ class DeletionPromise(OutcomePromise):
 
 def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
     """End a queue. Its group ends with it, or with the group's last member."""
-    payload = encode_session(EndRecord(key))
     # On a single node it is gone from now on. Counter-example: a client subscribes before the
     # commit, and finds the queue. It receives SUBACK, and the queue ends.
     keeper = state.queues.pop(key, None) if state.cluster.is_single else None
     promise = DeletionPromise(keeper, done)
-    publish_state(state, log_record.SESSION, key.encode(), payload, 0, promise)
+    append_change(state, key.encode(), EndRecord(key), promise=promise)
     state.note("info", "queue_deleted", {"queue": key})

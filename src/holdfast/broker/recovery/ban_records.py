@@ -13,7 +13,7 @@ from holdfast.broker.admission.bans import Ban
 from holdfast.broker.cluster_port import BANS
 from holdfast.broker.promise import CallbackPromise
 from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.state_records import publish_state
+from holdfast.broker.recovery.state_records import append_state
 from holdfast.broker.state import NodeState
 from holdfast.storage.record import BAN, Record
 
@@ -55,7 +55,7 @@ def _record(
             _apply(state, key, payload)
         done(failure)
 
-    publish_state(state, BAN, key, payload, 0, CallbackPromise(committed))
+    append_state(state, BAN, key, payload, 0, CallbackPromise(committed))
 
 
 def ban_key(scope: str, name: str) -> bytes:

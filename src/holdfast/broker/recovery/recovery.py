@@ -55,7 +55,7 @@ from holdfast.broker.session.session import (
     Subscription,
     new_subscription,
 )
-from holdfast.broker.session.state import CursorState, decode_cursor, in_sending_order
+from holdfast.broker.session.state import CursorState, cursor_in, in_sending_order
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.topics.names import (
     InvalidTopic,
@@ -167,7 +167,10 @@ class Recovery(SenderPacketIds):
         elif kind == log_record.BAN:
             apply_ban(self.state, record)
         elif kind == log_record.SESSION:
-            change = decode_record(record.payload)
+            content = record.content
+            change = (
+                content if isinstance(content, SessionRecord) else decode_record(record.payload)
+            )
             epoch = change.epoch if isinstance(change, OpenRecord) else -1
             if isinstance(change, ReserveRecord):
                 self.note_epoch(record.partition, record.sequence)
@@ -230,7 +233,7 @@ class Recovery(SenderPacketIds):
             session.will = None
 
     def _move_cursor(self, record: Record) -> None:
-        cursor = decode_cursor(record.payload, self.state.config.partitions)
+        cursor = cursor_in(record, self.state.config.partitions)
         key = record.client_id.decode()
         if is_shared(key):
             if not self._is_of_misnamed(record):

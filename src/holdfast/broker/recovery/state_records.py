@@ -4,12 +4,20 @@ Every record sets keys to values. It says where a cursor is and not how far it h
 record that a snapshot already contains changes nothing when it is applied again.
 """
 
+from msgspec import UNSET
+
 from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import RetainedRecord, encode_session
+from holdfast.broker.recovery.session_records import (
+    QueueRecord,
+    RetainedRecord,
+    SessionRecord,
+    SubscribeRecord,
+    encode_session,
+)
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import SENT, Group, Inflight, Session
-from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
+from holdfast.broker.session.state import ENTRIES_MAX, cursor_state, encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.storage import record as log_record
 from holdfast.storage.batch_builder import BatchBuilder
@@ -114,9 +122,7 @@ def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> N
         back = [each for each in group.assigned if positions[each[0]] <= each[1] < logged[each[0]]]
         given = sorted({*given, *back})
     if changed or given:
-        append_state(
-            state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, given)
-        )
+        append_cursor(state, group.key.encode(), changed, {}, given)
         group.logged_positions = positions
     if group.assigned is not None:
         least = least_positions(group, positions)
@@ -173,8 +179,7 @@ def _log_owed(state: NodeState, session: Session) -> bool:
         owed.is_logged = not owed.is_complete
         owed.is_seam_logged = owed.is_logged
     for record in seams.values():
-        payload = encode_session(record)
-        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+        append_change(state, session.key, record, session.epoch)
     return True
 
 
@@ -241,47 +246,64 @@ def log_cursor(
     if len(changes) + len(done) > ENTRIES_MAX:
         # The positions come last. A crash before them sends a message twice. If they came first, a
         # crash behind them, before the ids of what they have passed, would lose it.
-        _append_cursor(state, session, [], changes, [], None)
+        append_cursor(state, session.key, [], changes, [], session.epoch)
         changes = {}
         while len(done) > ENTRIES_MAX:
-            _append_cursor(state, session, [], changes, done[:ENTRIES_MAX], None)
+            append_cursor(state, session.key, [], changes, done[:ENTRIES_MAX], session.epoch)
             done = done[ENTRIES_MAX:]
-    _append_cursor(state, session, positions, changes, done, promise)
+    append_cursor(state, session.key, positions, changes, done, session.epoch, promise)
 
 
-def _append_cursor(
+def append_cursor(
     state: NodeState,
-    session: Session,
+    key: bytes,
     positions: list[tuple[int, int]],
     changes: dict[int, Inflight | None],
     done: list[tuple[int, int]],
-    promise: Promise | None,
+    epoch: int = 0,
+    promise: Promise | None = None,
 ) -> None:
-    """Append one CURSOR record."""
+    """Append a CURSOR record, as `append_state`. The lists are not changed any more."""
     payload = encode_cursor(positions, changes, done)
-    if promise is None:
-        append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
-    else:
-        publish_state(state, log_record.CURSOR, session.key, payload, session.epoch, promise)
+    content = None if state.cluster.is_single else cursor_state(positions, changes, done)
+    append_state(state, log_record.CURSOR, key, payload, epoch, promise, content)
 
 
-def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
-    """Append a record of derived state, in the home partition of `key` (client id or group key).
-    `epoch` is the session's: readers ignore a record with a lower one than the newest."""
-    state.append(_state_record(state, kind, key, payload, epoch))
-
-
-def publish_state(
-    state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int, promise: Promise
+def append_change(
+    state: NodeState,
+    key: bytes,
+    change: SessionRecord,
+    epoch: int = 0,
+    promise: Promise | None = None,
 ) -> None:
-    """`append_state` with a promise."""
-    state.publish(_state_record(state, kind, key, payload, epoch), promise)
+    """Append a SESSION record, as `append_state`. The change is not changed any more, but its lists
+    of positions may be those of the node, which go on."""
+    payload = encode_session(change)
+    content: object | None = change
+    if isinstance(change, SubscribeRecord):
+        if change.replays is UNSET:
+            change.start = list(change.start)
+        else:
+            content = None
+    elif isinstance(change, (QueueRecord, RetainedRecord)):
+        content = None
+    append_state(state, log_record.SESSION, key, payload, epoch, promise, content)
 
 
-def _state_record(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int) -> Record:
-    """A record in the home partition of `key`. All records of a session or group are in one
-    partition, so they are applied in the order in which they were appended."""
-    return Record(
+def append_state(
+    state: NodeState,
+    kind: int,
+    key: bytes,
+    payload: bytes,
+    epoch: int = 0,
+    promise: Promise | None = None,
+    content: object | None = None,
+) -> None:
+    """Append a record of derived state, with a promise if there is one, in the home partition of
+    `key` (client id or group key). All records of a session or group are in one partition, so they
+    are applied in the order in which they were appended. `epoch` is the session's: readers ignore a
+    record with a lower one than the newest. `content`: see `Record`."""
+    record = Record(
         partition_of(key, state.config.partitions),
         kind,
         timestamp_us=state.wall_us,
@@ -289,6 +311,11 @@ def _state_record(state: NodeState, kind: int, key: bytes, payload: bytes, epoch
         sequence=epoch,
         payload=payload,
     )
+    record.content = content
+    if promise is None:
+        state.append(record)
+    else:
+        state.publish(record, promise)
 
 
 def retained_entry(message: Message) -> bytes:

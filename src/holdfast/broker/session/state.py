@@ -22,6 +22,7 @@ import struct
 from typing import Final
 
 from holdfast.broker.session.session import TAG_MIN, Inflight
+from holdfast.storage.record import Record
 
 _COUNTS: Final = struct.Struct("<HH")
 _POSITION: Final = struct.Struct("<HQ")
@@ -81,6 +82,31 @@ def encode_cursor(
     return b"".join(parts)
 
 
+def cursor_state(
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+    done: list[tuple[int, int]],
+) -> CursorState:
+    """The content of the payload that `encode_cursor` makes of the same. It shares no entry."""
+    cursor = CursorState()
+    cursor.positions = positions
+    cursor.done = done
+    for packet_id, entry in changes.items():
+        if entry is None or entry.state == FREE:
+            if packet_id:
+                cursor.inflight.append((packet_id, None))
+            else:
+                cursor.is_move = True
+            continue
+        known = Inflight(entry.partition, entry.offset, entry.qos, entry.is_retained)
+        if not entry.is_retained:
+            known.group_tag = entry.group_tag
+        known.state = entry.state
+        known.logged = True
+        cursor.inflight.append((packet_id, known))
+    return cursor
+
+
 def decode_cursor(payload: bytes, partitions: int = 1 << 32) -> CursorState:
     """The content of a CURSOR payload of a log with so many partitions. Raises `struct.error` or
     `ValueError` if it is not one."""
@@ -112,6 +138,14 @@ def decode_cursor(payload: bytes, partitions: int = 1 << 32) -> CursorState:
             entry.logged = True
             cursor.inflight.append((packet_id, entry))
     return cursor
+
+
+def cursor_in(record: Record, partitions: int) -> CursorState:
+    """The content of a CURSOR record, as `decode_cursor`."""
+    content = record.content
+    if isinstance(content, CursorState):
+        return content
+    return decode_cursor(record.payload, partitions)
 
 
 def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:

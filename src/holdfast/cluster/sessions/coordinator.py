@@ -26,8 +26,8 @@ from collections.abc import Callable
 from functools import partial
 
 from holdfast.broker.recorded_state import SESSION_EXPIRY
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.recovery.state_records import publish_state
+from holdfast.broker.recovery.session_records import open_record
+from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster import frames
@@ -48,7 +48,6 @@ from holdfast.cluster.sessions.requests import (
     SessionRequests,
 )
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 
@@ -258,9 +257,8 @@ class SessionCoordinator:
         committed = partial(self._open_committed, request, epoch)
         opened = open_record(session, request.clean_start, request.node, request.number)
         opened.generation = self._context.generation
-        payload = encode_session(opened)
         promise = OpenedPromise(committed, partial(self._done, request))
-        publish_state(self._state, log_record.SESSION, session.key, payload, epoch, promise)
+        append_change(self._state, session.key, opened, epoch, promise)
 
     def _epochs_reserved(self, client_id: str, goes_on: bool) -> None:
         """Begins a request again that has waited for its epoch, or drops it."""

@@ -22,7 +22,7 @@ from holdfast.broker.recovery.session_records import (
     MembersRecord,
     encode_session,
 )
-from holdfast.broker.recovery.state_records import append_state, publish_state
+from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA
@@ -53,17 +53,12 @@ def log_join(
     state: NodeState, key: str, client_id: str, epoch: int, promise: Promise | None
 ) -> None:
     """Appends the member record of a session."""
-    payload = encode_session(MemberRecord(key, client_id))
-    if promise is None:
-        append_state(state, log_record.SESSION, key.encode(), payload, epoch)
-    else:
-        publish_state(state, log_record.SESSION, key.encode(), payload, epoch, promise)
+    append_change(state, key.encode(), MemberRecord(key, client_id), epoch, promise)
 
 
 def log_leave(state: NodeState, key: str, client_id: str, epoch: int) -> None:
     """Appends the removal of a member record of this epoch or an earlier one."""
-    payload = encode_session(MemberRecord(key, client_id, left=True))
-    append_state(state, log_record.SESSION, key.encode(), payload, epoch)
+    append_change(state, key.encode(), MemberRecord(key, client_id, left=True), epoch)
 
 
 class DurableMembers:

@@ -3,12 +3,10 @@
 from operator import le
 from typing import Final
 
-from holdfast.broker.recovery.state_records import append_state, changed_positions
-from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.recovery.state_records import append_cursor, changed_positions
 from holdfast.broker.state import NodeState
 from holdfast.cluster.shared_groups.control_frames import Place
 from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.storage import record as log_record
 
 DONE_IN_RECORD: Final = 10_000
 """The most finished offsets in one CURSOR record, below the limit of its count field."""
@@ -69,10 +67,5 @@ class ProgressLog:
     def _append(
         self, coordination: Coordination, changed: list[tuple[int, int]], done: list[Place]
     ) -> None:
-        append_state(
-            self._state,
-            log_record.CURSOR,
-            coordination.key.encode(),
-            encode_cursor(changed, {}, done),
-            coordination.epoch,
-        )
+        key = coordination.key.encode()
+        append_cursor(self._state, key, changed, {}, done, coordination.epoch)

@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import GroupEntry
 from holdfast.broker.session.session import Inflight, Session, tag_of
-from holdfast.broker.session.state import decode_cursor
+from holdfast.broker.session.state import cursor_in
 from holdfast.cluster.state.group_members import GroupMembers
 from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.storage.record import Record
@@ -57,7 +57,7 @@ class GroupPositions:
         key = record.client_id.decode()
         if record.sequence < self.epochs.get(key, 0):
             return
-        cursor = decode_cursor(record.payload, self._state.config.partitions)
+        cursor = cursor_in(record, self._state.config.partitions)
         if not cursor.positions and not cursor.done:
             self._applied_ends.add(key)
             if key not in self.members.recorded:
