@@ -4,7 +4,7 @@ login, a broker, and records that retention removed."""
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.pages import ConsolePage
 from tests.e2e.cluster_processes import until
@@ -49,12 +49,59 @@ def test_a_restart_and_an_expired_login_are_survived(
     [ident] = [each["id"] for each in tokens(broker.admin_port, admin) if each["role"] == "reader"]
     assert ask(broker.admin_port, "DELETE", f"/api/v1/tokens/{ident}", admin).status == 200
     expect(view.get_by_text("Your session has ended.")).to_be_visible()
-    view.get_by_role("button", name="Use a token instead").click()
-    view.get_by_label("Token").fill(admin)
-    view.get_by_role("button", name="Log in").click()
     # The page goes on where it was.
-    expect(view.get_by_role("heading", name="Sessions")).to_be_visible()
+    log_in(view, admin)
     assert view.evaluate("location.hash") == "#/sessions"
+
+
+def test_an_ended_login_is_told_by_the_stream_alone(
+    start_holdfast: StartHoldfast, page: ConsolePage
+) -> None:
+    """The stream may end before a request is refused. A refusal that was under way at a login ends
+    only the login before."""
+    broker, view = start_holdfast(), page.page
+    admin, viewer = made_token(broker.data, "admin"), made_token(broker.data, "viewer")
+    until(lambda: ask(broker.admin_port, "GET", "/api/v1/log").status == 401, "tokens are needed")
+    page.open(broker.admin_port, f"#token={viewer}&to=sessions")
+    expect(view.get_by_text("live", exact=True)).to_be_visible()
+    rows, logins = list[Route](), list[Route]()
+    with view.expect_request("**/api/v1/sessions?*"):
+        view.route("**/api/v1/sessions?*", lambda route: rows.append(route))
+    [ident] = [each["id"] for each in tokens(broker.admin_port, admin) if each["role"] == "viewer"]
+    assert ask(broker.admin_port, "DELETE", f"/api/v1/tokens/{ident}", admin).status == 200
+    expect(view.get_by_text("Your session has ended.")).to_be_visible()
+    log_in(view, admin)
+    view.unroute("**/api/v1/sessions?*")
+    expect(view.get_by_text("live", exact=True)).to_be_visible()
+
+    def hold(route: Route) -> None:
+        if route.request.method == "GET":
+            logins.append(route)
+        else:
+            route.continue_()
+
+    view.route("**/api/v1/login", hold)
+    with view.expect_request("**/api/v1/login"):
+        view.evaluate("""async () => {
+          const { identify } = await import("/console/api.js");
+          identify();
+        }""")
+    view.route("**/api/v1/sessions?*", lambda route: route.fulfill(status=401, body="{}"))
+    expect(view.get_by_text("Your session has ended.")).to_be_visible()
+    view.unroute("**/api/v1/sessions?*")
+    log_in(view, admin)
+    with view.expect_response("**/api/v1/login"):
+        logins[0].fulfill(status=401, body="{}")
+    expect(view.get_by_text("live", exact=True)).to_be_visible()
+    expect(view.get_by_text("Your session has ended.")).to_have_count(0)
+
+
+def log_in(view: Page, token: str) -> None:
+    """Log in again, and return at the screen of before."""
+    view.get_by_role("button", name="Use a token instead").click()
+    view.get_by_label("Token").fill(token)
+    view.get_by_role("button", name="Log in").click()
+    expect(view.get_by_role("heading", name="Sessions")).to_be_visible()
 
 
 def test_a_reply_that_ends_early_is_no_data(

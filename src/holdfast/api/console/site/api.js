@@ -42,6 +42,7 @@ export function urlOf(path, params = {}) {
  * @param {string} method @param {string} path below `/api/v1/` @param {Options} [options]
  * @returns {Promise<any>} */
 export async function request(method, path, { params, body, signal } = {}) {
+  const was = who.value;
   /** @type {Response} */
   let reply;
   try {
@@ -63,7 +64,8 @@ export async function request(method, path, { params, body, signal } = {}) {
     return { error: `${reply.status} ${reply.statusText}` };
   });
   if (reply.ok) return content;
-  if (reply.status === 401 && path !== "login" && who.value?.role) who.value = { ...who.value, role: "" };
+  // It ends no later login.
+  if (reply.status === 401 && path + method !== "loginPOST" && who.value === was) who.value = { name: "", ...was, role: "" };
   throw new ApiError(reply.status, content.error, Number(reply.headers.get("Retry-After")));
 }
 
@@ -78,12 +80,9 @@ export const remove = (path, params) => request("DELETE", path, { params });
 
 /** Find out who the caller is. */
 export async function identify() {
-  try {
-    who.value = await get("login");
-  } catch (error) {
-    const refusal = /** @type {ApiError} */ (error);
-    if (refusal.status) who.value = { name: refusal.status === 403 ? refusal.message : "", role: "" };
-  }
+  const was = who.value;
+  const found = await get("login").catch(({ status, message }) => status === 403 ? { name: message, role: "" } : status && !was ? { role: "" } : null);
+  if (found && who.value === was) who.value = found;
 }
 
 /** Log in with a user and password, or a token. Throws `ApiError`. @param {object} credentials */
@@ -93,5 +92,6 @@ export async function logIn(credentials) {
 
 export async function logOut() {
   await remove("login");
+  who.value = null;
   await identify();
 }

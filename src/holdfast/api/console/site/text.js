@@ -61,7 +61,6 @@ export const text = {
     serves: (/** @type {number} */ nodes) => (nodes > 1 ? `All ${nodes} nodes serve clients.` : "The broker serves clients."),
     notReady: (/** @type {string} */ node, /** @type {string} */ reasons) => `${node}: ${reasons}`,
     received: "Messages in /s", sent: "Messages out /s", connections: "Clients", sessions: "Sessions", behind: "Sessions behind",
-    behindNote: "read the log to catch up", bytesIn: "Bytes in /s", bytesOut: "Bytes out /s",
     ratesTitle: "Messages per second", ratesNote: "since this page was opened", in: "in", out: "out",
     events: "Last events", noEvents: "Nothing has happened.", time: "Time", node: "Node", event: "Event", fields: "About",
     slowest: "Furthest behind", client: "Client", lag: "Records behind", disk: "Disk", log: "Log", free: "Free", oldest: "Oldest record", growth: "Growth", full: "Full in", notFull: "not foreseen", noneBehind: "Every session is at the end of the log.",
