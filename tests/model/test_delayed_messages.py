@@ -108,7 +108,7 @@ class DelayedWorld:
         stored = {record.payload.decode() for record in waiting.values()}
         assert self.acknowledged <= stored
         assert len(self.bench.node.state.delayed) == 0
-        assert self.bench.node.state.delayed.size_bytes == 0
+        assert self.bench.node.state.delayed.bytes.total == 0
 
 
 def run(seed: int) -> None:

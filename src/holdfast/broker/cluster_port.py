@@ -6,7 +6,9 @@ is its own journal; `cluster.broker_port.BrokerPort` for a node of a cluster.
 
 from typing import TYPE_CHECKING, Final
 
+from holdfast.broker.admission.shares import Shares
 from holdfast.broker.promise import PROMISE_BYTES, Promise
+from holdfast.broker.queues.keeper import Keeper
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session, Subscription
@@ -155,8 +157,13 @@ class ClusterPort:
         None: there is none, or the node's own table has it."""
         raise NotImplementedError
 
-    def queues(self) -> dict[str, Session]:
+    def queues(self) -> dict[str, Keeper]:
         """The keepers of all queues by key, as far as their records are applied here."""
+        raise NotImplementedError
+
+    def filters(self) -> Shares:
+        """The memory of the filters of all durable sessions, as far as their records are applied
+        here. Anonymous ones are one owner."""
         raise NotImplementedError
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
@@ -252,8 +259,11 @@ class SingleNode(ClusterPort):
     def recorded_session(self, client_id: str) -> Session | None:
         return None
 
-    def queues(self) -> dict[str, Session]:
+    def queues(self) -> dict[str, Keeper]:
         return self._state.queues
+
+    def filters(self) -> Shares:
+        return self._state.filters
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         """There is no other node."""

@@ -42,6 +42,7 @@ class NodeConfig:
     retained_bytes_max: int = 1_073_741_824
     subscriptions_per_session: int = 100_000
     filter_bytes_per_session: int = 16_777_216
+    filter_bytes_max: int = 1_073_741_824
     connections: int = 1_000_000
     sessions_max: int = 1_000_000
     connect_bytes: int = 524_288

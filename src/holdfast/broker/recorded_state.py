@@ -14,11 +14,14 @@ from operator import le
 from typing import Final
 
 from holdfast.broker.admission.bans import BanTable
+from holdfast.broker.admission.shares import Shares
 from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.pending_connects import address_of
 from holdfast.broker.connections.repeats import Repeats
 from holdfast.broker.effects import Effect, Note
 from holdfast.broker.publish.delayed_table import DelayedTable
 from holdfast.broker.publish.producers import ProducerTable
+from holdfast.broker.queues.keeper import Keeper
 from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import (
     NO_INFLIGHT,
@@ -82,8 +85,10 @@ class RecordedState:
 
         self.sessions: dict[str, Session] = {}
         self.groups: dict[str, Group] = {}
+        # The memory of the filters of all sessions.
+        self.filters = Shares()
         # The keepers of queues by key, see `broker.queues.keeper`.
-        self.queues: dict[str, Session] = {}
+        self.queues: dict[str, Keeper] = {}
         self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
         self.delayed = DelayedTable()
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
@@ -162,6 +167,7 @@ class RecordedState:
         cancelled = sum(timer.kind == CANCELLED for timer in self.timers)
         assert self.timers_cancelled == cancelled, "the number of cancelled timers"
         self.retained.check()
+        self.filters.check()
         self.delayed.check()
         self.producers.check()
 
@@ -171,6 +177,9 @@ class RecordedState:
         filter = subscription.filter
         old = session.subscriptions.get(filter)
         if old is None:
+            if not session.is_internal:
+                session.filter_owner = filter_owner(session)
+                self.filters.change(session.filter_owner, filter_memory(filter))
             session.filter_bytes += filter_bytes(filter)
         if session.subscriptions is NO_SUBSCRIPTIONS:
             session.subscriptions = {}
@@ -206,6 +215,8 @@ class RecordedState:
         subscription = session.subscriptions.pop(filter, None)
         if subscription is None:
             return None
+        if not session.is_internal:
+            self.filters.change(session.filter_owner, -filter_memory(filter))
         session.filter_bytes -= filter_bytes(filter)
         session.forget_owed(filter)
         group = subscription.group
@@ -292,6 +303,30 @@ def detach_member(group: Group, member: GroupMember) -> None:
         member.session.blocked.pop(member, None)
 
 
+FILTER_OVERHEAD_BYTES: Final = 500
+"""The memory in bytes of a filter beside its text, approximately."""
+GROUP_OVERHEAD_BYTES: Final = 2500
+"""That of a shared filter. Each member counts as the only one of its group."""
+
+
 def filter_bytes(filter: str) -> int:
     """The length of a filter in UTF-8."""
     return len(filter) if filter.isascii() else len(filter.encode())
+
+
+def filter_memory(filter: str) -> int:
+    """The memory of a filter in bytes, as it counts."""
+    overhead_bytes = GROUP_OVERHEAD_BYTES if is_shared(filter) else FILTER_OVERHEAD_BYTES
+    return overhead_bytes + filter_bytes(filter)
+
+
+def filter_owner(session: Session) -> str:
+    """The user whose share of the filters a session needs, or the address of an anonymous one. It
+    is the same while the session has filters, from wherever its client connects. After a restart
+    the address is not known, and such sessions are one owner."""
+    if session.subscriptions:
+        return session.filter_owner
+    if session.username is not None or session.connection is None:
+        return session.username or ""
+    # No user name of MQTT contains U+0000. [MQTT-1.5.4-2]
+    return "\0" + address_of(session.connection.remote)

@@ -3,10 +3,12 @@
 It passes each call to the part of the cluster node that does it; see `broker.cluster_port`.
 """
 
+from holdfast.broker.admission.shares import Shares
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
+from holdfast.broker.queues.keeper import Keeper
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
@@ -93,8 +95,11 @@ class BrokerPort(ClusterPort):
     def recorded_session(self, client_id: str) -> Session | None:
         return self._replicated.state.sessions.get(client_id)
 
-    def queues(self) -> dict[str, Session]:
+    def queues(self) -> dict[str, Keeper]:
         return self._replicated.state.queues
+
+    def filters(self) -> Shares:
+        return self._replicated.state.filters
 
     def spread(self, message: Message, topic: str, behind: int) -> None:
         if self._context.connected or self._interest.has_groups():

@@ -241,6 +241,9 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     subscriptions_per_session: CountAboveZero = 100_000
     filter_bytes_per_session: Annotated[int, Meta(ge=65535, le=1 << 40)] = 16_777_216
     """The most bytes of the filters of all its subscriptions together."""
+    filter_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 50)] = 1 << 30
+    """The most bytes of memory for the filters of all sessions of a node. A user, or an address
+    with clients that are anonymous, may have as many as are left for all others."""
     connections: Count = 0
     """The most clients at once; 0: as many as the process may have file descriptors for, less a
     reserve."""

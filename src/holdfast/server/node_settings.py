@@ -88,6 +88,7 @@ def node_config(config: Config) -> NodeConfig:
         pending_bytes_max=limits.pending_bytes_max,
         subscriptions_per_session=limits.subscriptions_per_session,
         filter_bytes_per_session=limits.filter_bytes_per_session,
+        filter_bytes_max=limits.filter_bytes,
         sessions_max=limits.sessions,
         connections=limits.connections or descriptors.for_clients(),
         connect_bytes=limits.connect_bytes,

@@ -124,6 +124,7 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
     "backlog_records": "Records that sessions away or behind have yet to read, matching or not.",
     "backlog_records_max": "The backlog of the session with the largest one.",
     "subscriptions": "Subscriptions of all sessions.",
+    "filter_bytes": "Memory of the filters of all sessions.",
     "shared_groups": "Shared subscription groups.",
     "retained_messages": "Retained messages of clients, without the broker's own $SYS topics.",
     "retained_bytes": "Memory of the retained store, $SYS included.",

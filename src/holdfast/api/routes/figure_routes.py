@@ -130,6 +130,7 @@ class FigureRoutes:
                      config.retained_bytes_max),
             LimitUse("limits.producers_max", len(state.producers), config.producers_max),
             LimitUse("pending_bytes", state.journal.pending_bytes, config.pending_bytes_max),
+            LimitUse("limits.filter_bytes", state.filters.total, config.filter_bytes_max),
             LimitUse("subscriptions", state.subscription_count, 0),
         ]  # fmt: skip
         return NodeLimits(self._node.node_id, rows)

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import PAGE_MAX
 from holdfast.broker.delivery.log_replay import message_of
@@ -136,8 +136,8 @@ class GroupRoutes:
             raise ApiRefusal(409, "the log has another generation: it was restored since these"
                              " offsets were read")  # fmt: skip
         known = (await self._groups(name)).get(name, [])
-        if not known and len(await self._groups()) >= GROUPS_MAX:
-            raise ApiRefusal(409, f"there are {GROUPS_MAX} groups already: delete one first")
+        if not known:
+            _check_room(await self._groups(), call.caller)
         at_us = self._node.state.wall_us
         before = {each.partition: each.offset for each in known}
         changed = {
@@ -231,6 +231,18 @@ def _add(found: dict[str, list[CommittedOffset]], topic: str, message: Message) 
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
         return  # A client's message, from before these topics were the broker's alone.
     found.setdefault(name, []).append(offset)
+
+
+def _check_room(groups: dict[str, list[CommittedOffset]], caller: Caller) -> None:
+    """Raise `ApiRefusal` (409) unless the caller may begin a group. A group belongs to those who
+    committed its present offsets."""
+    left = GROUPS_MAX - len(groups)
+    if left <= 0:
+        raise ApiRefusal(409, f"there are {GROUPS_MAX} groups already: delete one first")
+    own = sum(any(each.by == caller.name for each in offsets) for offsets in groups.values())
+    # Who may delete groups needs no share.
+    if caller.scope < Scope.OPERATOR and own >= left:
+        raise ApiRefusal(409, f"{own} groups are of this caller: the rest is for the others")
 
 
 def _checked(name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 from holdfast.broker.admission.throttle import recording_refusal
 from holdfast.broker.connections.client_notes import note_filter_denied
 from holdfast.broker.connections.close import handle_violation
+from holdfast.broker.delivery.filter_room import FilterRoom
 from holdfast.broker.delivery.log_replay import continue_reading, feed_group
 from holdfast.broker.delivery.outbox import end_drains
 from holdfast.broker.delivery.replay import (
@@ -21,8 +22,7 @@ from holdfast.broker.delivery.retained import continue_scans, may_match, start_s
 from holdfast.broker.delivery.subscriptions import add_subscription, find_group
 from holdfast.broker.effects import FindStarts, ResumeInput
 from holdfast.broker.promise import Promise
-from holdfast.broker.queues.changes import QueueRoom, begin_queues
-from holdfast.broker.recorded_state import filter_bytes
+from holdfast.broker.queues.changes import QueueRoom, begin_queues, needs_history
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
     subscription_row,
@@ -34,7 +34,7 @@ from holdfast.broker.recovery.state_records import (
     group_positions,
     is_durable_group,
 )
-from holdfast.broker.rights import may_subscribe
+from holdfast.broker.rights import may_replay, may_subscribe
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import (
     GroupMember,
@@ -56,7 +56,13 @@ from holdfast.protocol.mqtt.packets import (
     Unsuback,
 )
 from holdfast.protocol.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER
-from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_queue, is_shared
+from holdfast.protocol.topics.names import (
+    InvalidFilter,
+    check_filter,
+    is_queue,
+    is_shared,
+    split_shared,
+)
 from holdfast.storage.reading.starts import FoundStart
 
 
@@ -247,11 +253,13 @@ def _subscribe(
     packet: Subscribe,
     plan: StartPlan | None,
 ) -> None:
-    accepted, codes = _check_all(state, connection, session, packet, plan)
+    room = FilterRoom(state, session)
+    accepted, codes = _check_all(state, connection, session, packet, plan, room)
     promise = SubscribePromise(connection, session, packet, accepted, codes)
+    promise.error = room.error
     record = SubscribeRecord(session.client_id, [], state.delivered)
     if plan is not None:
-        promise.error = plan.error
+        promise.error = plan.error or promise.error
         if any(each.replay is not None for each in accepted):
             begin_replay(state, session, accepted, record)
             promise.replays = 1
@@ -291,6 +299,7 @@ def _check_all(
     session: Session,
     packet: Subscribe,
     plan: StartPlan | None,
+    room: FilterRoom,
 ) -> tuple[list[Subscription], list[int]]:
     """The accepted subscriptions, and the reason for each requested one."""
     identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
@@ -303,16 +312,13 @@ def _check_all(
     invalid: list[str] = []
     added: dict[str, None] = {}
     queues = QueueRoom(state, session)
-    size_bytes = session.filter_bytes
     for index, request in enumerate(packet.subscriptions):
         filter = request.filter
         reason = 0 if plan is None else plan.refused[index]
         reason = reason or _check(state, session, connection, request, invalid)
         if reason < 0x80 and filter not in session.subscriptions and filter not in added:
-            has_room = _has_room_for(state, session, len(added), size_bytes + filter_bytes(filter))
-            if has_room and queues.has(filter, plan):
+            if room.has(filter) and queues.has(filter, plan):
                 added[filter] = None
-                size_bytes += filter_bytes(filter)
             else:
                 state.stats.refused_quota += 1
                 reason = reasons.QUOTA_EXCEEDED
@@ -404,14 +410,11 @@ def _check(
             return reasons.QUOTA_EXCEEDED
         note_filter_denied(state, session, "subscribe_denied", request.filter)
         return reasons.NOT_AUTHORIZED
+    if needs_history(state, request.filter) and not may_replay(
+        session, split_shared(request.filter)[1]
+    ):
+        note_filter_denied(state, session, "subscribe_denied", request.filter)
+        return reasons.NOT_AUTHORIZED
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
         return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
     return min(request.qos, config.qos_max)
-
-
-def _has_room_for(state: NodeState, session: Session, added: int, size_bytes: int) -> bool:
-    config = state.config
-    return session.is_internal or (
-        len(session.subscriptions) + added < config.subscriptions_per_session
-        and size_bytes <= config.filter_bytes_per_session
-    )

@@ -150,16 +150,13 @@ def delayed_refusal(state: NodeState, record: Record) -> str:
         most = config.delayed_messages_per_client
         return f"{most} delayed messages of this client wait, which is the limit"
     message = Delayed(record)
-    left_bytes = config.delayed_bytes_max - table.size_bytes
-    if message.size_bytes > left_bytes:
+    if message.size_bytes > config.delayed_bytes_max - table.bytes.total:
         return f"the delayed messages need more than {config.delayed_bytes_max} bytes"
-    if proves_names(state):
-        # Nobody may have more than is left for the others. Acknowledged messages cannot give way
-        # later, so without this one user takes all for 49 days.
-        messages, size_bytes = table.share_of(message.owner)
-        left = config.delayed_messages_max - len(table)
-        if messages >= left or size_bytes + message.size_bytes > left_bytes:
-            return "this user has as many delayed messages as there is room for all others"
+    if proves_names(state) and not (
+        table.messages.has_room(message.owner, 1, config.delayed_messages_max)
+        and table.bytes.has_room(message.owner, message.size_bytes, config.delayed_bytes_max)
+    ):
+        return "this user has as many delayed messages as there is room for all others"
     return ""
 
 

@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from holdfast.broker.admission.shares import Shares
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
@@ -135,11 +136,10 @@ class DelayedTable:
 
     def __init__(self) -> None:
         self.by_place: dict[Place, Delayed] = {}
-        # The sum over all messages, as is that of the counts and of the shares.
-        self.size_bytes = 0
         self._counts: dict[bytes, int] = {}
-        # By user: messages and bytes.
-        self._shares: dict[str, tuple[int, int]] = {}
+        # Of the users: messages, and their bytes.
+        self.messages = Shares()
+        self.bytes = Shares()
         # Per partition, (due_us, offset), also of messages that are gone.
         self._due: dict[int, list[tuple[int, int]]] = {}
         # The time of the timer that is armed for the earliest message; 0.0: there is none.
@@ -151,18 +151,6 @@ class DelayedTable:
     def count_of(self, client_id: bytes) -> int:
         """The number of messages of a client."""
         return self._counts.get(client_id, 0)
-
-    def share_of(self, owner: str) -> tuple[int, int]:
-        """The number of messages of a user, and their bytes."""
-        return self._shares.get(owner, (0, 0))
-
-    def _change_share(self, message: Delayed, count: int) -> None:
-        messages, size_bytes = self.share_of(message.owner)
-        if messages + count:
-            share = messages + count, size_bytes + count * message.size_bytes
-            self._shares[message.owner] = share
-        else:
-            del self._shares[message.owner]
 
     def apply(self, record: Record) -> None:
         """Apply a record with FLAG_DELAYED, or of kind DELAYED. Raises `InvalidDelay`."""
@@ -177,10 +165,10 @@ class DelayedTable:
         if place in self.by_place:
             return
         self.by_place[place] = message
-        self.size_bytes += message.size_bytes
         client_id = message.record.client_id
         self._counts[client_id] = self._counts.get(client_id, 0) + 1
-        self._change_share(message, 1)
+        self.messages.change(message.owner, 1)
+        self.bytes.change(message.owner, message.size_bytes)
         self._push(message, message.due_us)
 
     def remove(self, place: Place) -> bool:
@@ -188,9 +176,8 @@ class DelayedTable:
         message = self.by_place.pop(place, None)
         if message is None:
             return False
-        self.size_bytes -= message.size_bytes
-        assert self.size_bytes >= 0, "fewer bytes wait than none"
-        self._change_share(message, -1)
+        self.messages.change(message.owner, -1)
+        self.bytes.change(message.owner, -message.size_bytes)
         client_id = message.record.client_id
         left = self._counts[client_id] - 1
         if left:
@@ -202,11 +189,11 @@ class DelayedTable:
     def check(self) -> None:
         """Raise `AssertionError` unless the counts and sizes are the sums over the messages."""
         sizes = [message.size_bytes for message in self.by_place.values()]
-        assert self.size_bytes == sum(sizes), "the bytes of delayed messages"
-        assert sum(self._counts.values()) == len(self.by_place), "the counts of the clients"
-        shares = list(self._shares.values())
-        assert sum(count for count, _ in shares) == len(sizes), "the shares of the users"
-        assert sum(size_bytes for _, size_bytes in shares) == self.size_bytes, "their bytes"
+        assert self.bytes.total == sum(sizes), "the bytes of delayed messages"
+        assert sum(self._counts.values()) == len(sizes), "the counts of the clients"
+        assert self.messages.total == len(sizes), "the shares of the users"
+        self.messages.check()
+        self.bytes.check()
 
     def drop_partition(self, partition: int) -> None:
         """Remove all messages of a partition."""

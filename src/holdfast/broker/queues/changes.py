@@ -6,6 +6,8 @@ On a single node the CURSOR record of the group goes before it, into the same wr
 queue alone in the log, the group would begin at the log's end after a crash.
 """
 
+from operator import lt
+
 from holdfast.broker.cluster_port import QUEUES
 from holdfast.broker.connections.close import drop_session
 from holdfast.broker.connections.operations import Outcome, OutcomePromise
@@ -80,7 +82,8 @@ def create_queue(
     is_known = key in state.cluster.queues()
     if is_known and (state.cluster.is_single or state.cluster.older_nodes(QUEUES)):
         return
-    keeper = make_keeper(key, owner)
+    is_past = any(map(lt, start, state.delivered))
+    keeper = make_keeper(key, owner, is_past)
     if state.cluster.is_single:
         group = find_group(state, key)
         if group is not None and any(each.client_id != key for each in group.members):
@@ -91,7 +94,7 @@ def create_queue(
         state.queues[key] = keeper
         append_cursor(state, keeper.key, changed_positions(None, start), {}, [])
     promise = QueuePromise(connection, keeper, start, creator)
-    change = QueueRecord(key, start, creator, owner or "")
+    change = QueueRecord(key, start, creator, owner or "", is_past)
     append_change(state, keeper.key, change, promise=promise)
 
 
@@ -116,6 +119,12 @@ def begin_queues(
         start = starts.get(key) or list(state.delivered)
         create_queue(state, connection, key, start, session.client_id)
     return True
+
+
+def needs_history(state: NodeState, filter: str) -> bool:
+    """Whether the filter is that of a queue that began in the past."""
+    keeper = state.cluster.queues().get(filter)
+    return keeper is not None and keeper.is_past
 
 
 class QueueRoom:

@@ -20,11 +20,21 @@ from holdfast.broker.session.session import (
 from holdfast.protocol.topics.names import is_queue, split_shared
 
 
-def make_keeper(key: str, owner: str | None = None) -> Session:
+class Keeper(Session):
+    """A keeper. `is_past`: its queue began with messages from before its SUBSCRIBE, so each member
+    needs the right `history`."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.is_past = False
+
+
+def make_keeper(key: str, owner: str | None = None, is_past: bool = False) -> Keeper:
     """The keeper of the queue with this key, without its subscription. `owner`: the user in whose
     share of the queues it is."""
-    keeper = Session(key)
+    keeper = Keeper(key)
     keeper.username = owner
+    keeper.is_past = is_past
     keeper.epoch = 1
     keeper.expiry_s = NEVER_EXPIRES
     keeper.recorded = True

@@ -325,7 +325,7 @@ class Recovery(SenderPacketIds):
         elif isinstance(change, QueueRecord):
             if session is None:
                 check_queue(client_id, change.start, self.state.config.partitions)
-                session = self._new_session(client_id)
+                session = self._new_session(client_id, is_past=change.past)
                 session.username = change.owner or None
                 self._touch(session)
                 self._add_subscription(keeper_subscription(session, change.start))
@@ -373,11 +373,11 @@ class Recovery(SenderPacketIds):
     def _set_closed(self, session: Session) -> None:
         self.open.discard(session)
 
-    def _new_session(self, client_id: str) -> Session:
+    def _new_session(self, client_id: str, is_past: bool = False) -> Session:
+        session = Session(client_id)
         if is_queue(client_id):
-            session = self.state.queues[client_id] = make_keeper(client_id)
-        else:
-            session = Session(client_id)
+            session = keeper = make_keeper(client_id, None, is_past)
+            self.state.queues[client_id] = keeper
         session.recorded = True
         session.tailing = False
         self.state.sessions[client_id] = session
@@ -438,7 +438,7 @@ class Recovery(SenderPacketIds):
 
     def _restore_session(self, entry: SessionEntry) -> Session:
         cursor = cursor_of(entry, self.state.config.partitions)
-        session = self._new_session(entry.client)
+        session = self._new_session(entry.client, is_past=entry.past is True)
         session.epoch = entry.epoch
         self._begin_life(session, session.epoch)
         session.expiry_s = entry.expiry_s

@@ -231,13 +231,14 @@ class ReserveRecord(Struct, tag_field="op", tag="reserve"):
 
 class QueueRecord(Struct, tag_field="op", tag="queue", omit_defaults=True):
     """A queue begins at the offsets `start`, unless there is one with this key. `client` is the
-    key, `creator` the client that asked for it, `owner` its user. Older versions ignore the record.
-    """
+    key, `creator` the client that asked for it, `owner` its user, `past` as `Keeper.is_past`. Older
+    versions ignore the record."""
 
     client: str
     start: list[int]
     creator: str = ""
     owner: str = ""
+    past: bool = False
 
 
 class MemberRecord(Struct, tag_field="op", tag="member", omit_defaults=True):
@@ -290,7 +291,7 @@ class SessionEntry(Struct, kw_only=True):
     """A whole session. `cursor` is the payload of a CURSOR record, and `done` the finished offsets
     that have no room in it. `born`, `requests`, `maybe_sent` and `trusted` are those of
     `cluster.state.replicated`. `owed`: the retained sets by filter, each with `OwedRetained.after`
-    and `seam`; `passed`: `owed_inflight` of the session."""
+    and `seam`; `passed`: `owed_inflight` of the session; `past`: `Keeper.is_past`."""
 
     client: str
     epoch: int
@@ -313,6 +314,7 @@ class SessionEntry(Struct, kw_only=True):
     trusted: tuple[int, int] | UnsetType = UNSET
     owed: dict[str, tuple[str, list[int] | None]] | UnsetType = UNSET
     passed: list[tuple[int, int]] | UnsetType = UNSET
+    past: bool | UnsetType = UNSET
 
     @property
     def may_be_sent(self) -> bool:

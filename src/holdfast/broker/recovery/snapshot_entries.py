@@ -94,6 +94,7 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
     if session.positions is None and state.journal.replicated:
         # No record has a cursor yet, see ReplicatedState.
         positions = []
+    keeper = state.queues.get(session.client_id)
     inflight: dict[int, Inflight | None] = dict(session.inflight)
     done = sorted(session.done or ())
     # Offsets beyond the room of one payload go into a field of their own.
@@ -121,4 +122,5 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
         owed={filter: (each.after, each.seam) for filter, each in (session.owed or {}).items()}
         or UNSET,
         passed=sorted(session.owed_inflight or ()) or UNSET,
+        past=UNSET if keeper is None or not keeper.is_past else True,
     )

@@ -218,6 +218,8 @@ class Session(RareState):
         self.epoch = 0
         self.subscriptions: dict[str, Subscription] = NO_SUBSCRIPTIONS
         self.filter_bytes = 0
+        # The user or address whose share the filters are in, while there are some.
+        self.filter_owner = ""
         # By packet id, 1 to 65,535, in the order sent.
         self.inflight: dict[int, Inflight] = NO_INFLIGHT
         # Resumed packet ids that are inflight but not sent on this connection yet.

@@ -22,6 +22,7 @@ from typing import Final
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import (
+    QueueRecord,
     ReplayEntry,
     SubscriptionRow,
     WillEntry,
@@ -106,8 +107,7 @@ class CarriedState:
     """The whole state."""
 
     sessions: list[CarriedSession]
-    queues: dict[str, list[int]]
-    """The start of each queue, by the key of its group."""
+    queues: list[QueueRecord]
     groups: list[CarriedGroup]
     entries: list[tuple[int, bytes]]
     """Retained and delayed messages, producers and bans, as entries of a snapshot."""
@@ -116,7 +116,7 @@ class CarriedState:
         """The parts that a conversion must not change."""
         return (
             [each.lasting() for each in sorted(self.sessions, key=lambda each: each.client)],
-            self.queues,
+            sorted(self.queues, key=lambda each: each.client),
             sorted((each.key, each.positions, each.finished, each.kept) for each in self.groups),
             sorted(self.entries),
         )
@@ -128,11 +128,14 @@ def carry(recovery: Recovery, opened: OpenedJournal) -> CarriedState:
     given_back: dict[str, set[Place]] = {}
     ended: set[Session] = set()
     sessions = []
-    queues = {}
+    queues = []
     for client_id, session in state.sessions.items():
-        if client_id in state.queues:
+        keeper = state.queues.get(client_id)
+        if keeper is not None:
             start = session.subscriptions[client_id].start
-            queues[client_id] = list(start or [0] * state.config.partitions)
+            start = list(start or [0] * state.config.partitions)
+            owner = keeper.username or ""
+            queues.append(QueueRecord(client_id, start, "", owner, keeper.is_past))
             continue
         found = _session(recovery, session, given_back)
         if found is None or not found.expiry_s:

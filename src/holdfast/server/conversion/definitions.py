@@ -13,7 +13,6 @@ from msgspec import UNSET
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     OpenRecord,
-    QueueRecord,
     SessionRecord,
     SubscribeRecord,
     SubscriptionRow,
@@ -43,8 +42,8 @@ class Definitions:
         """The records, in the order in which they must be appended."""
         for session in carried.sessions:
             yield from self._session(session)
-        for key, start in carried.queues.items():
-            yield self._change(QueueRecord(key, start), 0)
+        for queue in carried.queues:
+            yield self._change(queue, 0)
         for group in carried.groups:
             yield from self._group(group)
 

@@ -1,0 +1,150 @@
+"""Tables for all clients with a share for each of them, and queues that began in the past."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.api.routes import group_routes
+from holdfast.broker.admission.shares import Shares
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import FILTER_OVERHEAD_BYTES
+from holdfast.protocol.mqtt import packets as m
+from holdfast.security.acl import AclFile
+from holdfast.testing import Broker
+from tests.e2e.test_admin_access import ask, made_token
+from tests.support.node_bench import NodeBench, Peer, check_routing
+from tests.unit.test_node_replay import drain, publish, subscribe
+
+REASON_STRING = 0x1F
+WEEK_S = 604_800
+FILTER = 100
+COST = FILTER + FILTER_OVERHEAD_BYTES
+
+
+def login(bench: NodeBench, client: str, user: str | None = None, address: str = "test") -> Peer:
+    peer = Peer(bench, 5, address=address)
+    bench.node.state.admission.checks_passwords = True
+    password = None
+    if user is not None:
+        bench.valid_passwords[user] = password = b"x"
+    expiry = {0x11: WEEK_S}
+    peer.send(m.Connect(5, False, 0, client, None, user, password, expiry))
+    peer.take(m.Connack)
+    return peer
+
+
+def granted(peer: Peer, name: str, count: int = 1) -> int:
+    """How many of so many new filters of `FILTER` bytes are granted."""
+    filters = [f"{name}/{number}/".ljust(FILTER, "x") for number in range(count)]
+    peer.send(m.Subscribe(3, [m.SubscriptionRequest(each, 1) for each in filters], {}))
+    [answer] = peer.take(m.Suback)
+    assert isinstance(answer, m.Suback)
+    refused = [each for each in answer.reasons if each != 1]
+    assert set(refused) <= {0x97}
+    assert bool(refused) == (REASON_STRING in answer.properties)
+    return len(answer.reasons) - len(refused)
+
+
+@pytest.fixture
+def bench() -> NodeBench:
+    return NodeBench(NodeConfig(partitions=4, sys_interval_s=0, filter_bytes_max=16 * COST))
+
+
+def test_no_owner_has_more_than_is_left_for_the_others() -> None:
+    shares = Shares()
+    for owner, most in (("a", 8), ("b", 4), ("c", 2), ("d", 1), ("e", 0)):
+        found = 0
+        while shares.has_room(owner, 1, 16):
+            shares.change(owner, 1)
+            found += 1
+        assert found == most
+    shares.change("a", -8)
+    assert shares.has_room("e", 3, 16)
+    shares.check()
+    with pytest.raises(AssertionError):
+        shares.change("b", -5)
+
+
+def test_a_user_leaves_filters_for_others(bench: NodeBench) -> None:
+    """Also with many client ids, and after a restart."""
+
+    def begun(user: str) -> int:
+        return sum(granted(login(bench, f"{user}{number}", user), user, 4) for number in range(5))
+
+    assert [begun(user) for user in ("ann", "bob", "eve")] == [8, 4, 2]
+    bench.crash()
+    check_routing(bench.node.state)
+    assert begun("dan") == 1
+    assert begun("ann") == 8, "the present ones are granted again"
+    login(bench, "ann0", "ann").send(m.Disconnect(0, {0x11: 0}))
+    bench.settle()
+    assert begun("eve") == 2 + 1
+    check_routing(bench.node.state)
+
+
+def test_anonymous_clients_of_an_address_have_one_share(bench: NodeBench) -> None:
+    peers = [login(bench, f"c{number}", address="192.0.2.1") for number in range(3)]
+    assert [granted(peer, f"f{at}", 4) for at, peer in enumerate(peers)] == [4, 4, 0]
+    assert granted(login(bench, "other", address="192.0.2.2"), "g", 8) == 4
+    # The session is charged to the address that it began at, wherever its client is.
+    assert granted(login(bench, "c0", address="192.0.2.3"), "h") == 0
+    peers[1].send(m.Unsubscribe(9, [f"f1/{n}/".ljust(FILTER, "x") for n in range(4)]))
+    assert granted(login(bench, "c0", address="192.0.2.3"), "h", 8) == 2
+    check_routing(bench.node.state)
+
+
+def test_a_queue_that_began_in_the_past_needs_history_of_each_member() -> None:
+    """Also while its record is on its way to the log, and after a snapshot."""
+    bench = NodeBench()
+    state = bench.node.state
+    rules = "topic readwrite #\nuser ann\ntopic readwrite #\ntopic history a/#\n"
+
+    def open_as(client: str, user: str | None) -> Peer:
+        bench.node.state.acl = AclFile.parse(rules, "acl")
+        return login(bench, client, user)
+
+    source = open_as("p", None)
+    publish(bench, source, "a/1", "1", "2")
+    ann, eve = open_as("ann", "ann"), open_as("eve", "eve")
+    assert subscribe(eve, "$queue/a/#", "earliest").reasons == [0x87]
+    bench.auto_commit = False
+    request = m.SubscriptionRequest("$queue/a/#", 1)
+    ann.send(m.Subscribe(1, [request], {0x26: [("stream-offset", "earliest")]}))
+    assert subscribe(eve, "$queue/a/#").reasons == [0x87]
+    bench.auto_commit = True
+    bench.settle()
+    assert state.stats.subscriptions_denied == 1
+    ann.lose()
+    for snapshot in (False, True):
+        bench.crash(snapshot=bench.snapshot() if snapshot else None)
+        eve = open_as("eve", "eve")
+        assert subscribe(eve, "$queue/a/#").reasons == [0x87]
+        # One that began at the end of the log is for everybody.
+        assert subscribe(eve, "$queue/a/1").reasons == [1]
+    assert drain(eve) == []
+    assert subscribe(open_as("ann", "ann"), "$queue/a/#").reasons == [1]
+
+
+def test_a_reader_leaves_consumer_groups_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_routes, "GROUPS_MAX", 8)
+    tokens = {
+        name: made_token(tmp_path, role)
+        for name, role in (("ann", "reader"), ("bob", "reader"), ("boss", "operator"))
+    }
+
+    def begun(name: str, count: int = 8) -> int:
+        """How many of so many groups a caller begins."""
+        found = 0
+        for number in range(count):
+            path = f"/api/v1/log/group?group={name}{number}"
+            reply = ask(broker.admin_port, "POST", path, tokens[name], {"offsets": [[0, 0]]})
+            assert reply.status in (200, 409), reply.json
+            found += reply.status == 200
+        return found
+
+    with Broker(data=tmp_path, admin=True) as broker:
+        assert [begun(name) for name in ("ann", "bob", "ann")] == [4, 2, 4]
+        assert begun("boss") == 2
+        assert begun("ann", 4) == 4, "a group that is there goes on"
