@@ -549,6 +549,23 @@ def test_the_lane_closes_when_it_is_full() -> None:
     assert bench.node.state.sessions["r"].lane is None
 
 
+def test_a_message_waits_in_the_lane_of_a_replay_without_records() -> None:
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0))
+    publisher = bench.connect("p")
+    reader = bench.connect("r", properties={33: 1})
+    subscribe(reader, "new")
+    publish(bench, publisher, "new", "n0", "n1")
+    subscribe(reader, "old", "earliest")
+    session = bench.node.state.sessions["r"]
+    assert session.lane is not None
+    assert session.lane.queue
+    assert not session.outbox
+    session.check()
+    assert drain(reader) == ["n0", "n1"]
+    assert session.lane is None
+    session.check()
+
+
 def test_a_subscription_during_a_read_begins_with_the_next_message(bench: NodeBench) -> None:
     publisher = bench.connect("p")
     publish(bench, publisher, "a", "1")

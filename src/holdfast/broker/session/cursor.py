@@ -205,7 +205,7 @@ class Cursor:
     """The position of one reader, and its outbox.
 
     Invariant: while the reader tails and no read is under way, `positions` is None. If nothing
-    waits in its outbox or in `waiting_qos0` then, `lane` is None, too.
+    waits in its outbox, its lane or `waiting_qos0` then, `lane` is None, too.
     """
 
     def __init__(self) -> None:
@@ -364,8 +364,9 @@ class Cursor:
         assert self.reading or self.tailed_while_reading is None, "tailed without a read"
         if self.tailing and not self.reading:
             assert self.positions is None, "a reader at the end of the log has positions"
-            has_waiting = bool(self.outbox) or self.waiting_qos0 is not None
-            assert has_waiting or self.lane is None, "a lane without a replay"
+            is_at_rest = not self.outbox and self.waiting_qos0 is None
+            has_lane = self.lane is not None and not self.lane.queue
+            assert not (is_at_rest and has_lane), "a lane without a replay"
         if self.lane is not None:
             self.lane.check()
         if self.waiting_qos0 is not None:
