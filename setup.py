@@ -133,6 +133,7 @@ HOT = [
     "broker/queues/changes.py",
     "broker/queues/keeper.py",
     "broker/recovery/state_records.py",
+    "broker/recovery/recorded_filters.py",
     "broker/delivery/retained.py",
     "broker/rights.py",
     "broker/routing.py",

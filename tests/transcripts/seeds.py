@@ -159,10 +159,8 @@ def scene_of(seed: int, *, may_have_groups: bool = True) -> Scene:
 
 # Fresh seeds
 
-_PUBLISH: Final = re.compile(r"(< PUBLISH )(\d+ )?(dup )?(q\d) (retain )?(\S+) (.*)")
-_ACKNOWLEDGED: Final = re.compile(r"(< PUB(?:ACK|REC) \d+)( 16)?$")
-_IDENTIFIER: Final = re.compile(r" \[subscription-identifier \d+\]")
-_OWN: Final = re.compile(r"[<>] (?:PUBREL|PUBCOMP)|> PUB(?:ACK|REC)")
+_PUBLISH: Final = re.compile(r"< PUBLISH (\d+ )?(.*?(q\d) (retain )?(\S+) .*)")
+_ACKNOWLEDGEMENT: Final = re.compile(r"[<>] PUB(?:ACK|REC|REL|COMP) ")
 
 
 def compare_brokers(seed: int) -> None:
@@ -177,19 +175,14 @@ def compare_brokers(seed: int) -> None:
 def differences(first: Sections, second: Sections) -> list[str]:
     """Differences that the clients of two forms see and no reason explains.
 
-    Compared per connection: the acknowledgements of its publishes, its other packets, and the
-    messages of each topic and QoS, each in their order.
-
-    Left out: packet ids of messages with their acknowledgements (`packet-ids`), DUP (`maybe-sent`),
-    whether anybody was subscribed (`no-subscribers`), and the order between topics (`topic-order`).
-    After a reconnect also subscription identifiers (`resent-identifiers`).
+    Compared per connection: the acknowledgements in both directions, the other packets, the packet
+    ids of messages, and the messages of each topic and QoS, each in their order.
     """
     found = []
     for name in dict.fromkeys([*first, *second]):
         if name.startswith("log"):
             continue
-        is_back = "#" in name
-        one, two = (_plain(each.get(name, []), is_back) for each in (first, second))
+        one, two = (_plain(each.get(name, [])) for each in (first, second))
         for key in dict.fromkeys([*one, *two]):
             here, there = one.get(key, []), two.get(key, [])
             if here != there:
@@ -197,22 +190,17 @@ def differences(first: Sections, second: Sections) -> list[str]:
     return found
 
 
-def _plain(lines: list[str], is_back: bool) -> dict[str, list[str]]:
-    """`is_back`: the connection is not the client's first one."""
+def _plain(lines: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in lines:
-        if _OWN.search(line):
-            continue
         # Without the time, which is that of a turn.
         text = line.split(maxsplit=1)[1]
-        message = _PUBLISH.search(text)
+        key = "acknowledgements" if _ACKNOWLEDGEMENT.match(text) else "other packets"
+        message = _PUBLISH.match(text)
         if message is not None:
-            qos, retain, topic, rest = message.group(4, 5, 6, 7)
-            # Those for a new subscription come beside the others, and two subscriptions may give
-            # two copies.
+            packet_id, text, qos, retain, topic = message.groups()
+            found.setdefault("packet ids", []).append(packet_id)
+            # Retained ones for a new subscription come beside the others.
             key = f"{topic} {qos}{', retained' * bool(retain)}"
-            found.setdefault(key, []).append(_IDENTIFIER.sub("", rest) if is_back else rest)
-            continue
-        kind = "acknowledgements" if _ACKNOWLEDGED.search(text) else "other packets"
-        found.setdefault(kind, []).append(_ACKNOWLEDGED.sub(r"\1", text))
+        found.setdefault(key, []).append(text)
     return found

@@ -14,6 +14,7 @@ from holdfast.storage import record as log_record
 from holdfast.storage.journal.commit_pace import CommitPace
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import Record
+from tests.transcripts.stage import ONE, THREE, Setup, Stage
 
 
 class Links:
@@ -155,6 +156,16 @@ def test_a_record_that_admission_adds_is_folded() -> None:
     assert len(machine.node.state.retained) == 1
     assert sum(journal.next_offset) >= 3
     assert machine.node.state.delivered == journal.next_offset
+
+
+@pytest.mark.parametrize(("form", "is_only_node"), [(ONE, True), (THREE, False)])
+def test_only_a_cluster_of_one_has_one_clock_and_one_owner(form: str, is_only_node: bool) -> None:
+    """Another node may have sent messages to a session, and may have closed it by its clock."""
+    for host in Stage(form, Setup()).hosts.values():
+        assert host.process is not None
+        cluster_node = host.process.cluster_node
+        assert (cluster_node.context.began_at is not None) == is_only_node
+        assert (cluster_node.replicated.clock_slack_us == 0) == is_only_node
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -40,6 +40,9 @@ class ClusterContext:
         self.majority_at = 0.0
         # Whether this node commits alone, as the only node of its cluster: see `alone`.
         self.is_alone = False
+        # Per partition, the end of the log when this process began. An earlier process sent nothing
+        # from there on. None: the cluster has had another node since, which may have sent more.
+        self.began_at: list[int] | None = list(journal.next_offset)
         # Whether this node has the replicated state of all partitions.
         self.is_whole = True
 

@@ -3,6 +3,7 @@ reports."""
 
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.parts import Parts
+from holdfast.cluster.state.replicated import CLOCK_SLACK_S
 
 
 class LeadershipChanges:
@@ -12,6 +13,7 @@ class LeadershipChanges:
         self._node_id = parts.meta.node_id
         self._is_witness = parts.config.is_witness
         self._context = parts.context
+        self._replicated = parts.replicated
         self._state = parts.state
         self._history = parts.history
         self._log = parts.log
@@ -97,6 +99,10 @@ class LeadershipChanges:
         self, before: ClusterMetadata | None, metadata: ClusterMetadata, now: float
     ) -> None:
         self._detector.set_members(tuple(metadata.nodes), now)
+        self._replicated.clock_slack_us = 0
+        if tuple(metadata.nodes) != (self._node_id,):
+            self._replicated.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
+            self._context.began_at = None
         for node in metadata.nodes if before is None else before.nodes:
             if self._context.is_gone(node):
                 self._session_coordinator.node_gone(node)

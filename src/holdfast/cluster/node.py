@@ -386,8 +386,10 @@ class ClusterNode(Parts):
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
             self.retained_updates.forget_overdue()
-            for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
-                self.session_coordinator.endings.due(session, SESSION_EXPIRY)
+            if self.history.is_current:
+                # The metadata says how many clocks there are.
+                for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
+                    self.session_coordinator.endings.due(session, SESSION_EXPIRY)
             self.proposer.admit_all(now)
             self._note_clocks()
             self.state.effects.extend(self.replicated.state.pop_effects())

@@ -124,7 +124,7 @@ class Parts:
             self._session_applied,
             updates.applied,
         )
-        self.local = LocalCommit(state, self.admission, self.forwarding, self.applier.fold)
+        self.local = LocalCommit(state, self.admission, self.forwarding, self.applier)
         self.transfer = Transfer(state, context, replicated, self.applier)
         self.space = DiskSpace(context, self.replication, self.transfer)
         self._share_state()

@@ -109,23 +109,20 @@ class PublishPromise(PrecedingPromise):
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
-        reason = reasons.SUCCESS
         if self.route is not None:
-            receivers = self._complete(state, self.route)
+            if self._complete(state, self.route) == 0:
+                self.reason = reasons.NO_MATCHING_SUBSCRIBERS
             self.end_precedence(state)
             if connection is None:
                 return
-            if receivers == 0 and connection.version >= 5:
-                reason = reasons.NO_MATCHING_SUBSCRIBERS
         assert connection is not None
         packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
         if packet_type == PUBACK:
             # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
             connection.note_acknowledged()
         if connection.state != CLOSED:
-            connection.send(
-                encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
-            )
+            reply = encode_ack(packet_type, self.packet_id, self.reason, connection.version)
+            connection.send(reply, state.dirty)
 
     def _complete(self, state: NodeState, route: Route) -> int:
         """Retain and deliver the message. Returns the number of receivers."""

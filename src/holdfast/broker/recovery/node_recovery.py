@@ -1,5 +1,7 @@
 """The recovery of a node's own state, so that it can serve its sessions."""
 
+from operator import ge
+
 from msgspec import UNSET
 
 from holdfast.broker.connections.close import drop_session, end_session
@@ -119,7 +121,21 @@ class NodeRecovery(Recovery):
             session.positions = first_starts(state, session)
         session.positions = _clamped(state, session.positions)
         session.logged_positions = list(session.positions)
+        if session.has_starts:
+            _forget_passed_starts(session, session.positions)
         self._complete_inflight(session)
+        for packet_id in session.inflight:
+            session.next_packet_id = packet_id % 65535 + 1
+
+
+def _forget_passed_starts(session: Session, positions: list[int]) -> None:
+    """Forget the starts that the session has passed, as it does when it catches up."""
+    session.has_starts = False
+    for subscription in session.subscriptions.values():
+        start = subscription.start
+        if start is not None and subscription.replay is None and all(map(ge, positions, start)):
+            subscription.start = None
+        session.has_starts = session.has_starts or subscription.start is not None
 
 
 def _note_inflight(group: Group, positions: list[int]) -> None:

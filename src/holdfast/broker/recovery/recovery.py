@@ -464,9 +464,8 @@ class Recovery(SenderPacketIds):
 
     def _complete_inflight(self, session: Session) -> None:
         session.inflight = in_sending_order(session.inflight)
-        for packet_id, entry in session.inflight.items():
+        for entry in session.inflight.values():
             entry.logged = True
-            session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
         session.replaying = bool(session.inflight or session.done)
 
     def _rearm(self, session: Session) -> bool:

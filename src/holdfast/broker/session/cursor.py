@@ -364,10 +364,10 @@ class Cursor:
         assert self.reading or self.tailed_while_reading is None, "tailed without a read"
         if self.tailing and not self.reading:
             assert self.positions is None, "a reader at the end of the log has positions"
-            is_at_rest = not self.outbox and self.waiting_qos0 is None
-            has_lane = self.lane is not None and not self.lane.queue
-            assert not (is_at_rest and has_lane), "a lane without a replay"
         if self.lane is not None:
+            is_at_rest = self.tailing and not self.reading and not self.lane.queue
+            is_needed = self.outbox or self.waiting_qos0 is not None
+            assert is_needed or not is_at_rest, "a lane without a replay"
             self.lane.check()
         if self.waiting_qos0 is not None:
             self.waiting_qos0.check()

@@ -124,6 +124,7 @@ class Applier(Work):
         super().__init__()
         self._state = state
         self._replicated = replicated
+        self.filters = replicated.filters
         self._log = log
         self._pending = pending
         self._settle = settle
@@ -258,9 +259,10 @@ class Applier(Work):
                 self.release_followers(partition)
         return max(0, last - first)
 
-    def fold(self, record: Record) -> None:
-        """Applies a committed record, as it was appended or read."""
+    def fold(self, record: Record) -> int:
+        """Applies a committed record. Returns the number of its receivers here."""
         state = self._state
+        receivers = 0
         kind = record.kind
         is_message = kind == log_record.MESSAGE
         is_delivered = is_message
@@ -274,36 +276,37 @@ class Applier(Work):
                 if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
                     self._on_retained(record)
         if is_delivered and len(state.subscriptions) > 0:
-            self._deliver(record.topic, record.flags, record, None, 0)
+            receivers = self._deliver(record.topic, record.flags, record, None, 0)
         state.delivered[record.partition] = record.offset + 1
         is_will = is_message and record.flags & log_record.FLAG_WILL != 0
         if is_will or kind in (log_record.SESSION, log_record.WILL):
             self._on_session(record)
+        return receivers
 
     def _deliver(
         self, topic: bytes, flags: int, record: Record | None, batch: Batch | None, index: int
-    ) -> None:
+    ) -> int:
         """Delivers a message to the clients here: `record`, or that of the batch, which is read
-        only for a receiver."""
+        only for a receiver. Returns the number of receivers."""
         state = self._state
         try:
             route = find_route(state, topic)
         except InvalidTopic:
-            return
+            return 0
         if flags & log_record.FLAG_QOS_MASK == 0:
             # Qos0Routing has brought it to all but these.
             if not route.reads_log:
-                return
+                return 0
         elif not (route.targets or route.groups or route.denied):
-            return
+            return 0
         if record is None:
             assert batch is not None
             record = batch.record(index, topic)
         message = message_of(record)
         if flags & log_record.FLAG_QOS_MASK:
-            deliver(state, route, message)
-        else:
-            deliver_committed_qos0(state, route, message)
+            return deliver(state, route, message)
+        deliver_committed_qos0(state, route, message)
+        return 0
 
     def tickets(self, partition: int) -> set[tuple[int, bytes]]:
         """Returns the ticket and client id of the records of a partition that are not applied.

@@ -21,7 +21,9 @@ from holdfast.broker.promise import PROMISE_BYTES, Promise
 from holdfast.broker.publish.completion import PrecedingPromise, PublishPromise
 from holdfast.broker.state import NodeState
 from holdfast.cluster.publish.admission import REFUSED, STORE, Admission
+from holdfast.cluster.publish.apply import Applier
 from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
@@ -49,14 +51,14 @@ class LocalCommit:
         state: NodeState,
         admission: Admission,
         forwarding: RecordForwarder,
-        fold: Callable[[Record], None],
+        applier: Applier,
     ) -> None:
         self._state = state
         self._journal = state.journal
         self._admission = admission
         self._forwarding = forwarding
         self._promises = forwarding.promises
-        self._fold = fold
+        self._applier = applier
         # A message with its PUBACK or PUBREC is a PublishPromise, everything else a `_Step`. Unless
         # `release` runs, the first one has a record that is not committed.
         self._steps: list[object] = []
@@ -140,7 +142,7 @@ class LocalCommit:
 
     def release(self) -> None:
         """Fold what is committed, and resolve its promises."""
-        steps = self._steps
+        steps, applier = self._steps, self._applier
         marks = self._journal.high_watermark
         done = 0
         # A step may append others.
@@ -150,7 +152,10 @@ class LocalCommit:
                 record = step.record
                 if record.offset >= marks[record.partition]:
                     break
-                self._fold(record)
+                route = step.precedes
+                # Also a session that is away is a receiver.
+                if not applier.fold(record) and route and not applier.filters.match(route.topic):
+                    step.reason = NO_MATCHING_SUBSCRIBERS
                 if record.flags & log_record.STATE_FLAGS:
                     self._admission.committed(record.partition, record.offset + 1)
                 step.waiting -= 1
@@ -168,7 +173,7 @@ class LocalCommit:
         if record is not None:
             if record.offset >= marks[record.partition]:
                 return False
-            self._fold(record)
+            self._applier.fold(record)
             self._admission.committed(record.partition, record.offset + 1)
         if step.promise is not None:
             self._resolve(step.promise)

@@ -320,6 +320,9 @@ class SessionAcquisition:
             # when it replied.
             session.inbound = self._coordinator.inbound(asking.client_id) or None
             session.doubtful = self._coordinator.doubtful(asking.client_id)
+            if image is not None and image.next_packet_id > 1:
+                # The session was here before. The log does not have this number.
+                session.next_packet_id = image.next_packet_id
         session.renew(epoch)
         finish_open(self._state, asking.connection, session, answer.present, asking.opening)
 
@@ -343,9 +346,13 @@ class SessionAcquisition:
         if answer.session is None:
             return Session(answer.client)
         try:
-            return NodeRecovery(self._state).take_over(answer.session)
+            session = NodeRecovery(self._state).take_over(answer.session)
         except (ValueError, struct.error) as error:
             raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
+        if session.maybe_sent is not None and self._context.began_at is not None:
+            # Only an earlier process has not logged all that it sent.
+            session.maybe_sent = self._context.began_at
+        return session
 
     def handle_close(self, payload: bytes) -> None:
         self.close(decode_frame(frames.CLOSE, payload))

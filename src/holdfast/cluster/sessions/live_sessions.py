@@ -39,6 +39,9 @@ class LiveSessions:
         """Releases the session of a closed connection. Its progress is queued for the log."""
         if self._state.sessions.get(session.client_id) is session:
             drop_session(self._state, session)
+            image = self._coordinator.recorded_session(session.client_id)
+            if image is not None and image.epoch == session.epoch:
+                image.next_packet_id = session.next_packet_id
         self.report_closed(session.client_id, session.epoch)
 
     def report_closed(self, client_id: str, epoch: int) -> None:

@@ -23,6 +23,7 @@ from msgspec import UNSET
 from msgspec.json import encode
 
 from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.recovery.recorded_filters import RecordedFilters
 from holdfast.broker.recovery.session_records import (
     CloseRecord,
     EndRecord,
@@ -44,7 +45,7 @@ from holdfast.broker.recovery.snapshot_entries import (
     snapshot_entries,
 )
 from holdfast.broker.session.rarities import NOT_TRUSTED, rarities_of
-from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.session import Inflight, Session, Subscription
 from holdfast.broker.session.state import CursorState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
 from holdfast.cluster.state.client_epochs import ClientEpochs
@@ -121,6 +122,7 @@ class ReplicatedState(ReplicatedPacketIds):
         self.newest_epochs = [0] * state.config.partitions
         self.groups = GroupPositions(state, self.group_positions)
         self.group_members = self.groups.members
+        self.filters = RecordedFilters()
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         """Loads an entry of a snapshot."""
@@ -188,7 +190,14 @@ class ReplicatedState(ReplicatedPacketIds):
         if is_shared(row[0]):
             self.group_members.review(row[0], session.client_id)
 
+    def _add_subscription(self, subscription: Subscription) -> None:
+        if subscription.filter not in subscription.session.subscriptions:
+            self.filters.change(subscription.filter, 1)
+        super()._add_subscription(subscription)
+
     def _remove_subscription(self, session: Session, filter: str) -> None:
+        if filter in session.subscriptions:
+            self.filters.change(filter, -1)
         super()._remove_subscription(session, filter)
         if is_shared(filter):
             self.group_members.review(filter, session.client_id)
@@ -197,6 +206,8 @@ class ReplicatedState(ReplicatedPacketIds):
         keys = [group.key for group in session.groups or ()]
         for entry in session.inflight.values():
             self.groups.note_inflight(session, entry, -1)
+        for filter in session.subscriptions:
+            self.filters.change(filter, -1)
         super()._drop_session(session)
         for key in keys:
             self.group_members.review(key, session.client_id)
@@ -285,6 +296,7 @@ class ReplicatedState(ReplicatedPacketIds):
         """Raise `AssertionError` for an invariant that does not hold between two records."""
         self.open_sessions.check(self.state.sessions.values())
         self.groups.check()
+        self.filters.check(self.state.sessions.values())
         for client_id, session in self.state.sessions.items():
             if client_id in self.state.queues:
                 continue
