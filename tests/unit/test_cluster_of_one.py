@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.metadata.commands import PutNode
-from holdfast.cluster.metadata.model import NodeInfo
+from holdfast.cluster.metadata.commands import PutNode, PutUsers
+from holdfast.cluster.metadata.model import USERS_BYTES_MAX, NodeInfo
+from holdfast.security.dynamic.agreed import pack
+from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
+from holdfast.security.dynamic.file import write
+from holdfast.security.passwords import hash_password
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
@@ -70,6 +74,39 @@ def test_a_node_with_others_does_not_serve_alone(tmp_path: Path) -> None:
     for _ in range(2):  # The first refusal has released the directory.
         with pytest.raises(BrokerFailed, match="is a cluster node's, with n2: start it with"):
             Broker(data=data).start()
+
+
+def document(*names: str) -> SecurityDocument:
+    """Users whose password is "secret"."""
+    found = SecurityDocument()
+    for name in names:
+        _, _, iterations, salt, password = hash_password("secret", iterations=1).split("$")
+        found.users[name] = SecurityUser(
+            name, iterations=int(iterations), salt=salt, password=password
+        )
+    return found
+
+
+def test_users_that_nodes_agreed_on_stay_in_force(tmp_path: Path) -> None:
+    """Their node has no others any more. Until then its users are those of its file."""
+    data, file = tmp_path / "data", tmp_path / "users.json"
+    write(file, document("bob", "carol"))
+    settings = {"security.dynamic_security_file": str(file), "security.allow_anonymous": False}
+
+    def users(broker: Broker) -> list[str]:
+        found = []
+        for name in ("alice", "bob", "carol"):
+            with wire.Wire(broker.port) as client:
+                client.send(wire.connect(name, username=name, password=b"secret"))
+                if wire.read_connack(client.expect(wire.CONNACK), 5).reason == 0:
+                    found.append(name)
+        return found
+
+    with Broker(data=data, settings=settings) as broker:
+        assert users(broker) == ["bob", "carol"]
+    agree(data, PutUsers(0, pack(document("alice", "carol"), USERS_BYTES_MAX)))
+    with Broker(data=data, settings=settings) as broker:
+        assert users(broker) == ["alice", "carol"]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

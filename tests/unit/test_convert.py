@@ -25,7 +25,8 @@ from holdfast.server.conversion.carried import CarriedState, carry
 from holdfast.server.conversion.conversion import MADE_AGAIN, ClusterPlan
 from holdfast.server.conversion.definitions import Definitions
 from holdfast.server.conversion.source import ConversionError, Source, recover
-from holdfast.server.disk.storage import StorageError
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import (
     DataDirectoryError,
@@ -36,7 +37,7 @@ from holdfast.storage.files.data_directory import (
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import BEFORE_ADOPTION, snapshot_name
 from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.record import CURSOR, MESSAGE
+from holdfast.storage.record import CURSOR, MESSAGE, SESSION, Record
 from holdfast.testing import Broker
 from tests.e2e import wire
 from tests.support.agreed import agree
@@ -513,6 +514,24 @@ def test_a_kill_at_each_change_of_an_adoption(
         shutil.rmtree(data)
         kills += 2
     assert kills > 40
+
+
+def test_an_adoption_passes_what_a_broker_passes(lived: Path, tmp_path: Path) -> None:
+    """A record that is not understood, of which the broker had no state either."""
+    data = tmp_path / "data"
+    shutil.copytree(lived, data)
+    storage = Storage.open(data, "n1", 4, 1 << 16)
+    storage.journal.append(Record(0, SESSION, client_id=b"x", payload=b"?"))
+    group = storage.journal.close_write_group()
+    assert group is not None
+    writer = GroupWriter(storage.directory, durable=False)
+    writer.write(group)
+    writer.close()
+    storage.close()
+    with pytest.raises(ConversionError, match="1 records are not understood"):
+        convert(data, tmp_path / "new", PLAN)
+    adopt(data, "n1", 4)
+    assert state_of(data).lasting() == state_of(lived).lasting()
 
 
 def test_an_adoption_is_refused(

@@ -270,7 +270,5 @@ def gate_of(server: ServedProcess) -> CredentialGate:
     given = read_given(server.config.admin.access_file)
     credentials = AdminCredentials(Path(server.config.node.data), given)
     cluster = server.cluster
-    agreed = None
-    if cluster is not None and server.config.cluster.peer_bind:
-        agreed = AgreedAccess(cluster.access, credentials)
+    agreed = None if cluster is None else AgreedAccess(cluster.access, credentials)
     return CredentialGate(credentials, open_scopes, server.audit, agreed)

@@ -282,7 +282,11 @@ class ClusterMembership:
             self._saving = watched(self._save_replicated())
 
     def became_ready(self) -> None:
-        """End `wait_until_ready`."""
+        """End `wait_until_ready`. A node without others keeps its users in its file, unless it once
+        had others and agreed with them on users."""
+        agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
+        if self.broker.agreement is None and agreement.current() is not None:
+            self.broker.agreement = agreement
         self.operations.access.is_ready = True
         self._ready.set()
 

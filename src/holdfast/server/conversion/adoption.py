@@ -81,7 +81,9 @@ def _fill(root: Path, directory: DataDirectory) -> None:
     if partial.exists():
         shutil.rmtree(partial)
     logger.info("adopting directory=%s text='its log is written again'", root)
-    source = Source(root, directory)
+    source = Source(root, directory, is_strict=False)
+    if source.recovery.damaged:
+        logger.warning("records_not_understood count=%d", source.recovery.damaged)
     free_bytes = OsFileSystem(root).free_bytes()
     if free_bytes < source.size_bytes:
         raise ConversionError(

@@ -190,7 +190,7 @@ def _check(root: Path, source: Source, carried: CarriedState) -> None:
     """Check that the new directory has the same state and offsets. Raises `ConversionError`."""
     directory = open_to_read(root)
     opened = open_journal(directory, writes=False)
-    recovery = recover(directory, opened, source.now_us)
+    recovery = recover(directory, opened, source.now_us, is_strict=source.is_strict)
     again = carry(recovery, opened)
     begins = opened.journal.start_offsets == source.journal.start_offsets
     is_owned = any(session.owner for session in recovery.state.sessions.values())

@@ -34,10 +34,12 @@ class ConversionError(Exception):
 class Source:
     """A data directory whose node has ended, with its state after the last record."""
 
-    def __init__(self, path: Path, directory: DataDirectory) -> None:
+    def __init__(self, path: Path, directory: DataDirectory, *, is_strict: bool = True) -> None:
         """Read the state. Raises `ConversionError` for a directory that is damaged or not whole,
-        and `OSError`."""
+        and `OSError`. `is_strict`: also for one with records that are not understood, which a
+        broker passes."""
         self.path = path
+        self.is_strict = is_strict
         self.directory = directory
         self.manifest = directory.manifest
         self.opened = open_journal(directory, writes=False)
@@ -46,7 +48,7 @@ class Source:
         self._check()
         for partition, end in enumerate(self.journal.next_offset):
             self.journal.advance(partition, end)
-        self.recovery = recover(directory, self.opened, self.now_us)
+        self.recovery = recover(directory, self.opened, self.now_us, is_strict=is_strict)
 
     @property
     def size_bytes(self) -> int:
@@ -126,7 +128,9 @@ class Source:
         return metadata
 
 
-def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Recovery:
+def recover(
+    directory: DataDirectory, opened: OpenedJournal, now_us: int, *, is_strict: bool = True
+) -> Recovery:
     """The state after the last record. Raises `ConversionError` if the log does not define it."""
     config = NodeConfig(
         node_id=directory.manifest.node_id,
@@ -151,7 +155,7 @@ def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Rec
         )
     for record in replay(opened, offsets):
         recovery.apply(record)
-    if recovery.damaged:
+    if recovery.damaged and is_strict:
         raise ConversionError(
             f"{recovery.damaged} records are not understood: convert with the version that wrote"
             " them, or a later one"
