@@ -291,6 +291,42 @@ def test_a_copy_is_told_by_nodes_that_do_not_remember_it() -> None:
     story.check()
 
 
+def lose_end(disk: SimDisk, *, is_zeroed: bool) -> None:
+    """Cut the last bytes of the journal's last file off, or fill them with zeros."""
+    names = sorted(each for each in disk.files if each.startswith("journal/") and ".log" in each)
+    content = disk.files[names[-1]]
+    size = len(content.now.rstrip(b"\0"))
+    lost_bytes = min(1500, size // 2)
+    size -= lost_bytes
+    content.resize(size)
+    content.sync()
+    if is_zeroed:
+        content.write(size, bytes(lost_bytes))
+        content.sync()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("is_zeroed", [False, True])
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, min_insync=1)])
+def test_the_longest_log_leads_after_all_were_killed(
+    seed: int, is_zeroed: bool, settings: Settings
+) -> None:
+    """n1 leads some partitions, and its journal has lost its end. Its last records were
+    acknowledged, which no node has stored: the watermarks are a second old."""
+    story = Story(seed, settings=settings)
+    names = [*story.world.hosts]
+    for party in story.world.parties:
+        party.is_active = True
+    story.run(0.8)
+    story.stop(*names)
+    for party in story.world.parties:
+        party.is_active = False
+    lose_end(story.host("n1").disk, is_zeroed=is_zeroed)
+    story.come(*names)
+    story.run(LATER_S)
+    story.check()
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_damaged_node_that_becomes_a_voter_is_not_needed_for_ever(seed: int) -> None:
     """With it there are four voters for a moment, one of them with a disk that is gone. Had it

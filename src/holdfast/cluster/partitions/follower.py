@@ -17,6 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from holdfast.cluster.frame_kinds import FOLLOW, REPLICATE_ACK, BadFrame
+from holdfast.cluster.metadata.model import PartitionInfo
 from holdfast.cluster.partitions.codec import (
     ASK,
     CUT,
@@ -40,7 +41,7 @@ WAITING: Final = 0
 ASKING: Final = 1
 FOLLOWING: Final = 2
 STUCK: Final = 3
-"""The logs have diverged below the high watermark."""
+"""This node has records that the leader lacks: committed ones, or after a start perhaps so."""
 
 
 class FollowedPartition:
@@ -60,6 +61,8 @@ class FollowedPartition:
         self.leader_watermark = 0
         # The epoch whose leader was found to lack records that are committed here.
         self.diverged_epoch = 0
+        # This process has neither followed nor led it.
+        self.is_untouched = True
         # Its log extends beyond the durable or acknowledged end.
         self.is_dirty = False
 
@@ -119,6 +122,10 @@ class FollowerSide:
         source = self._sources.get(followed.leader)
         if source is not None and followed.partition not in self._state.suspended:
             self._send_follow(followed, source, now)
+
+    def leads(self, partition: int) -> None:
+        """Note that this node begins to lead the partition."""
+        self._partitions[partition].is_untouched = False
 
     def stop(self, partition: int) -> None:
         """Stop following, because this node leads the partition or knows no leader."""
@@ -185,6 +192,7 @@ class FollowerSide:
             return
         del self._asking[partition]
         followed.state = FOLLOWING
+        followed.is_untouched = False
         followed.leader_watermark = watermark
         self._mark(followed)
         self._commit(followed)
@@ -200,6 +208,14 @@ class FollowerSide:
             )
         if offset < log.high_watermark[partition]:
             self._diverged(followed, f"asks to cut at {offset}")
+            return
+        info = self._info_to_lead(followed) if followed.is_untouched else None
+        if info is not None:
+            # All nodes may have been killed, and the file of the leader has lost its end. Then
+            # records above that end may be committed, and the leader must not cut them here. A node
+            # that has followed or led since its start cuts. Otherwise two logs of different epochs
+            # would depose each other for ever.
+            self._take_over(followed, info)
             return
         log.truncate(partition, offset)
         self._state.effects.append(Truncated(partition, offset))
@@ -224,25 +240,37 @@ class FollowerSide:
         watermark = state.log.high_watermark[partition]
         text = f"the leader {what}, below what is committed here, {watermark}"
         followed.state = STUCK
-        info = state.info(partition)
-        takes_over = (
+        info = self._info_to_lead(followed)
+        takes_over = info is not None
+        if not takes_over:
+            self._asking.pop(partition, None)
+        if followed.diverged_epoch != followed.epoch or not takes_over:
+            followed.diverged_epoch = followed.epoch
+            state.effects.append(Diverged(partition, followed.leader, text, takes_over))
+        if info is not None:
+            self._take_over(followed, info)
+
+    def _info_to_lead(self, followed: FollowedPartition) -> PartitionInfo | None:
+        """The partition by the metadata if this node may ask to lead it in place of the leader that
+        it follows. It may while it is in sync: it then has every committed record."""
+        state = self._state
+        info = state.info(followed.partition)
+        is_able = (
             info is not None
             and info.leader == followed.leader
             and info.epoch == followed.epoch
             and state.node_id in info.in_sync
             and state.node_id in info.replicas
         )
-        if not takes_over:
-            self._asking.pop(partition, None)
-        if followed.diverged_epoch != followed.epoch or not takes_over:
-            followed.diverged_epoch = followed.epoch
-            state.effects.append(Diverged(partition, followed.leader, text, takes_over))
-        if takes_over and info is not None:
-            # The state stays ASKING, so the question and the proposal are repeated. The partition
-            # may have changed meanwhile.
-            in_sync = tuple(node for node in info.in_sync if node != info.leader)
-            changed = replace(info, leader=state.node_id, epoch=info.epoch + 1, in_sync=in_sync)
-            state.effects.append(ProposeInSync(partition, info.version, changed))
+        return info if is_able else None
+
+    def _take_over(self, followed: FollowedPartition, info: PartitionInfo) -> None:
+        """Ask to lead, without the leader in sync. The question and the proposal are repeated: the
+        partition may have changed meanwhile."""
+        followed.state = STUCK
+        in_sync = tuple(node for node in info.in_sync if node != info.leader)
+        changed = replace(info, leader=self._state.node_id, epoch=info.epoch + 1, in_sync=in_sync)
+        self._state.effects.append(ProposeInSync(followed.partition, info.version, changed))
 
     def handle_replicate(self, node: str, batches: list[tuple[int, Batch]], now: float) -> None:
         source = self._sources.get(node)

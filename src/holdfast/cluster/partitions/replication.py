@@ -175,6 +175,7 @@ class Replication:
             self._following.stop(partition)
             if self._may_lead(partition, info):
                 self._unled.pop(partition, None)
+                self._following.leads(partition)
                 self.leading.lead(partition, info, now)
             else:
                 self._unled[partition] = info.epoch
