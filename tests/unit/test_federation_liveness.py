@@ -161,3 +161,15 @@ def test_a_message_from_a_lost_link_goes_when_the_link_is_back() -> None:
     world.connect(node_id(0), node_id(1))
     world.run_until(lambda: 1 in world.arrivals[id], 1.0)
     assert world.members[0].member.database.graph_version == version
+
+
+def test_a_wanted_link_that_was_lost_stays_when_it_is_back() -> None:
+    """A repair ends when all wanted links are up. A wanted link is none, although it was missing
+    when this member looked for others."""
+    world = World(3, [(0, 1), (1, 2), (0, 2)])
+    world.run_until(world.is_stable, 10.0)
+    world.kill_link(0, 1)
+    world.run_until(world.is_stable, 10.0)
+    links = dict(world.links)
+    world.run(3 * world.config.repair_close_s)
+    assert world.links == links

@@ -114,6 +114,8 @@ class Repair:
             for node, entry in entries.items()
             if node != self._own
             and node not in self._links
+            # A missing one is dialled anyway, and no repair: that would close it again.
+            and node not in (self._desired or ())
             and entry.address
             and not entry.is_leaving
         ]
