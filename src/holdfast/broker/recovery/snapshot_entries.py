@@ -66,6 +66,12 @@ def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
             given = sorted(group.assigned or ())
             place = GroupEntry(group.key, group_positions(state, group), given)
             yield SNAPSHOT_GROUP, encode_session(place)
+    yield from message_entries(state)
+
+
+def message_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
+    """The entries of the state without its sessions and groups, which a cluster stores in another
+    form. Leaving those out of `snapshot_entries` would make all of them in one call."""
     for message in list(state.delayed.by_place.values()):
         if message.place in state.delayed.by_place:
             yield SNAPSHOT_DELAYED, delayed_entry(message)

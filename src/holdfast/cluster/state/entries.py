@@ -192,13 +192,16 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
             yield
         if replicated.home(session.client_id) in partitions:
             replicated.drop(session)
-    for client_id, ids in list(replicated.inbound.items()):
+    for number, (client_id, ids) in enumerate(list(replicated.inbound.items())):
+        if number % LOOKED_AT == 0:
+            yield
         for key in [key for key in ids if key[0] in partitions]:
             del ids[key]
         if not ids:
             replicated.inbound.pop(client_id, None)
-    yield
-    for name in list(replicated.group_positions):
+    for number, name in enumerate(list(replicated.group_positions)):
+        if number % LOOKED_AT == 0:
+            yield
         if replicated.home(name) in partitions:
             replicated.groups.drop(name)
     for home in range(state.config.partitions):

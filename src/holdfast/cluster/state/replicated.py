@@ -41,8 +41,8 @@ from holdfast.broker.recovery.snapshot_entries import (
     SNAPSHOT_GROUP,
     SNAPSHOT_SESSION,
     first_starts,
+    message_entries,
     session_entry,
-    snapshot_entries,
 )
 from holdfast.broker.session.rarities import NOT_TRUSTED, rarities_of
 from holdfast.broker.session.session import Inflight, Session, Subscription
@@ -428,9 +428,7 @@ class ReplicatedState(ReplicatedPacketIds):
                 yield SNAPSHOT_GROUP, encode_session(self.groups.entry(key))
         for _, members in self.group_members.entries():
             yield SNAPSHOT_MEMBERS, members
-        for kind, entry in snapshot_entries(self.state):
-            if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
-                yield kind, entry
+        yield from message_entries(self.state)
         for _, wills in self.wills():
             yield SNAPSHOT_WILLS, wills
         ended = [(name, epoch) for home in self.ended for name, epoch, _ in home.items()]

@@ -31,10 +31,8 @@ from holdfast.broker.recovery.session_records import (
     will_entry,
 )
 from holdfast.broker.recovery.snapshot_entries import (
-    SNAPSHOT_GROUP,
-    SNAPSHOT_SESSION,
     first_starts,
-    snapshot_entries,
+    message_entries,
 )
 from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import NEVER_EXPIRES, SENT, Group, Inflight, Session
@@ -143,12 +141,7 @@ def carry(recovery: Recovery, opened: OpenedJournal) -> CarriedState:
         if found is not None:
             sessions.append(found)
     groups = _Groups(recovery, opened, given_back, ended)
-    entries = [
-        entry
-        for entry in snapshot_entries(state)
-        if entry[0] not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP)
-    ]
-    return CarriedState(sessions, queues, list(groups.carry()), entries)
+    return CarriedState(sessions, queues, list(groups.carry()), list(message_entries(state)))
 
 
 def _session(
